@@ -1,0 +1,205 @@
+//! GCRA: a steady rate with a burst on top, as a bucket that drains.
+//!
+//! The level is kept in hits times milliseconds of the window: one hit raises it by D, one millisecond lowers it by the
+//! limit. So it is exact in whole numbers for every rate, and a changed limit changes how fast it drains, not how full it
+//! is.
+
+/// The bucket of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// When the level was last brought up to date.
+    at_ms: u64,
+    // Two halves of a u128, whose alignment would widen every slot.
+    level_high: u64,
+    level_low: u64,
+}
+
+/// What a bucket drains by and holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    pub limit: u32,
+    pub window_ms: u64,
+    pub burst: u32,
+}
+
+impl Rate {
+    fn capacity(&self) -> u128 {
+        u128::from(self.burst) * u128::from(self.window_ms)
+    }
+
+    fn cost(&self, hits: u64) -> u128 {
+        u128::from(hits) * u128::from(self.window_ms)
+    }
+}
+
+impl Bucket {
+    pub fn new(now_ms: u64) -> Bucket {
+        Bucket { at_ms: now_ms, level_high: 0, level_low: 0 }
+    }
+
+    fn level(&self) -> u128 {
+        (u128::from(self.level_high) << 64) | u128::from(self.level_low)
+    }
+
+    fn set_level(&mut self, level: u128) {
+        self.level_high = (level >> 64) as u64;
+        self.level_low = level as u64;
+    }
+
+    /// Drains up to `now` and returns the key's own time, which never runs backwards; a clock that is behind by more than
+    /// a window was wrong before, and the level stays.
+    pub fn drain(&mut self, now_ms: u64, rate: &Rate) -> u64 {
+        if now_ms < self.at_ms {
+            if now_ms.saturating_add(rate.window_ms) < self.at_ms {
+                self.at_ms = now_ms;
+            }
+            return self.at_ms;
+        }
+        let drained = u128::from(now_ms - self.at_ms) * u128::from(rate.limit);
+        self.set_level(self.level().saturating_sub(drained));
+        self.at_ms = now_ms;
+        now_ms
+    }
+
+    /// How many hits fit now; below zero when more was charged than fits.
+    pub fn available(&self, rate: &Rate) -> i64 {
+        let window_ms = u128::from(rate.window_ms);
+        let (level, capacity) = (self.level(), rate.capacity());
+        if level <= capacity {
+            return i64::try_from((capacity - level) / window_ms).unwrap_or(i64::MAX);
+        }
+        i64::try_from((level - capacity).div_ceil(window_ms)).map_or(i64::MIN, |debt| -debt)
+    }
+
+    /// The first moment at which so many hits fit if nothing else arrives; `None` if they never do.
+    pub fn admits_at(&self, rate: &Rate, hits: u64) -> Option<u64> {
+        let needed = self.level() + rate.cost(hits);
+        if needed <= rate.capacity() {
+            return Some(self.at_ms);
+        }
+        if rate.cost(hits) > rate.capacity() || rate.limit == 0 {
+            return None;
+        }
+        Some(self.after(needed - rate.capacity(), rate))
+    }
+
+    /// When the bucket is empty again, with so many more hits in it.
+    pub fn empty_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
+        self.after(self.level().saturating_add(rate.cost(hits)), rate)
+    }
+
+    fn after(&self, level: u128, rate: &Rate) -> u64 {
+        let wait_ms = level.checked_div_euclid(u128::from(rate.limit)).map_or(u128::MAX, |whole| {
+            whole + u128::from(!level.is_multiple_of(u128::from(rate.limit)))
+        });
+        self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
+    }
+
+    pub fn add(&mut self, rate: &Rate, hits: u64) {
+        self.set_level(self.level().saturating_add(rate.cost(hits)));
+    }
+
+    pub fn refund(&mut self, rate: &Rate, hits: u64) {
+        self.set_level(self.level().saturating_sub(rate.cost(hits)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const RATE: Rate = Rate { limit: 10, window_ms: 60_000, burst: 5 };
+
+    #[test]
+    fn a_fresh_key_admits_its_burst_at_once() {
+        let mut bucket = Bucket::new(1000);
+        assert_eq!(bucket.available(&RATE), 5);
+        bucket.add(&RATE, 5);
+        assert_eq!(bucket.available(&RATE), 0);
+        assert_eq!(bucket.admits_at(&RATE, 1), Some(7000));
+        assert_eq!(bucket.admits_at(&RATE, 6), None);
+        assert_eq!(bucket.empty_at_ms(&RATE, 0), 31_000);
+    }
+
+    #[test]
+    fn debt_shows_until_it_has_drained() {
+        let mut bucket = Bucket::new(0);
+        bucket.add(&RATE, 8);
+        assert_eq!(bucket.available(&RATE), -3);
+        bucket.drain(18_000, &RATE);
+        assert_eq!(bucket.available(&RATE), 0);
+        bucket.refund(&RATE, 100);
+        assert_eq!(bucket.available(&RATE), 5, "a refund is never banked");
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_keeps_the_level() {
+        let mut bucket = Bucket::new(10_000_000);
+        bucket.add(&RATE, 5);
+        assert_eq!(bucket.drain(9_990_000, &RATE), 10_000_000, "a little behind: the key waits");
+        assert_eq!(bucket.drain(1_000_000, &RATE), 1_000_000);
+        assert_eq!(bucket.available(&RATE), 0);
+        bucket.drain(1_006_000, &RATE);
+        assert_eq!(bucket.available(&RATE), 1);
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let rate = Rate { limit: u32::MAX, window_ms: 31_622_400_000, burst: u32::MAX };
+        let mut bucket = Bucket::new(0);
+        for _ in 0..3 {
+            bucket.add(&rate, u64::MAX);
+        }
+        assert!(bucket.available(&rate) < 0);
+        assert!(bucket.admits_at(&rate, 1).is_some());
+        let blocked = Rate { limit: 0, ..rate };
+        assert_eq!(bucket.admits_at(&blocked, 0), None);
+        assert_eq!(bucket.empty_at_ms(&blocked, 0), u64::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn the_retry_time_is_the_first_that_passes(
+            limit in 1u32..20, window_ms in 1000u64..5000, burst in 1u32..20, used in 0u64..30, hits in 0u64..25,
+        ) {
+            let rate = Rate { limit, window_ms, burst };
+            let mut bucket = Bucket::new(0);
+            bucket.add(&rate, used);
+            let admitted = |at_ms: u64| {
+                let mut later = bucket;
+                later.drain(at_ms, &rate);
+                later.available(&rate) >= hits as i64
+            };
+            let expected = (hits <= u64::from(burst)).then(|| (0..).find(|at_ms| admitted(*at_ms))).flatten();
+            prop_assert_eq!(bucket.admits_at(&rate, hits), expected);
+        }
+
+        /// Over any stretch of time, no more passes than the burst and what the rate lets in meanwhile.
+        #[test]
+        fn the_rate_holds(
+            limit in 1u32..20, burst in 1u32..20, steps in prop::collection::vec((0u64..400, 0u64..4), 1..100),
+        ) {
+            let rate = Rate { limit, window_ms: 1000, burst };
+            let mut bucket = Bucket::new(0);
+            let mut now_ms = 0;
+            let mut log: Vec<(u64, u64)> = Vec::new();
+            for (wait_ms, hits) in steps {
+                now_ms += wait_ms;
+                bucket.drain(now_ms, &rate);
+                if bucket.available(&rate) >= hits as i64 {
+                    bucket.add(&rate, hits);
+                    log.push((now_ms, hits));
+                }
+            }
+            for (first, (start_ms, _)) in log.iter().enumerate() {
+                let mut sum = 0;
+                for (at_ms, hits) in &log[first..] {
+                    sum += hits;
+                    let refilled = (at_ms - start_ms) * u64::from(limit) / 1000;
+                    prop_assert!(sum <= u64::from(burst) + refilled);
+                }
+            }
+        }
+    }
+}

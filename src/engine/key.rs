@@ -1,0 +1,183 @@
+//! What is counted: (domain, rule id, identifier, window), and the algorithm, because a changed one starts afresh.
+//!
+//! Domain and rule id are folded into a [`Space`]. The identifier is the list of values that the rule leaves open, each
+//! with its length before it, so that no two lists of values share a key. One that is longer than
+//! [`IDENTIFIER_BYTES_MAX`] is kept as its SHA-256: a client that picks its values can't pick how much memory they take.
+
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
+
+use crate::rules::limit::{Space, Terms};
+use crate::rules::policy::Algorithm;
+use crate::rules::tree::Identifier;
+
+/// The longest identifier that is kept as it is.
+pub const IDENTIFIER_BYTES_MAX: usize = 255;
+
+/// Starts every digest. As a first length it would announce a value of 255 bytes, which is never kept as it is.
+const DIGEST_MARK: u8 = 0xff;
+
+/// The identifier of one descriptor, while it is put together.
+#[derive(Clone, Debug, Default)]
+pub struct IdentifierBuffer {
+    bytes: SmallVec<[u8; 64]>,
+}
+
+impl IdentifierBuffer {
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+    }
+
+    /// Replaces what is too long to keep by its digest.
+    pub fn finish(&mut self) {
+        if self.bytes.len() > IDENTIFIER_BYTES_MAX {
+            let digest = Sha256::digest(&self.bytes);
+            self.bytes.clear();
+            self.bytes.push(DIGEST_MARK);
+            self.bytes.extend_from_slice(&digest);
+        }
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Identifier for IdentifierBuffer {
+    fn push(&mut self, value: &str) {
+        // Seven bits a byte, the last without the high bit.
+        let mut rest = value.len();
+        while rest >= 0x80 {
+            self.bytes.push((rest & 0x7f) as u8 | 0x80);
+            rest >>= 7;
+        }
+        self.bytes.push(rest as u8);
+        self.bytes.extend_from_slice(value.as_bytes());
+    }
+}
+
+/// The values of an identifier, for people. `None` if only its digest was kept.
+pub fn identifier_values(bytes: &[u8]) -> Option<Vec<&str>> {
+    if bytes.first() == Some(&DIGEST_MARK) && bytes.len() == 33 {
+        return None;
+    }
+    let mut values = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let mut length = 0usize;
+        let mut shift = 0;
+        loop {
+            let (&byte, tail) = rest.split_first()?;
+            rest = tail;
+            length |= usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                break;
+            }
+            shift += 7;
+        }
+        let (value, tail) = rest.split_at_checked(length)?;
+        values.push(std::str::from_utf8(value).ok()?);
+        rest = tail;
+    }
+    Some(values)
+}
+
+/// A key as a request names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key<'a> {
+    pub space: Space,
+    pub window_ms: u64,
+    pub algorithm: Algorithm,
+    pub identifier: &'a [u8],
+}
+
+impl<'a> Key<'a> {
+    pub fn new(space: Space, terms: &Terms, identifier: &'a [u8]) -> Key<'a> {
+        Key { space, window_ms: terms.window_ms, algorithm: terms.algorithm, identifier }
+    }
+
+    pub fn hash(&self, state: &ahash::RandomState) -> u64 {
+        let mut hasher = state.build_hasher();
+        self.space.hash(&mut hasher);
+        hasher.write_u64(self.window_ms ^ ((self.algorithm as u64) << 56));
+        hasher.write(self.identifier);
+        hasher.finish()
+    }
+}
+
+/// An identifier at rest: short ones in place, so that finding a key touches one piece of memory.
+#[derive(Clone, Debug)]
+pub enum StoredIdentifier {
+    Short { length: u8, bytes: [u8; SHORT_BYTES_MAX] },
+    Long(Box<[u8]>),
+}
+
+/// Room for a UUID or a 32-byte key with its length, and a little more.
+const SHORT_BYTES_MAX: usize = 38;
+
+impl StoredIdentifier {
+    pub const EMPTY: StoredIdentifier = StoredIdentifier::Short { length: 0, bytes: [0; SHORT_BYTES_MAX] };
+
+    pub fn new(identifier: &[u8]) -> StoredIdentifier {
+        if identifier.len() > SHORT_BYTES_MAX {
+            return StoredIdentifier::Long(identifier.into());
+        }
+        let mut bytes = [0; SHORT_BYTES_MAX];
+        bytes[..identifier.len()].copy_from_slice(identifier);
+        StoredIdentifier::Short { length: identifier.len() as u8, bytes }
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            StoredIdentifier::Short { length, bytes } => &bytes[..usize::from(*length)],
+            StoredIdentifier::Long(bytes) => bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn identifier(values: &[&str]) -> IdentifierBuffer {
+        let mut buffer = IdentifierBuffer::default();
+        values.iter().for_each(|value| buffer.push(value));
+        buffer.finish();
+        buffer
+    }
+
+    #[test]
+    fn values_do_not_run_together() {
+        assert_ne!(identifier(&["ab", "c"]).as_bytes(), identifier(&["a", "bc"]).as_bytes());
+        assert_ne!(identifier(&["a", ""]).as_bytes(), identifier(&["a"]).as_bytes());
+    }
+
+    #[test]
+    fn long_identifiers_are_kept_as_digests() {
+        let long = "x".repeat(IDENTIFIER_BYTES_MAX + 1);
+        let longer = "x".repeat(IDENTIFIER_BYTES_MAX + 2);
+        assert_eq!(identifier(&[&long]).as_bytes().len(), 33);
+        assert_ne!(identifier(&[&long]).as_bytes(), identifier(&[&longer]).as_bytes());
+        assert_eq!(identifier_values(identifier(&[&long]).as_bytes()), None);
+    }
+
+    #[test]
+    fn a_stored_identifier_takes_forty_bytes() {
+        assert_eq!(std::mem::size_of::<StoredIdentifier>(), 40);
+    }
+
+    proptest! {
+        #[test]
+        fn values_read_back(values in prop::collection::vec(".{0,40}", 0..5)) {
+            let borrowed: Vec<&str> = values.iter().map(String::as_str).collect();
+            let buffer = identifier(&borrowed);
+            if buffer.as_bytes().first() != Some(&DIGEST_MARK) {
+                prop_assert_eq!(identifier_values(buffer.as_bytes()), Some(borrowed));
+            }
+            prop_assert_eq!(StoredIdentifier::new(buffer.as_bytes()).as_bytes(), buffer.as_bytes());
+        }
+    }
+}

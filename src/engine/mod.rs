@@ -1,0 +1,279 @@
+//! Does it fit: the rules that a request meets, the keys they count, and one decision over all of them.
+//!
+//! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
+//! replaced, name the keys, and let [`decide`](decide::decide) judge and charge them.
+
+pub mod counter;
+pub mod decide;
+pub mod exact;
+pub mod gcra;
+pub mod index;
+pub mod key;
+pub mod table;
+#[cfg(test)]
+mod tests;
+pub mod window;
+
+use smallvec::SmallVec;
+
+use crate::engine::decide::{Charging, Check, Group, Verdict, decide};
+use crate::engine::key::{IdentifierBuffer, Key};
+use crate::engine::table::{Table, TableStats};
+use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
+use crate::rules::limit::{Limit, Rule, Space, Terms};
+use crate::rules::policy::{Algorithm, Charge};
+use crate::rules::tree::Identifier;
+use crate::rules::{Domain, Ruleset};
+
+/// Modes that an operator sets for all rules at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Nothing is denied, everything is counted.
+    pub shadow: bool,
+    /// Every descriptor is a quota descriptor.
+    pub quota: bool,
+}
+
+/// What a descriptor came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Status<'r> {
+    /// The descriptor is over its limit, and says so.
+    pub is_over: bool,
+    /// It is over, and its rule's shadow mode says OK.
+    pub is_shadowed: bool,
+    /// The rule that was matched, also if an override or a replacement took its limits away.
+    pub rule: Option<&'r Rule>,
+    pub kind: StatusKind<'r>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum StatusKind<'r> {
+    /// No rule, an unknown domain, or a rule that another one of the request replaces.
+    Unmatched,
+    Unlimited,
+    /// The limit that matters most of those that apply.
+    Limited(Limited<'r>),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Limited<'r> {
+    /// `None` for a request override.
+    pub limit: Option<&'r Limit>,
+    pub terms: Terms,
+    pub verdict: Verdict,
+}
+
+impl Limited<'_> {
+    pub fn unit(&self) -> Option<Unit> {
+        Unit::of_window_ms(self.terms.window_ms)
+    }
+}
+
+/// The answer to a request, before it is put into anyone's wire format.
+#[derive(Clone, Debug)]
+pub struct Decision<'r> {
+    pub is_over: bool,
+    /// Would have been denied if it were not for the global shadow mode.
+    pub is_globally_shadowed: bool,
+    /// One for each descriptor, in order.
+    pub statuses: SmallVec<[Status<'r>; 2]>,
+}
+
+impl Decision<'_> {
+    /// How long a denied client should wait: the longest of its denials, `None` if no wait would help.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        if !self.is_over {
+            return None;
+        }
+        let mut longest_ms = None;
+        for status in self.statuses.iter().filter(|status| status.is_over) {
+            if let StatusKind::Limited(limited) = &status.kind {
+                if limited.verdict.is_hopeless {
+                    return None;
+                }
+                longest_ms = longest_ms.max(Some(limited.verdict.reset_ms));
+            }
+        }
+        longest_ms
+    }
+
+    /// The status that settled the answer: the denial with the longest wait, otherwise the least remaining.
+    pub fn decisive(&self) -> Option<&Status<'_>> {
+        let limited = |status: &&Status<'_>| match &status.kind {
+            StatusKind::Limited(limited) if !self.is_over || status.is_over => Some(limited.verdict),
+            _ => None,
+        };
+        self.statuses.iter().filter(|status| limited(status).is_some()).reduce(|best, status| {
+            match (limited(&best), limited(&status)) {
+                (Some(a), Some(b)) if is_weightier(&b, &a) => status,
+                _ => best,
+            }
+        })
+    }
+}
+
+/// Which of two verdicts a status reports: over before within, then the longer wait, or the less remaining.
+fn is_weightier(candidate: &Verdict, than: &Verdict) -> bool {
+    let wait = |verdict: &Verdict| if verdict.is_hopeless { u64::MAX } else { verdict.reset_ms };
+    match (candidate.is_over, than.is_over) {
+        (true, false) => true,
+        (false, true) => false,
+        (true, true) => wait(candidate) > wait(than),
+        (false, false) => candidate.remaining < than.remaining,
+    }
+}
+
+/// The limits of a descriptor, found but not yet checked.
+struct Found<'r> {
+    rule: Option<&'r Rule>,
+    override_terms: Option<(Space, Terms, Charge)>,
+    identifier: IdentifierBuffer,
+}
+
+/// Counts, and decides by them.
+#[derive(Debug)]
+pub struct Engine {
+    table: Table,
+}
+
+impl Engine {
+    pub fn new(keys_max: usize) -> Engine {
+        Engine { table: Table::new(keys_max) }
+    }
+
+    /// Decides a request and charges what is to be charged.
+    pub fn decide<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, modes: Modes, now_ms: u64) -> Decision<'r> {
+        let domain = ruleset.domain(request.domain());
+        let found: SmallVec<[Found<'r>; 2]> =
+            request.descriptors().iter().map(|descriptor| find(domain, descriptor)).collect();
+        let replaced: SmallVec<[&str; 2]> = found
+            .iter()
+            .filter(|found| found.override_terms.is_none())
+            .filter_map(|found| found.rule)
+            .flat_map(Rule::replaces)
+            .map(|name| &**name)
+            .collect();
+
+        let mut checks: SmallVec<[Check<'_>; 4]> = SmallVec::new();
+        let mut limits: SmallVec<[Option<&'r Limit>; 4]> = SmallVec::new();
+        let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
+        for (group, (found, descriptor)) in found.iter().zip(request.descriptors()).enumerate() {
+            let identifier = found.identifier.as_bytes();
+            if let Some((space, terms, charge)) = &found.override_terms {
+                checks.push(check(*space, *terms, *charge, identifier, descriptor.hits, group));
+                limits.push(None);
+                groups.push(Group { is_shadow: false, is_quota: modes.quota });
+                continue;
+            }
+            let Some(rule) = found.rule else {
+                groups.push(Group { is_shadow: false, is_quota: modes.quota });
+                continue;
+            };
+            let kept = rule.limits().iter().filter(|limit| !replaced.contains(&&*limit.name));
+            let before = checks.len();
+            for limit in kept {
+                checks.push(check(rule.space, limit.terms, limit.charge, identifier, descriptor.hits, group));
+                limits.push(Some(limit));
+            }
+            let is_limited = checks.len() > before;
+            // A descriptor without a limit passes as a quota descriptor in the global mode; an unlimited one takes no part.
+            let is_quota = if is_limited { rule.quota_mode || modes.quota } else { modes.quota && !rule.is_unlimited() };
+            groups.push(Group { is_shadow: is_limited && rule.shadow_mode, is_quota });
+        }
+
+        let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms);
+        let mut statuses: SmallVec<[Status<'r>; 2]> = found
+            .iter()
+            .map(|found| {
+                let is_unlimited = found.override_terms.is_none() && found.rule.is_some_and(Rule::is_unlimited);
+                let kind = if is_unlimited { StatusKind::Unlimited } else { StatusKind::Unmatched };
+                Status { is_over: false, is_shadowed: false, rule: found.rule, kind }
+            })
+            .collect();
+        let mut is_any_over = false;
+        for ((check, limit), verdict) in checks.iter().zip(&limits).zip(&outcome.verdicts) {
+            let status = &mut statuses[check.group];
+            status.is_shadowed |= verdict.is_over && groups[check.group].is_shadow;
+            status.is_over |= verdict.is_over && !groups[check.group].is_shadow;
+            is_any_over |= status.is_over;
+            let is_reported = match &status.kind {
+                StatusKind::Limited(reported) => is_weightier(verdict, &reported.verdict),
+                StatusKind::Unmatched | StatusKind::Unlimited => true,
+            };
+            if is_reported {
+                status.kind = StatusKind::Limited(Limited { limit: *limit, terms: check.terms, verdict: *verdict });
+            }
+        }
+        let is_globally_shadowed =
+            modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
+        Decision { is_over: outcome.is_over, is_globally_shadowed, statuses }
+    }
+
+    /// Removes expired keys. To be called about once a second.
+    pub fn expire(&self, now_ms: u64) {
+        self.table.expire(now_ms);
+    }
+
+    pub fn stats(&self) -> TableStats {
+        self.table.stats()
+    }
+
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+}
+
+/// What a descriptor meets: its rule, or the limit it brings along.
+fn find<'r>(domain: Option<&'r Domain>, descriptor: &Descriptor<'_>) -> Found<'r> {
+    let mut identifier = IdentifierBuffer::default();
+    // Overrides need a known domain as well.
+    let Some(domain) = domain else { return Found { rule: None, override_terms: None, identifier } };
+    let rule = domain.find(&descriptor.entries, &mut identifier);
+    let override_terms = descriptor.limit.map(|limit| match rule {
+        Some(rule) => overridden(rule, &limit),
+        None => {
+            identifier.clear();
+            for entry in &descriptor.entries {
+                identifier.push(entry.key);
+                identifier.push(entry.value);
+            }
+            let terms = override_terms(&limit, Algorithm::SlidingWindow);
+            (domain.override_space, terms, Charge::Auto)
+        }
+    });
+    identifier.finish();
+    Found { rule, override_terms, identifier }
+}
+
+/// An override of a rule stays the rule's key, counted as the rule counts, so that counts of the same window carry over.
+fn overridden(rule: &Rule, limit: &LimitOverride) -> (Space, Terms, Charge) {
+    let window_ms = limit.unit.window_ms();
+    let same_window = rule.limits().iter().find(|own| own.terms.window_ms == window_ms);
+    let (algorithm, charge) = same_window
+        .or(rule.limits().first())
+        .map_or((Algorithm::SlidingWindow, Charge::Auto), |own| (own.terms.algorithm, own.charge));
+    (rule.space, override_terms(limit, algorithm), charge)
+}
+
+fn override_terms(limit: &LimitOverride, algorithm: Algorithm) -> Terms {
+    let number = limit.requests_per_unit;
+    Terms { limit: number, window_ms: limit.unit.window_ms(), algorithm, burst: number }
+}
+
+fn check<'a>(
+    space: Space,
+    terms: Terms,
+    charge: Charge,
+    identifier: &'a [u8],
+    hits: Hits,
+    group: usize,
+) -> Check<'a> {
+    let (hits, charging) = match (hits, charge) {
+        (Hits::Refund(hits), _) => (hits, Charging::Refund),
+        (Hits::OfRequest(hits), Charge::Always) => (hits, Charging::Always),
+        (Hits::OfRequest(hits), Charge::Auto | Charge::Accepted) => (hits, Charging::Together),
+        (Hits::Own(hits), Charge::Accepted) => (hits, Charging::Together),
+        (Hits::Own(hits), Charge::Auto | Charge::Always) => (hits, Charging::Always),
+    };
+    Check { key: Key::new(space, &terms, identifier), terms, hits, charging, group }
+}

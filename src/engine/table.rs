@@ -1,0 +1,382 @@
+//! Where the counts live: a sharded table with a hard cap.
+//!
+//! A shard is an [`Index`] and slots in fixed pieces, so that growing moves no slot: the longest a decision waits for
+//! growth is the rehash of one shard's words. Every shard has one short lock. A decision locks the shards of all its keys,
+//! in ascending order, judges, charges, and lets go: that is what makes a batch all or nothing, invisible until it is
+//! done, and never refused because of another batch that was itself refused.
+//!
+//! At the cap, expired slots go first, then the least used; one that is over its limit only if nothing else can be found.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::engine::counter::Counter;
+use crate::engine::index::Index;
+use crate::engine::key::{Key, StoredIdentifier};
+use crate::rules::limit::{Space, Terms};
+use crate::rules::policy::Algorithm;
+
+/// Slots are allocated in pieces of this many: small enough to waste little in a thousand shards.
+const PIECE_SLOTS: usize = 32;
+/// Keys per shard that make another shard worth its lock.
+const KEYS_PER_SHARD_MIN: usize = 64;
+/// Enough that two requests rarely meet, and that rehashing one takes microseconds.
+const SHARDS_MAX: usize = 1024;
+/// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
+const HEAT_MAX: u8 = 15;
+/// Slots that the hand looks at before it settles for the coolest of them.
+const HAND_STEPS_MAX: usize = 48;
+/// Other shards that are looked at when every key of a shard is over its limit.
+const NEIGHBOURS_MAX: usize = 16;
+/// How long a shard in which everything is over its limit is taken to stay that way.
+const BARREN_MS: u64 = 100;
+
+/// One key and its counter.
+#[derive(Debug)]
+pub struct Slot {
+    space: Space,
+    window_ms: u64,
+    pub counter: Counter,
+    identifier: StoredIdentifier,
+    /// The terms of the last decision: eviction asks whether the key is over its limit.
+    limit: u32,
+    burst: u32,
+    algorithm: Algorithm,
+    heat: u8,
+    is_taken: bool,
+}
+
+impl Slot {
+    fn is(&self, key: &Key<'_>) -> bool {
+        self.space == key.space
+            && self.window_ms == key.window_ms
+            && self.algorithm == key.algorithm
+            && self.identifier.as_bytes() == key.identifier
+    }
+
+    fn key(&self) -> Key<'_> {
+        Key {
+            space: self.space,
+            window_ms: self.window_ms,
+            algorithm: self.algorithm,
+            identifier: self.identifier.as_bytes(),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
+    }
+
+    /// Remembers that it was used, and under which terms.
+    pub fn touch(&mut self, terms: &Terms) {
+        self.limit = terms.limit;
+        self.burst = terms.burst;
+        self.heat = (self.heat + 1).min(HEAT_MAX);
+    }
+
+    fn expires_at_ms(&self) -> u64 {
+        self.counter.expires_at_ms(&self.terms())
+    }
+
+    fn is_over(&mut self, now_ms: u64) -> bool {
+        let terms = self.terms();
+        self.counter.look(&terms, now_ms).available < 1
+    }
+}
+
+/// A key to add.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    pub key: Key<'a>,
+    pub hash: u64,
+    pub terms: Terms,
+    pub counter: Counter,
+}
+
+/// One part of the table, behind its lock.
+#[derive(Debug, Default)]
+pub struct Shard {
+    index: Index,
+    pieces: Vec<Vec<Slot>>,
+    /// By slot: when it may have expired, in whole seconds, rounded up. Only ever too early, because use moves the real
+    /// time forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
+    due_s: Vec<u32>,
+    /// The smallest of `due_s`, or smaller.
+    next_due_s: u32,
+    free: Vec<u32>,
+    hand: usize,
+    barren_until_ms: u64,
+}
+
+impl Shard {
+    pub fn slot(&mut self, number: u32) -> &mut Slot {
+        &mut self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
+    }
+
+    fn slot_ref(&self, number: u32) -> &Slot {
+        &self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
+    }
+
+    pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
+        self.index.find(hash, |slot| self.slot_ref(slot).is(key))
+    }
+
+    fn insert(&mut self, entry: Entry<'_>) -> u32 {
+        let Entry { key, hash, terms, counter } = entry;
+        let slot = Slot {
+            space: key.space,
+            window_ms: key.window_ms,
+            counter,
+            identifier: StoredIdentifier::new(key.identifier),
+            limit: terms.limit,
+            burst: terms.burst,
+            algorithm: key.algorithm,
+            heat: 0,
+            is_taken: true,
+        };
+        let due_s = ceil_s(slot.expires_at_ms());
+        let number = match self.free.pop() {
+            Some(number) => {
+                *self.slot(number) = slot;
+                self.due_s[number as usize] = due_s;
+                number
+            }
+            None => {
+                if self.pieces.last().is_none_or(|piece| piece.len() == PIECE_SLOTS) {
+                    self.pieces.push(Vec::with_capacity(PIECE_SLOTS));
+                }
+                if let Some(piece) = self.pieces.last_mut() {
+                    piece.push(slot);
+                }
+                if self.due_s.len() == self.due_s.capacity() {
+                    self.due_s.reserve_exact(PIECE_SLOTS * (1 + self.due_s.len() / (8 * PIECE_SLOTS)));
+                }
+                self.due_s.push(due_s);
+                (self.due_s.len() - 1) as u32
+            }
+        };
+        self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
+        self.barren_until_ms = 0;
+        self.index.insert(hash, number);
+        number
+    }
+
+    fn remove(&mut self, number: u32, hasher: &ahash::RandomState) {
+        let hash = self.slot_ref(number).key().hash(hasher);
+        self.index.remove(hash, number);
+        let slot = self.slot(number);
+        slot.is_taken = false;
+        slot.identifier = StoredIdentifier::EMPTY;
+        slot.counter = Counter::Windowed(Default::default());
+        self.due_s[number as usize] = u32::MAX;
+        self.free.push(number);
+    }
+
+    fn len(&self) -> usize {
+        self.due_s.len() - self.free.len()
+    }
+
+    /// Removes what has expired, at most so many, and returns how many.
+    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32], hasher: &ahash::RandomState) -> usize {
+        let now_s = floor_s(now_ms);
+        if self.next_due_s > now_s || self.len() == 0 {
+            return 0;
+        }
+        let mut removed = 0;
+        let mut next_due_s = u32::MAX;
+        for number in 0..self.due_s.len() {
+            let due_s = self.due_s[number];
+            if due_s > now_s {
+                next_due_s = next_due_s.min(due_s);
+                continue;
+            }
+            let expires_at_ms = self.slot_ref(number as u32).expires_at_ms();
+            if expires_at_ms > now_ms {
+                self.due_s[number] = ceil_s(expires_at_ms);
+                next_due_s = next_due_s.min(self.due_s[number]);
+            } else if removed < most && !pinned.contains(&(number as u32)) {
+                self.remove(number as u32, hasher);
+                removed += 1;
+            } else {
+                next_due_s = next_due_s.min(due_s);
+            }
+        }
+        self.next_due_s = next_due_s;
+        removed
+    }
+
+    /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
+    fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
+        if now_ms < self.barren_until_ms {
+            return None;
+        }
+        let slots = self.due_s.len();
+        let mut coolest: Option<(u8, u32)> = None;
+        for step in 0..slots {
+            let number = self.hand as u32;
+            self.hand = (self.hand + 1) % slots;
+            let slot = self.slot(number);
+            if !slot.is_taken || pinned.contains(&number) || slot.is_over(now_ms) {
+                continue;
+            }
+            if slot.heat == 0 {
+                return Some(number);
+            }
+            slot.heat -= 1;
+            if coolest.is_none_or(|(heat, _)| slot.heat < heat) {
+                coolest = Some((slot.heat, number));
+            }
+            if step >= HAND_STEPS_MAX {
+                break;
+            }
+        }
+        if coolest.is_none() {
+            self.barren_until_ms = now_ms.saturating_add(BARREN_MS);
+        }
+        coolest.map(|(_, number)| number)
+    }
+
+    /// Any slot at all, over its limit or not: the last resort.
+    fn sacrifice(&mut self, pinned: &[u32]) -> Option<u32> {
+        let slots = self.due_s.len();
+        for _ in 0..slots {
+            let number = self.hand as u32;
+            self.hand = (self.hand + 1) % slots;
+            if self.slot(number).is_taken && !pinned.contains(&number) {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+/// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
+fn floor_s(at_ms: u64) -> u32 {
+    u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
+}
+
+fn ceil_s(at_ms: u64) -> u32 {
+    u32::try_from(at_ms.div_ceil(1000)).unwrap_or(u32::MAX - 1)
+}
+
+/// What became of keys, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStats {
+    pub keys: usize,
+    pub expired: u64,
+    /// Keys given up before they had expired, because the table was full.
+    pub evicted: u64,
+    /// Of those, keys that were over their limit.
+    pub evicted_over_limit: u64,
+}
+
+/// The table of all keys.
+#[derive(Debug)]
+pub struct Table {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: ahash::RandomState,
+    keys_max: usize,
+    keys: AtomicUsize,
+    expired: AtomicU64,
+    evicted: AtomicU64,
+    evicted_over_limit: AtomicU64,
+    /// Where the search for a neighbour's victim goes on.
+    neighbour: AtomicUsize,
+}
+
+impl Table {
+    pub fn new(keys_max: usize) -> Table {
+        let shards = (keys_max / KEYS_PER_SHARD_MIN).next_power_of_two().clamp(1, SHARDS_MAX);
+        Table {
+            shards: (0..shards).map(|_| Mutex::new(Shard::default())).collect(),
+            hasher: ahash::RandomState::new(),
+            keys_max: keys_max.clamp(1, Index::SLOTS_MAX as usize),
+            keys: AtomicUsize::new(0),
+            expired: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            evicted_over_limit: AtomicU64::new(0),
+            neighbour: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn hash(&self, key: &Key<'_>) -> u64 {
+        key.hash(&self.hasher)
+    }
+
+    pub fn shard_of(&self, hash: u64) -> u32 {
+        (hash as u32) & (self.shards.len() as u32 - 1)
+    }
+
+    pub fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
+        self.shards[shard as usize].lock()
+    }
+
+    /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
+    /// the decision at hand still needs.
+    pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> u32 {
+        if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
+            self.make_room(shard, pinned, now_ms);
+        }
+        shard.insert(entry)
+    }
+
+    fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
+        if self.expire_in(shard, pinned, now_ms) > 0 {
+            return;
+        }
+        if let Some(victim) = shard.victim(now_ms, pinned) {
+            self.evict(shard, victim, false);
+            return;
+        }
+        // Everything here is over its limit. Shards that others hold are passed over, so this can't deadlock.
+        let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
+        for offset in 0..NEIGHBOURS_MAX.min(self.shards.len()) {
+            let Some(mut neighbour) = self.shards[(start + offset) % self.shards.len()].try_lock() else { continue };
+            if self.expire_in(&mut neighbour, &[], now_ms) > 0 {
+                return;
+            }
+            if let Some(victim) = neighbour.victim(now_ms, &[]) {
+                self.evict(&mut neighbour, victim, false);
+                return;
+            }
+        }
+        if let Some(victim) = shard.sacrifice(pinned) {
+            self.evict(shard, victim, true);
+        }
+    }
+
+    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
+        shard.remove(victim, &self.hasher);
+        self.keys.fetch_sub(1, Ordering::Relaxed);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        if is_over {
+            self.evicted_over_limit.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn expire_in(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> usize {
+        /// A pause of some tens of microseconds at most for whoever waits for the shard.
+        const REMOVED_MAX: usize = 256;
+        let removed = shard.expire(now_ms, REMOVED_MAX, pinned, &self.hasher);
+        self.keys.fetch_sub(removed, Ordering::Relaxed);
+        self.expired.fetch_add(removed as u64, Ordering::Relaxed);
+        removed
+    }
+
+    /// Removes expired keys, shard by shard, each locked only for a moment.
+    pub fn expire(&self, now_ms: u64) {
+        for shard in &self.shards {
+            while self.expire_in(&mut shard.lock(), &[], now_ms) > 0 {}
+        }
+    }
+
+    pub fn stats(&self) -> TableStats {
+        TableStats {
+            keys: self.keys.load(Ordering::Relaxed),
+            expired: self.expired.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
+            evicted_over_limit: self.evicted_over_limit.load(Ordering::Relaxed),
+        }
+    }
+}

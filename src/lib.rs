@@ -1,0 +1,5 @@
+//! Tidegate: a rate limit service for Envoy.
+
+pub mod engine;
+pub mod request;
+pub mod rules;

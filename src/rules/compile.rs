@@ -1,0 +1,211 @@
+//! From rule files to the tree that requests are matched against.
+//!
+//! Here is what needs more than one descriptor to see: duplicates, domains spread over files, rule ids.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
+use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, rule_step};
+use crate::rules::policy::{Algorithm, Policy};
+use crate::rules::problem::{Place, Problems};
+use crate::rules::tree::{Label, Level, Node, Tree, Values};
+use crate::rules::wildcard::{Pattern, Patterns};
+use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
+
+/// Builds the domains of a load. Problems are reported; what is built is only good if none of them is an error.
+pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problems) -> BTreeMap<Arc<str>, Domain> {
+    let mut merged: BTreeMap<String, Vec<DomainFile>> = BTreeMap::new();
+    for file in files {
+        match merged.entry(file.domain.value.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(vec![file]);
+            }
+            Entry::Occupied(mut occupied) => {
+                if !options.merge_domains {
+                    let first = &occupied.get()[0];
+                    let message = format!("duplicate domain '{}' in config file", file.domain.value);
+                    let help = format!(
+                        "the first is at {}:{}: put both into one document, or set MERGE_DOMAIN_CONFIG=true",
+                        first.file, first.domain.at.line
+                    );
+                    problems.error(&file.file, file.domain.at, message, help);
+                }
+                occupied.get_mut().push(file);
+            }
+        }
+    }
+    merged
+        .into_iter()
+        .map(|(name, files)| {
+            let name: Arc<str> = name.into();
+            let mut compiler = Compiler { domain: &name, tree: Tree::default(), problems };
+            let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
+                files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
+            compiler.level(&descriptors, "");
+            let override_space = Space::new(&name, OVERRIDE_RULE_ID);
+            let domain = Domain { name: name.clone(), tree: compiler.tree, override_space };
+            (name, domain)
+        })
+        .collect()
+}
+
+struct Compiler<'c> {
+    domain: &'c str,
+    tree: Tree,
+    problems: &'c mut Problems,
+}
+
+/// The children of one key while they are gathered.
+#[derive(Default)]
+struct Gathered<'f> {
+    values: Values,
+    patterns: Vec<(Pattern, u32)>,
+    places: Vec<(Option<&'f str>, Place)>,
+}
+
+impl Compiler<'_> {
+    /// Compiles the descriptors of one level; returns its index. `path` is the rule id so far.
+    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &str) -> u32 {
+        let index = self.tree.levels.len();
+        self.tree.levels.push(Level::default());
+        let mut keys: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
+        let mut seen: std::collections::HashMap<(&str, Option<&str>), Place> = std::collections::HashMap::new();
+        for &(file, descriptor) in descriptors {
+            let key = descriptor.key.value.as_str();
+            let value = descriptor.value.as_ref().map(|value| value.value.as_str());
+            let place = Place { file: file.clone(), position: descriptor.at };
+            if let Some(first) = seen.get(&(key, value)) {
+                let trail = path.replace('/', ".").replace('=', "_");
+                let dots = if trail.is_empty() { String::new() } else { format!("{trail}.") };
+                let composite = composite(key, value);
+                self.problems.error(
+                    file,
+                    descriptor.at,
+                    format!("duplicate descriptor composite key '{}.{dots}{composite}'", self.domain),
+                    format!("the first is at {first}: join the two, rate_limits takes several limits"),
+                );
+            }
+            seen.insert((key, value), place.clone());
+            let node = self.node(file, descriptor, path);
+            let gathered = keys.entry(key).or_default();
+            gathered.places.push((value, place));
+            match value {
+                None => gathered.values.any = Some(node),
+                Some(value) => {
+                    gathered.values.exact.insert(value.into(), node);
+                    gathered.patterns.extend(Pattern::new(value).map(|pattern| (pattern, node)));
+                }
+            }
+        }
+        let level = keys.into_iter().map(|(key, gathered)| {
+            let Gathered { mut values, patterns, places } = gathered;
+            values.patterns = Patterns::new(patterns);
+            warn_of_shadowed(key, &values, &places, self.problems);
+            (key.into(), values)
+        });
+        let level: Level = level.collect();
+        self.tree.levels[index] = level;
+        index as u32
+    }
+
+    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> u32 {
+        let step = rule_step(&descriptor.key.value, descriptor.value.as_ref().map(|value| value.value.as_str()));
+        let id = if path.is_empty() { step } else { format!("{path}/{step}") };
+        let rule = self.rule(file, descriptor, &id);
+        let index = self.tree.nodes.len();
+        self.tree.nodes.push(Node {
+            rule,
+            level: None,
+            is_pattern: descriptor.is_pattern(),
+            is_shared: descriptor.share_threshold,
+            value_to_metric: descriptor.value_to_metric,
+            is_sensitive: descriptor.sensitive,
+        });
+        let at = Place { file: file.clone(), position: descriptor.at };
+        self.tree.labels.push(Label { path: id.as_str().into(), at });
+        if !descriptor.descriptors.is_empty() {
+            let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
+            self.tree.nodes[index].level = Some(self.level(&children, &id));
+        }
+        index as u32
+    }
+
+    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str) -> Option<u32> {
+        let first = descriptor.limits.first()?;
+        let demand = match &first.terms {
+            None => Demand::Unlimited { name: name(first), replaces: replaces(first) },
+            Some(_) => Demand::Limits(descriptor.limits.iter().filter_map(limit).collect()),
+        };
+        self.tree.rules.push(Rule {
+            id: id.into(),
+            space: Space::new(self.domain, id),
+            demand,
+            shadow_mode: descriptor.shadow_mode,
+            quota_mode: descriptor.quota_mode,
+            detailed_metric: descriptor.detailed_metric,
+            metadata: descriptor.metadata.clone().map(Arc::new),
+            at: Place { file: file.clone(), position: descriptor.at },
+        });
+        Some((self.tree.rules.len() - 1) as u32)
+    }
+}
+
+fn name(limit: &LimitFile) -> Arc<str> {
+    limit.name.as_ref().map_or("", |name| name.value.as_str()).into()
+}
+
+fn replaces(limit: &LimitFile) -> Vec<Arc<str>> {
+    limit.replaces.iter().map(|name| name.value.as_str().into()).collect()
+}
+
+fn limit(file: &LimitFile) -> Option<Limit> {
+    let terms = file.terms.as_ref()?;
+    let limit = terms.requests_per_unit;
+    Some(Limit {
+        terms: Terms {
+            limit,
+            window_ms: terms.window_ms,
+            algorithm: terms.algorithm,
+            burst: if terms.algorithm == Algorithm::Gcra { terms.burst.unwrap_or(limit) } else { limit },
+        },
+        name: name(file),
+        replaces: replaces(file),
+        charge: terms.charge,
+        policy: Policy::resolve(terms.algorithm, terms.class, terms.scope, terms.on_outage, terms.slack_permille),
+    })
+}
+
+/// Wildcards behind one that matches all that they match, and keys alone behind a `*`, are never reached.
+fn warn_of_shadowed(key: &str, values: &Values, places: &[(Option<&str>, Place)], problems: &mut Problems) {
+    let place_of = |wanted: Option<&str>| places.iter().find(|(value, _)| *value == wanted).map(|(_, place)| place);
+    let patterns: Vec<&Pattern> = values.patterns.iter().map(|(pattern, _)| pattern).collect();
+    for (index, pattern) in patterns.iter().enumerate() {
+        // A pattern that matches another's text, stars and all, matches everything that the other does.
+        let Some(winner) = values.patterns.position(pattern.text()).filter(|winner| *winner < index) else { continue };
+        let (Some(place), Some(first)) = (place_of(Some(pattern.text())), place_of(Some(patterns[winner].text())))
+        else {
+            continue;
+        };
+        problems.warning(
+            &place.file,
+            place.position,
+            format!(
+                "the wildcard {key}={} is never reached: {key}={} at {first} is declared before it and matches all that it does",
+                pattern.text(),
+                patterns[winner].text()
+            ),
+            "declare the narrower wildcard first",
+        );
+    }
+    let catch_all = patterns.iter().find(|pattern| pattern.text().bytes().all(|byte| byte == b'*'));
+    if let (Some(pattern), Some(place)) = (catch_all, place_of(None)) {
+        problems.warning(
+            &place.file,
+            place.position,
+            format!("the rule {key} without a value is never reached: {key}={} matches every value", pattern.text()),
+            "remove one of the two",
+        );
+    }
+}

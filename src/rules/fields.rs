@@ -1,0 +1,352 @@
+//! The fields of one YAML map, read by name and type.
+//!
+//! Every getter reports what is wrong where it stands and goes on with the default, so that one load shows all errors.
+
+use std::fmt::Display;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::rules::policy::Word;
+use crate::rules::problem::{Position, Problems};
+use crate::rules::yaml::{Kind, Meaning, Node, excerpt};
+
+/// A value and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Located<T> {
+    pub value: T,
+    pub at: Position,
+}
+
+/// Where problems go: the file being read and what has been found so far.
+pub struct Report<'p> {
+    pub file: &'p Arc<str>,
+    pub problems: &'p mut Problems,
+}
+
+impl Report<'_> {
+    pub fn error(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.error(self.file, at, message, help);
+    }
+
+    pub fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.warning(self.file, at, message, help);
+    }
+
+    pub fn tolerable(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.tolerable(self.file, at, message, help);
+    }
+}
+
+/// One of the three kinds of map in a rule file, and the keys that belong there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub name: &'static str,
+    pub keys: &'static [&'static str],
+}
+
+pub const ROOT: Shape = Shape { name: "a document", keys: &["domain", "descriptors"] };
+pub const DESCRIPTOR: Shape = Shape {
+    name: "a descriptor",
+    keys: &[
+        "key",
+        "value",
+        "rate_limit",
+        "rate_limits",
+        "descriptors",
+        "shadow_mode",
+        "quota_mode",
+        "detailed_metric",
+        "value_to_metric",
+        "share_threshold",
+        "sensitive",
+        "metadata",
+    ],
+};
+pub const LIMIT: Shape = Shape {
+    name: "a rate limit",
+    keys: &[
+        "requests_per_unit",
+        "unit",
+        "window",
+        "unlimited",
+        "name",
+        "replaces",
+        "algorithm",
+        "burst",
+        "scope",
+        "slack",
+        "on_outage",
+        "class",
+        "charge",
+    ],
+};
+pub const REPLACES: Shape = Shape { name: "a replaces entry", keys: &["name"] };
+
+/// The keys that envoyproxy/ratelimit knows; it looks for them at every level alike.
+const REFERENCE_KEYS: &[&str] = &[
+    "domain",
+    "key",
+    "value",
+    "descriptors",
+    "rate_limit",
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "shadow_mode",
+    "quota_mode",
+    "name",
+    "replaces",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
+
+struct Field {
+    key: String,
+    key_at: Position,
+    node: Rc<Node>,
+}
+
+/// The fields of one map.
+pub struct Fields {
+    pub at: Position,
+    fields: Vec<Field>,
+}
+
+impl Fields {
+    /// Reads a map: merges `<<`, reports keys that are unknown, misplaced or there twice. `None` if it is no map.
+    pub fn read(node: &Node, shape: Shape, report: &mut Report<'_>) -> Option<Fields> {
+        let Kind::Map(pairs) = &node.kind else {
+            report.error(
+                node.at,
+                format!("config error, yaml file contains {} where {} is expected", node.describe(), shape.name),
+                format!("write a map with the keys {}", list(shape.keys)),
+            );
+            return None;
+        };
+        let mut fields = Fields { at: node.at, fields: Vec::with_capacity(pairs.len()) };
+        for (key, value) in pairs {
+            let Some(text) = string_key(key, report) else { continue };
+            if text == "<<" {
+                continue;
+            }
+            if let Some(index) = fields.fields.iter().position(|field| field.key == text) {
+                let first = fields.fields[index].key_at;
+                report.tolerable(
+                    key.at,
+                    format!("the key '{text}' is there twice, first at line {}", first.line),
+                    "keep one of the two",
+                );
+                fields.fields[index].node = value.clone();
+                continue;
+            }
+            if fields.belongs(text, key.at, shape, report) {
+                fields.fields.push(Field { key: text.to_owned(), key_at: key.at, node: value.clone() });
+            }
+        }
+        for (key, value) in pairs {
+            if matches!(&key.kind, Kind::Scalar(scalar) if scalar.plain && scalar.text == "<<") {
+                fields.merge(value, shape, report);
+            }
+        }
+        Some(fields)
+    }
+
+    /// `<<: *anchor`: what is not given here comes from there.
+    fn merge(&mut self, node: &Node, shape: Shape, report: &mut Report<'_>) {
+        let sources: Vec<&Node> = match &node.kind {
+            Kind::Map(_) => vec![node],
+            Kind::List(items) => items.iter().map(Rc::as_ref).collect(),
+            Kind::Scalar(_) => {
+                report.error(node.at, "'<<' merges maps only", "write <<: *anchor, where the anchor is on a map");
+                return;
+            }
+        };
+        for source in sources {
+            let Some(merged) = Fields::read(source, shape, report) else { continue };
+            for field in merged.fields {
+                if !self.fields.iter().any(|own| own.key == field.key) {
+                    self.fields.push(field);
+                }
+            }
+        }
+    }
+
+    fn belongs(&self, key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> bool {
+        if shape.keys.contains(&key) {
+            return true;
+        }
+        let home = [ROOT, DESCRIPTOR, LIMIT].into_iter().find(|other| other.keys.contains(&key));
+        if let Some(home) = home {
+            let message = format!("the key '{key}' belongs into {}, not into {}", home.name, shape.name);
+            let help = if key == "rate_limit" || key == "rate_limits" || home != LIMIT {
+                format!("move '{key}' to {}", home.name)
+            } else {
+                format!("move '{key}' under rate_limit")
+            };
+            if REFERENCE_KEYS.contains(&key) {
+                report.tolerable(at, message, help);
+            } else {
+                report.error(at, message, help);
+            }
+            return false;
+        }
+        let nearest = shape
+            .keys
+            .iter()
+            .map(|known| (strsim::damerau_levenshtein(known, key), known))
+            .min()
+            .filter(|(distance, known)| *distance <= 1 + known.len() / 4);
+        let help = match nearest {
+            Some((_, known)) => format!("did you mean '{known}'?"),
+            None => format!("{} has the keys {}", shape.name, list(shape.keys)),
+        };
+        report.error(at, format!("config error, unknown key '{}'", excerpt(key)), help);
+        false
+    }
+
+    fn get(&self, key: &str) -> Option<&Field> {
+        self.fields.iter().find(|field| field.key == key)
+    }
+
+    /// The node of a field that is there and not null.
+    pub fn node(&self, key: &str) -> Option<&Rc<Node>> {
+        self.get(key).map(|field| &field.node).filter(|node| !node.is_null())
+    }
+
+    /// Where the key of a field stands.
+    pub fn key_at(&self, key: &str) -> Option<Position> {
+        self.get(key).map(|field| field.key_at)
+    }
+
+    /// A string; numbers and booleans count as their text. Null is the same as absent.
+    pub fn string(&self, key: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+        let node = self.node(key)?;
+        let Some(scalar) = node.as_scalar() else {
+            report.error(node.at, format!("{key} is {}, not a string", node.describe()), format!("write {key}: \"…\""));
+            return None;
+        };
+        if let Meaning::Float(_) = scalar.meaning() {
+            report.error(
+                node.at,
+                format!("error checking config: {key} is the number {}, not a string", scalar.text),
+                format!("put it in quotes: {key}: \"{}\"", scalar.text),
+            );
+            return None;
+        }
+        Some(Located { value: scalar.text.clone(), at: node.at })
+    }
+
+    /// A boolean, in the words of YAML 1.2 and 1.1. Absent is false.
+    pub fn boolean(&self, key: &str, report: &mut Report<'_>) -> bool {
+        let Some(node) = self.node(key) else { return false };
+        let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
+            Meaning::Bool(value) => Some(value),
+            _ => scalar.legacy_bool(),
+        });
+        value.unwrap_or_else(|| {
+            report.error(
+                node.at,
+                format!("{key} is {}, not a boolean", node.describe()),
+                format!("write {key}: true or {key}: false, without quotes"),
+            );
+            false
+        })
+    }
+
+    /// A whole number in a range.
+    pub fn number(&self, key: &str, min: u32, report: &mut Report<'_>) -> Option<Located<u32>> {
+        let node = self.node(key)?;
+        let help = format!("write {key}: N with N from {min} to {}, without quotes", u32::MAX);
+        let meaning = node.as_scalar().map(|scalar| scalar.meaning());
+        match meaning {
+            Some(Meaning::Int(value)) => match u32::try_from(value) {
+                Ok(value) if value >= min => return Some(Located { value, at: node.at }),
+                _ => report.error(node.at, format!("{key} is {value}, which is out of range"), help),
+            },
+            Some(Meaning::LeadingZero) => report.error(
+                node.at,
+                format!("{key} is {}, which is octal to some YAML readers and decimal to others", node.describe()),
+                "write the number without leading zeros",
+            ),
+            _ => report.error(node.at, format!("{key} is {}, not a whole number", node.describe()), help),
+        }
+        None
+    }
+
+    /// A share between 0 and 1, in thousandths.
+    pub fn permille(&self, key: &str, report: &mut Report<'_>) -> Option<u16> {
+        let node = self.node(key)?;
+        let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
+            Meaning::Float(value) => Some(value),
+            Meaning::Int(value) => Some(value as f64),
+            _ => None,
+        });
+        match value {
+            Some(value) if (0.0..=1.0).contains(&value) => Some((value * 1000.0).round() as u16),
+            _ => {
+                report.error(
+                    node.at,
+                    format!("{key} is {}, not a share of the limit", node.describe()),
+                    format!("write {key}: N with N from 0 to 1, such as 0.1"),
+                );
+                None
+            }
+        }
+    }
+
+    /// One of a closed set of words.
+    pub fn word<T: Word + Display>(&self, key: &str, report: &mut Report<'_>) -> Option<Located<T>> {
+        let text = self.string(key, report)?;
+        match T::from_word(&text.value) {
+            Some(value) => Some(Located { value, at: text.at }),
+            None => {
+                let words: Vec<&str> = T::ALL.iter().map(|value| value.word()).collect();
+                report.error(
+                    text.at,
+                    format!("{key} '{}' is unknown", excerpt(&text.value)),
+                    format!("write one of {}", list(&words)),
+                );
+                None
+            }
+        }
+    }
+
+    /// The elements of a list; absent and null are empty.
+    pub fn list(&self, key: &str, report: &mut Report<'_>) -> &[Rc<Node>] {
+        let Some(node) = self.node(key) else { return &[] };
+        let Kind::List(items) = &node.kind else {
+            report.error(
+                node.at,
+                format!("{key} is {}, not a list", node.describe()),
+                format!("start each element of {key} with '- '"),
+            );
+            return &[];
+        };
+        items
+    }
+}
+
+fn string_key<'n>(key: &'n Node, report: &mut Report<'_>) -> Option<&'n str> {
+    match key.as_scalar() {
+        Some(scalar) if matches!(scalar.meaning(), Meaning::Text) => Some(&scalar.text),
+        _ => {
+            report.error(
+                key.at,
+                format!("config error, key is not of type string: {}", key.describe()),
+                "keys are words such as domain, descriptors or rate_limit",
+            );
+            None
+        }
+    }
+}
+
+/// `a, b and c`.
+pub fn list(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [start @ .., last] => format!("{} and {last}", start.join(", ")),
+    }
+}

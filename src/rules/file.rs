@@ -1,0 +1,418 @@
+//! A rule file as written: typed, every value with its position, checked as far as one descriptor alone allows.
+//!
+//! What needs a look at several descriptors or files (duplicates, merging) is `compile.rs`'s.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::request::{DOMAIN_BYTES_MAX, KEY_BYTES_MAX, Unit, VALUE_BYTES_MAX};
+use crate::rules::fields::{DESCRIPTOR, Fields, LIMIT, Located, REPLACES, ROOT, Report};
+use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
+use crate::rules::metadata;
+use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
+use crate::rules::problem::{Position, Problems};
+use crate::rules::yaml::{self, Node, excerpt};
+
+/// Limits on one descriptor. Each is a counter per key.
+pub const LIMITS_PER_RULE_MAX: usize = 8;
+
+/// One document: a domain and its descriptors.
+#[derive(Debug)]
+pub struct DomainFile {
+    pub file: Arc<str>,
+    pub domain: Located<String>,
+    pub descriptors: Vec<DescriptorFile>,
+}
+
+#[derive(Debug)]
+pub struct DescriptorFile {
+    pub at: Position,
+    pub key: Located<String>,
+    /// `None` matches any value; with a `*` it is a pattern.
+    pub value: Option<Located<String>>,
+    pub limits: Vec<LimitFile>,
+    pub descriptors: Vec<DescriptorFile>,
+    pub shadow_mode: bool,
+    pub quota_mode: bool,
+    pub detailed_metric: bool,
+    pub value_to_metric: bool,
+    pub share_threshold: bool,
+    pub sensitive: bool,
+    pub metadata: Option<prost_types::Struct>,
+}
+
+impl DescriptorFile {
+    pub fn is_pattern(&self) -> bool {
+        self.value.as_ref().is_some_and(|value| value.value.contains('*'))
+    }
+}
+
+#[derive(Debug)]
+pub struct LimitFile {
+    pub at: Position,
+    pub name: Option<Located<String>>,
+    pub replaces: Vec<Located<String>>,
+    /// `None` is unlimited.
+    pub terms: Option<TermsFile>,
+}
+
+#[derive(Debug)]
+pub struct TermsFile {
+    pub requests_per_unit: u32,
+    pub window_ms: u64,
+    pub window_at: Position,
+    pub algorithm: Algorithm,
+    pub burst: Option<u32>,
+    pub scope: Option<Scope>,
+    pub slack_permille: Option<u16>,
+    pub on_outage: Option<OnOutage>,
+    pub class: Option<Class>,
+    pub charge: Charge,
+}
+
+/// Reads every document of a file.
+pub fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainFile> {
+    let problems_before = problems.count();
+    let documents = yaml::documents(file, text, problems);
+    let is_readable = problems.count() == problems_before;
+    let mut report = Report { file, problems };
+    if is_readable && documents.iter().all(|document| document.is_null()) {
+        let at = documents.first().map_or(Position { line: 1, column: 1 }, |document| document.at);
+        report.error(at, "config file cannot have empty domain", "write domain: NAME and a list of descriptors");
+    }
+    // A stray `---` leaves a document with nothing in it.
+    documents.iter().filter(|document| !document.is_null()).filter_map(|node| domain(node, &mut report)).collect()
+}
+
+fn domain(node: &Node, report: &mut Report<'_>) -> Option<DomainFile> {
+    let fields = Fields::read(node, ROOT, report)?;
+    let domain = fields.string("domain", report);
+    let name_is_wrong = fields.node("domain").is_some() && domain.is_none();
+    let domain = match domain {
+        Some(domain) if !domain.value.is_empty() => Some(domain),
+        _ if name_is_wrong => None,
+        other => {
+            let at = other.map(|domain| domain.at).or(fields.key_at("domain")).unwrap_or(fields.at);
+            report.error(at, "config file cannot have empty domain", "write domain: NAME, as Envoy's filter has it");
+            None
+        }
+    };
+    if let Some(domain) = &domain {
+        check_length("domain", domain, DOMAIN_BYTES_MAX, report);
+    }
+    let descriptors = descriptors(&fields, report);
+    let file = report.file.clone();
+    domain.map(|domain| DomainFile { file, domain, descriptors })
+}
+
+fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut Report<'_>) {
+    if text.value.len() > max {
+        report.error(
+            text.at,
+            format!("{what} has {} bytes, requests may have at most {max}", text.value.len()),
+            format!("shorten the {what}"),
+        );
+    }
+}
+
+fn descriptors(fields: &Fields, report: &mut Report<'_>) -> Vec<DescriptorFile> {
+    fields.list("descriptors", report).iter().filter_map(|node| descriptor(node, report)).collect()
+}
+
+fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
+    if node.as_scalar().is_some() || matches!(node.kind, yaml::Kind::List(_)) {
+        report.error(
+            node.at,
+            format!("config error, yaml file contains list of type other than map: {}", node.describe()),
+            "write a descriptor as - key: NAME",
+        );
+        return None;
+    }
+    let fields = Fields::read(node, DESCRIPTOR, report)?;
+    let key = key(&fields, report);
+    let value = fields.string("value", report).filter(|value| !value.value.is_empty());
+    if let Some(value) = &value {
+        check_length("value", value, VALUE_BYTES_MAX, report);
+    }
+    let descriptor = DescriptorFile {
+        at: fields.at,
+        key: key.clone().unwrap_or(Located { value: String::new(), at: fields.at }),
+        limits: limits(&fields, report),
+        descriptors: descriptors(&fields, report),
+        shadow_mode: fields.boolean("shadow_mode", report),
+        quota_mode: fields.boolean("quota_mode", report),
+        detailed_metric: fields.boolean("detailed_metric", report),
+        value_to_metric: fields.boolean("value_to_metric", report),
+        share_threshold: fields.boolean("share_threshold", report),
+        sensitive: fields.boolean("sensitive", report),
+        metadata: fields.node("metadata").and_then(|node| metadata::read(node, report)),
+        value,
+    };
+    let key = key?;
+    if descriptor.share_threshold && !descriptor.is_pattern() {
+        let composite = composite(&key.value, descriptor.value.as_ref().map(|value| value.value.as_str()));
+        report.error(
+            fields.key_at("share_threshold").unwrap_or(fields.at),
+            format!(
+                "share_threshold can only be used with wildcard values (containing '*'), but found key '{composite}'"
+            ),
+            format!("write value: \"*\" beside key: {}, or remove share_threshold", key.value),
+        );
+    }
+    if descriptor.limits.is_empty() {
+        warn_of_idle_flags(&fields, &descriptor, report);
+    }
+    Some(descriptor)
+}
+
+/// Flags that act on the limit of the same descriptor do nothing where there is none.
+fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut Report<'_>) {
+    if fields.node("rate_limit").is_some() || fields.node("rate_limits").is_some() {
+        return;
+    }
+    for (flag, is_set) in [
+        ("shadow_mode", descriptor.shadow_mode),
+        ("quota_mode", descriptor.quota_mode),
+        ("detailed_metric", descriptor.detailed_metric),
+        ("metadata", descriptor.metadata.is_some()),
+    ] {
+        if is_set {
+            report.warning(
+                fields.key_at(flag).unwrap_or(fields.at),
+                format!("{flag} does nothing here: this descriptor has no rate_limit, and the nested ones do not inherit it"),
+                format!("move {flag} beside the rate_limit that it is meant for"),
+            );
+        }
+    }
+}
+
+fn key(fields: &Fields, report: &mut Report<'_>) -> Option<Located<String>> {
+    let key = fields.string("key", report);
+    if key.is_none() && fields.node("key").is_some() {
+        return None;
+    }
+    let Some(key) = key.filter(|key| !key.value.is_empty()) else {
+        report.error(
+            fields.key_at("key").unwrap_or(fields.at),
+            "descriptor has empty key",
+            "write key: NAME, the descriptor key that Envoy sends",
+        );
+        return None;
+    };
+    check_length("key", &key, KEY_BYTES_MAX, report);
+    if key.value.contains('*') {
+        report.tolerable(
+            key.at,
+            format!("the key '{}' contains '*', but only values can be patterns", excerpt(&key.value)),
+            "write the whole key, and the pattern as value: \"…*\"",
+        );
+    }
+    Some(key)
+}
+
+/// How envoyproxy/ratelimit writes a descriptor in its messages.
+pub fn composite(key: &str, value: Option<&str>) -> String {
+    match value {
+        Some(value) => format!("{key}_{value}"),
+        None => key.to_owned(),
+    }
+}
+
+fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
+    if let (Some(_), Some(at)) = (fields.node("rate_limit"), fields.key_at("rate_limits")) {
+        report.error(
+            at,
+            "both rate_limit and rate_limits are given",
+            "put all limits into rate_limits, or keep only rate_limit",
+        );
+    }
+    let several = fields.list("rate_limits", report);
+    if several.len() > LIMITS_PER_RULE_MAX {
+        report.error(
+            several[LIMITS_PER_RULE_MAX].at,
+            format!("rate_limits has {} limits, at most {LIMITS_PER_RULE_MAX} are allowed", several.len()),
+            "keep the limits that matter",
+        );
+    }
+    if fields.node("rate_limits").is_some_and(|node| matches!(&node.kind, yaml::Kind::List(items) if items.is_empty()))
+    {
+        report.warning(
+            fields.key_at("rate_limits").unwrap_or(fields.at),
+            "rate_limits is empty: this descriptor limits nothing",
+            "write at least one limit, or remove rate_limits",
+        );
+    }
+    let one = fields.node("rate_limit").map(AsRef::as_ref);
+    let nodes = one.into_iter().chain(several.iter().map(AsRef::as_ref));
+    let limits: Vec<LimitFile> = nodes.filter_map(|node| limit(node, report)).collect();
+    for (index, limit) in limits.iter().enumerate() {
+        if limits.len() > 1 && limit.terms.is_none() {
+            report.error(
+                limit.at,
+                "an unlimited limit stands beside others, which would hold all the same",
+                "keep either unlimited: true or the other limits",
+            );
+        }
+        let Some(terms) = &limit.terms else { continue };
+        let twin = limits[..index].iter().find(|other| {
+            other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms)
+        });
+        if let Some(twin) = twin {
+            report.error(
+                terms.window_at,
+                format!("two limits of this descriptor have the same window, the other is at line {}", twin.at.line),
+                "keep the smaller one, or change a window",
+            );
+        }
+    }
+    limits
+}
+
+fn limit(node: &Node, report: &mut Report<'_>) -> Option<LimitFile> {
+    let fields = Fields::read(node, LIMIT, report)?;
+    let name = fields.string("name", report).filter(|name| !name.value.is_empty());
+    let replaces = replaces(&fields, name.as_ref(), report);
+    let terms = if fields.boolean("unlimited", report) {
+        check_unlimited(&fields, report);
+        None
+    } else {
+        Some(terms(&fields, report)?)
+    };
+    Some(LimitFile { at: fields.at, name, replaces, terms })
+}
+
+fn replaces(fields: &Fields, own: Option<&Located<String>>, report: &mut Report<'_>) -> Vec<Located<String>> {
+    let mut names = Vec::new();
+    for node in fields.list("replaces", report) {
+        let Some(entry) = Fields::read(node, REPLACES, report) else { continue };
+        let name = entry.string("name", report);
+        match name {
+            Some(name) if name.value.is_empty() => empty_replaces(name.at, report),
+            None if entry.node("name").is_none() => empty_replaces(entry.at, report),
+            None => {}
+            Some(name) if own.is_some_and(|own| own.value == name.value) => report.error(
+                name.at,
+                "replaces should not contain name of same descriptor",
+                "name another limit, or remove the entry",
+            ),
+            Some(name) => names.push(name),
+        }
+    }
+    names
+}
+
+fn empty_replaces(at: Position, report: &mut Report<'_>) {
+    report.error(at, "should not have an empty replaces entry", "write - name: NAME of the limit to replace");
+}
+
+fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
+    let help = "remove it, or remove unlimited: true";
+    if let Some(unit) = fields.string("unit", report) {
+        let message = "should not specify rate limit unit when unlimited";
+        match Unit::from_word(&unit.value) {
+            Some(_) => report.error(unit.at, message, help),
+            None => report.tolerable(unit.at, message, help),
+        }
+    }
+    if let Some(node) = fields.node("requests_per_unit") {
+        report.tolerable(node.at, "should not specify requests_per_unit when unlimited", help);
+    }
+    for key in ["window", "algorithm", "burst", "scope", "slack", "on_outage", "class", "charge"] {
+        if let Some(node) = fields.node(key) {
+            report.error(node.at, format!("should not specify {key} when unlimited"), help);
+        }
+    }
+}
+
+fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
+    let requests_per_unit = fields.number("requests_per_unit", 0, report);
+    if fields.node("requests_per_unit").is_none() {
+        report.warning(
+            fields.at,
+            "the limit has no requests_per_unit, which means 0: every request is denied",
+            "write requests_per_unit: N (0 to deny on purpose)",
+        );
+    }
+    let window = window(fields, report);
+    let algorithm = fields.word::<Algorithm>("algorithm", report).map_or(Algorithm::SlidingWindow, |it| it.value);
+    let burst = fields.number("burst", 1, report);
+    if let Some(burst) = &burst
+        && algorithm != Algorithm::Gcra
+    {
+        report.error(
+            burst.at,
+            format!("burst has no meaning for {algorithm}"),
+            "write algorithm: gcra beside it, or remove burst",
+        );
+    }
+    let scope = fields.word::<Scope>("scope", report);
+    if let Some(scope) = &scope
+        && scope.value == Scope::Global
+        && matches!(algorithm, Algorithm::Gcra | Algorithm::ExactWindow)
+    {
+        report.error(
+            scope.at,
+            format!("{algorithm} can't be counted across regions"),
+            "write scope: regional, or algorithm: sliding_window",
+        );
+    }
+    let slack_permille = fields.permille("slack", report);
+    let on_outage = fields.word::<OnOutage>("on_outage", report).map(|it| it.value);
+    let class = fields.word::<Class>("class", report).map(|it| it.value);
+    let charge = fields.word::<Charge>("charge", report).map_or(Charge::Auto, |it| it.value);
+    let window = window?;
+    Some(TermsFile {
+        requests_per_unit: requests_per_unit.map_or(0, |number| number.value),
+        window_ms: window.value,
+        window_at: window.at,
+        algorithm,
+        burst: burst.map(|burst| burst.value),
+        scope: scope.map(|scope| scope.value),
+        slack_permille,
+        on_outage,
+        class,
+        charge,
+    })
+}
+
+/// The window, from `unit` or from `window`.
+fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
+    const UNITS: &str = "second, minute, hour, day, week, month or year";
+    if fields.node("window").is_none() {
+        let unit = fields.string("unit", report);
+        if unit.is_none() && fields.node("unit").is_some() {
+            return None;
+        }
+        let (text, at) = unit.map_or((String::new(), fields.at), |unit| (unit.value, unit.at));
+        let Some(unit) = Unit::from_word(&text) else {
+            report.error(
+                at,
+                format!("invalid rate limit unit '{}'", excerpt(&text)),
+                format!("write unit: {UNITS}; or window: 15m for any other length"),
+            );
+            return None;
+        };
+        return Some(Located { value: unit.window_ms(), at });
+    }
+    if let Some(at) = fields.key_at("unit").filter(|_| fields.node("unit").is_some()) {
+        report.error(at, "both unit and window are given", "keep one of the two");
+    }
+    let text = fields.string("window", report)?;
+    let help = "write a duration from 1s to 366d, such as 90s, 15m, 1h30m or 30d";
+    let Ok(duration) = text.value.parse::<humantime::Duration>() else {
+        report.error(text.at, format!("window '{}' is not a duration", excerpt(&text.value)), help);
+        return None;
+    };
+    let duration: Duration = duration.into();
+    let window_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    if !(WINDOW_MS_MIN..=WINDOW_MS_MAX).contains(&window_ms) {
+        report.error(text.at, format!("window '{}' is out of range", excerpt(&text.value)), help);
+        return None;
+    }
+    if duration.subsec_nanos() % 1_000_000 != 0 {
+        report.error(text.at, format!("window '{}' is not whole milliseconds", excerpt(&text.value)), help);
+        return None;
+    }
+    Some(Located { value: window_ms, at: text.at })
+}
+

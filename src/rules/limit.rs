@@ -1,0 +1,156 @@
+//! A limit as the engine sees it, and the rule that carries one or several of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::request::Unit;
+use crate::rules::policy::{Algorithm, Charge, Policy};
+
+/// The shortest window.
+pub const WINDOW_MS_MIN: u64 = 1000;
+/// The longest window.
+pub const WINDOW_MS_MAX: u64 = 366 * 24 * 60 * 60 * 1000;
+
+/// The numbers of a limit that a decision needs: how many, per how long, counted how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub limit: u32,
+    pub window_ms: u64,
+    pub algorithm: Algorithm,
+    /// How many `gcra` admits at once on a fresh key; the limit itself for the other algorithms.
+    pub burst: u32,
+}
+
+impl Terms {
+    /// The most that can be admitted at one moment: hits above it never fit.
+    pub fn capacity(&self) -> u32 {
+        match self.algorithm {
+            Algorithm::Gcra => self.burst,
+            _ => self.limit,
+        }
+    }
+}
+
+/// Names a family of keys: the digest of domain and rule id. It outlives reloads, so counters do too.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Space([u64; 2]);
+
+impl Space {
+    /// The first half of a SHA-256 over the length-prefixed parts: no two pairs of names share one.
+    pub fn new(domain: &str, rule_id: &str) -> Space {
+        let mut digest = Sha256::new();
+        for part in [domain, rule_id] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part.as_bytes());
+        }
+        let digest = digest.finalize();
+        let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| digest[at + i]));
+        Space([half(0), half(8)])
+    }
+}
+
+impl fmt::Debug for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Space({:016x}{:016x})", self.0[0], self.0[1])
+    }
+}
+
+/// One configured limit.
+#[derive(Clone, Debug)]
+pub struct Limit {
+    pub terms: Terms,
+    /// Echoed as `current_limit.name`, and what `replaces` refers to. Empty when the rule gives none.
+    pub name: Arc<str>,
+    /// Names of limits that are dropped from the same request.
+    pub replaces: Vec<Arc<str>>,
+    pub charge: Charge,
+    pub policy: Policy,
+}
+
+impl Limit {
+    /// The protocol's unit, when the window is one.
+    pub fn unit(&self) -> Option<Unit> {
+        Unit::of_window_ms(self.terms.window_ms)
+    }
+}
+
+/// What a rule demands of the keys it matches.
+#[derive(Clone, Debug)]
+pub enum Demand {
+    /// Never counted, always OK; it may still replace others.
+    Unlimited { name: Arc<str>, replaces: Vec<Arc<str>> },
+    /// All of these hold at once. Never empty, and no two share a window.
+    Limits(Vec<Limit>),
+}
+
+/// A configured rule: where it stands, what it demands, how it is reported.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The stable path `key=value/key2`, unique in its domain.
+    pub id: Arc<str>,
+    pub space: Space,
+    pub demand: Demand,
+    /// Counts and reports, never denies.
+    pub shadow_mode: bool,
+    /// Denies only together with every other quota descriptor of the request.
+    pub quota_mode: bool,
+    /// Metric keys carry every value of the request.
+    pub detailed_metric: bool,
+    /// Returned in the dynamic metadata of requests that this rule lets pass.
+    pub metadata: Option<Arc<prost_types::Struct>>,
+    /// Where the rule is written.
+    pub at: crate::rules::problem::Place,
+}
+
+impl Rule {
+    /// The limits to hold, none for an unlimited rule.
+    pub fn limits(&self) -> &[Limit] {
+        match &self.demand {
+            Demand::Unlimited { .. } => &[],
+            Demand::Limits(limits) => limits,
+        }
+    }
+
+    pub fn is_unlimited(&self) -> bool {
+        matches!(self.demand, Demand::Unlimited { .. })
+    }
+
+    /// Every name that the rule's limits replace in a request.
+    pub fn replaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        let (own, of_limits) = match &self.demand {
+            Demand::Unlimited { replaces, .. } => (replaces.as_slice(), &[][..]),
+            Demand::Limits(limits) => (&[][..], limits.as_slice()),
+        };
+        own.iter().chain(of_limits.iter().flat_map(|limit| limit.replaces.iter()))
+    }
+}
+
+/// `key=value/key2`: one step of a rule id. `%`, `/` and `=` in the names themselves are escaped, so that ids stay
+/// unique.
+pub fn rule_step(key: &str, value: Option<&str>) -> String {
+    let escape = |text: &str| text.replace('%', "%25").replace('/', "%2F").replace('=', "%3D");
+    match value {
+        Some(value) => format!("{}={}", escape(key), escape(value)),
+        None => escape(key),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_do_not_run_together() {
+        assert_ne!(Space::new("ab", "c"), Space::new("a", "bc"));
+        assert_eq!(Space::new("a", "b"), Space::new("a", "b"));
+    }
+
+    #[test]
+    fn steps_are_injective() {
+        assert_eq!(rule_step("path", Some("/a=b")), "path=%2Fa%3Db");
+        assert_ne!(rule_step("a=b", None), rule_step("a", Some("b")));
+        assert_ne!(rule_step("a", Some("")), rule_step("a", None));
+    }
+}

@@ -1,0 +1,97 @@
+//! What loads but probably does not do what it seems to: the warnings of `tidegate check` and of the start.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::request::Bounds;
+use crate::rules::file::{DescriptorFile, DomainFile};
+use crate::rules::policy::{OnOutage, Scope};
+use crate::rules::problem::Problems;
+use crate::rules::{Domain, Ruleset};
+
+/// Warnings that the files as written give rise to.
+pub fn lint(files: &[DomainFile], problems: &mut Problems) {
+    for file in files {
+        // A limit is replaced only in its own domain, but a merged domain may be spread over files.
+        let names: HashSet<&str> = files
+            .iter()
+            .filter(|other| other.domain.value == file.domain.value)
+            .flat_map(|other| &other.descriptors)
+            .flat_map(names)
+            .collect();
+        for descriptor in &file.descriptors {
+            descriptor_lint(&file.file, descriptor, 1, &names, problems);
+        }
+    }
+}
+
+fn names(descriptor: &DescriptorFile) -> Vec<&str> {
+    let own = descriptor.limits.iter().filter_map(|limit| limit.name.as_ref()).map(|name| name.value.as_str());
+    own.chain(descriptor.descriptors.iter().flat_map(names)).collect()
+}
+
+fn descriptor_lint(
+    file: &Arc<str>,
+    descriptor: &DescriptorFile,
+    depth: usize,
+    names: &HashSet<&str>,
+    problems: &mut Problems,
+) {
+    let entries_max = Bounds::default().entries_max;
+    if depth == entries_max + 1 {
+        problems.warning(
+            file,
+            descriptor.at,
+            format!("this descriptor is never reached: it is the {depth}th level, and descriptors have at most {entries_max} entries"),
+            "nest less deeply, or raise --max-entries",
+        );
+    }
+    let is_leaf = descriptor.descriptors.is_empty();
+    if is_leaf && descriptor.limits.is_empty() && descriptor.value.is_none() {
+        problems.warning(
+            file,
+            descriptor.at,
+            format!("the descriptor {} limits nothing: it has neither a rate_limit nor nested descriptors", descriptor.key.value),
+            "write a rate_limit, or remove the descriptor",
+        );
+    }
+    for name in descriptor.limits.iter().flat_map(|limit| &limit.replaces) {
+        if !names.contains(name.value.as_str()) {
+            problems.warning(
+                file,
+                name.at,
+                format!("replaces '{}', but no limit of this domain has that name", name.value),
+                "give the limit to replace a name: field, or correct the name here",
+            );
+        }
+    }
+    for child in &descriptor.descriptors {
+        descriptor_lint(file, child, depth + 1, names, problems);
+    }
+}
+
+/// What this process can't do for the rules, as one sentence each: there is no store to share counts through, so every
+/// scope is this process and no outage can happen.
+pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
+    let limits = || ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)));
+    let mut sentences = Vec::new();
+    let mut say = |what: &str, ids: Vec<&str>, why: &str| {
+        if let Some(first) = ids.first() {
+            let others = match ids.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            sentences.push(format!("{what} of rule {first}{others} has no effect: {why}"));
+        }
+    };
+    let with_scope = limits().filter(|(_, limit)| {
+        // Regional is what `gcra` and `exact_window` default to, and strict is exact within one process.
+        matches!(limit.policy.scope, Some(Scope::Regional | Scope::Global | Scope::Split | Scope::Strict))
+    });
+    say("scope", with_scope.map(|(rule, _)| &*rule.id).collect(), "counts are not shared, every limit holds for this process alone");
+    let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local);
+    say("on_outage", with_outage.map(|(rule, _)| &*rule.id).collect(), "decisions are made from memory, there is nothing whose outage could matter");
+    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some());
+    say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "every decision is exact");
+    sentences
+}

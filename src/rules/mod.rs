@@ -1,0 +1,116 @@
+//! Which limit: rule files, compiled into an immutable set that requests are matched against.
+//!
+//! Pure: text in, ruleset and problems out. The way through: [`yaml`] (positions) -> [`fields`] and [`file`] (what was
+//! written) -> [`compile`] (the [`tree`]) -> [`Ruleset::domain`] and [`Domain::find`] on every request.
+
+pub mod compile;
+pub mod explain;
+pub mod fields;
+pub mod file;
+pub mod limit;
+pub mod lint;
+pub mod metadata;
+pub mod policy;
+pub mod problem;
+pub mod tree;
+pub mod wildcard;
+pub mod yaml;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::request::Entry;
+use crate::rules::limit::{Rule, Space};
+use crate::rules::problem::{Problem, Problems, Strictness};
+use crate::rules::tree::{Identifier, Map, Tree};
+
+/// The rule id of request overrides that no rule matches.
+pub const OVERRIDE_RULE_ID: &str = "override";
+
+/// A rule file's name and text.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub name: Arc<str>,
+    pub text: String,
+}
+
+/// How files are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    pub strictness: Strictness,
+    /// A domain may be spread over several documents.
+    pub merge_domains: bool,
+}
+
+/// The rules of one domain.
+#[derive(Debug)]
+pub struct Domain {
+    pub name: Arc<str>,
+    tree: Tree,
+    /// The keys of request overrides that no rule matches.
+    pub override_space: Space,
+}
+
+impl Domain {
+    /// The rule that the entries lead to; the values it leaves open go to `identifier`.
+    pub fn find(&self, entries: &[Entry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
+        self.tree.find(entries, identifier)
+    }
+
+    /// Every rule, in the order of declaration.
+    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
+        self.tree.rules.iter()
+    }
+
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+}
+
+/// Everything that a load produced. Immutable: a reload makes a new one.
+#[derive(Debug)]
+pub struct Ruleset {
+    domains: Map<Domain>,
+}
+
+/// The outcome of reading rule files.
+#[derive(Debug)]
+pub struct Loaded {
+    /// `None` if any problem is an error.
+    pub ruleset: Option<Ruleset>,
+    pub problems: Vec<Problem>,
+}
+
+impl Ruleset {
+    /// Reads the files as a whole: either all of them are good, or none is used.
+    pub fn load(sources: &[Source], options: &Options) -> Loaded {
+        let mut problems = Problems::new(options.strictness);
+        let mut files = Vec::new();
+        for source in sources {
+            files.extend(file::read(&source.name, &source.text, &mut problems));
+        }
+        lint::lint(&files, &mut problems);
+        let domains = compile::compile(files, options, &mut problems);
+        let ruleset = (!problems.has_errors()).then(|| Ruleset::new(domains));
+        Loaded { ruleset, problems: problems.into_sorted() }
+    }
+
+    fn new(domains: BTreeMap<Arc<str>, Domain>) -> Ruleset {
+        Ruleset { domains: domains.into_iter().map(|(name, domain)| ((&*name).into(), domain)).collect() }
+    }
+
+    pub fn domain(&self, name: &str) -> Option<&Domain> {
+        self.domains.get(name)
+    }
+
+    /// The domains in the order of their names.
+    pub fn domains(&self) -> impl Iterator<Item = &Domain> {
+        let mut domains: Vec<&Domain> = self.domains.values().collect();
+        domains.sort_by(|a, b| a.name.cmp(&b.name));
+        domains.into_iter()
+    }
+
+    pub fn rules_count(&self) -> usize {
+        self.domains.values().map(|domain| domain.tree.rules.len()).sum()
+    }
+}

@@ -1,0 +1,400 @@
+//! YAML as a tree in which every value knows its line and column.
+//!
+//! Built on the parser's events rather than on serde, for three reasons: a file's errors are collected instead of
+//! ending at the first, scalars keep the text as written (`value: 0123` is the string `0123`), and what a file may cost
+//! is bounded: nesting, and the number of values after aliases are followed, which stops an alias bomb before it
+//! unfolds.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+
+use crate::rules::problem::{Position, Problems};
+
+/// Maps and lists inside each other. Rules nest two deep per level, and requests have few levels.
+const DEPTH_MAX: usize = 128;
+/// Values in a document once aliases are followed; a rule is about ten.
+const VALUES_MAX: usize = 4_000_000;
+
+/// A value and where it starts.
+#[derive(Debug)]
+pub struct Node {
+    pub at: Position,
+    pub kind: Kind,
+    /// Values in this subtree, aliases followed.
+    values: usize,
+}
+
+#[derive(Debug)]
+pub enum Kind {
+    Scalar(Scalar),
+    List(Vec<Rc<Node>>),
+    Map(Vec<(Rc<Node>, Rc<Node>)>),
+}
+
+/// A scalar as written.
+#[derive(Debug)]
+pub struct Scalar {
+    pub text: String,
+    /// Neither quoted, nor a block, nor tagged as a string: the text may mean a number, a boolean or null.
+    pub plain: bool,
+}
+
+/// What the text of a plain scalar means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Meaning {
+    Null,
+    Bool(bool),
+    Int(i128),
+    /// `010` is eight to YAML 1.1 and ten to YAML 1.2.
+    LeadingZero,
+    Float(f64),
+    Text,
+}
+
+impl Scalar {
+    /// Numbers, booleans and null of YAML 1.2's core schema, with the `1_000` and `0b1` of YAML 1.1.
+    pub fn meaning(&self) -> Meaning {
+        if !self.plain {
+            return Meaning::Text;
+        }
+        match self.text.as_str() {
+            "" | "~" | "null" | "Null" | "NULL" => return Meaning::Null,
+            "true" | "True" | "TRUE" => return Meaning::Bool(true),
+            "false" | "False" | "FALSE" => return Meaning::Bool(false),
+            _ => {}
+        }
+        match integer(&self.text) {
+            Some(meaning) => meaning,
+            None => float(&self.text).map_or(Meaning::Text, Meaning::Float),
+        }
+    }
+
+    /// Whether the text is a boolean to YAML 1.1 and a string to YAML 1.2 (`yes`, `off`, `n`), and which.
+    pub fn legacy_bool(&self) -> Option<bool> {
+        if !self.plain {
+            return None;
+        }
+        match self.text.as_str() {
+            "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Some(true),
+            "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+fn integer(text: &str) -> Option<Meaning> {
+    let (negative, digits) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if !digits.as_bytes().first()?.is_ascii_digit() {
+        return None;
+    }
+    let digits = digits.replace('_', "");
+    let (radix, digits) = match digits.get(..2) {
+        Some("0x") => (16, &digits[2..]),
+        Some("0o") => (8, &digits[2..]),
+        Some("0b") => (2, &digits[2..]),
+        _ => (10, digits.as_str()),
+    };
+    if radix == 10 && digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Some(Meaning::LeadingZero);
+    }
+    let value = i128::from_str_radix(digits, radix).ok()?;
+    Some(Meaning::Int(if negative { -value } else { value }))
+}
+
+fn float(text: &str) -> Option<f64> {
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    match unsigned {
+        ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN" => return Some(f64::NAN),
+        _ => {}
+    }
+    let first = unsigned.bytes().next()?;
+    let plausible = first.is_ascii_digit() || (first == b'.' && unsigned.len() > 1);
+    if !plausible || !unsigned.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'-' | b'+')) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+impl Node {
+    /// A few words for messages: what kind of value stands here.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Map(_) => "a map".into(),
+            Kind::List(_) => "a list".into(),
+            Kind::Scalar(scalar) => match scalar.meaning() {
+                Meaning::Null => "nothing".into(),
+                Meaning::Text => format!("'{}'", excerpt(&scalar.text)),
+                _ => scalar.text.clone(),
+            },
+        }
+    }
+
+    pub fn is_null(&self) -> bool {
+        matches!(&self.kind, Kind::Scalar(scalar) if scalar.meaning() == Meaning::Null)
+    }
+
+    pub fn as_scalar(&self) -> Option<&Scalar> {
+        match &self.kind {
+            Kind::Scalar(scalar) => Some(scalar),
+            _ => None,
+        }
+    }
+}
+
+/// Enough of a text to recognise it in a message.
+pub fn excerpt(text: &str) -> String {
+    const CHARS_MAX: usize = 60;
+    let mut chars = text.chars().flat_map(char::escape_debug);
+    let start: String = chars.by_ref().take(CHARS_MAX).collect();
+    if chars.next().is_some() { format!("{start}…") } else { start }
+}
+
+/// The documents of a file. A document with a syntax error is reported and left out; the others are still read.
+pub fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc<Node>> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut documents = Vec::new();
+    for (line_offset, chunk) in chunks(text) {
+        let mut builder = Builder::default();
+        let mut parser = Parser::new_from_str(chunk);
+        loop {
+            match parser.next_event() {
+                None | Some(Ok((Event::StreamEnd, _))) => break,
+                Some(Ok((event, span))) => {
+                    if let Err(trouble) = builder.push(event, &span, line_offset) {
+                        problems.error(file, trouble.at, trouble.message, trouble.help);
+                        builder.documents.clear();
+                        break;
+                    }
+                }
+                Some(Err(error)) => {
+                    let marker = error.marker();
+                    let at = Position { line: marker.line() + line_offset, column: marker.col() + 1 };
+                    let message = format!("error loading config file: yaml: {}", error.info());
+                    problems.error(file, at, message, syntax_help(chunk, marker.line()));
+                    builder.documents.clear();
+                    break;
+                }
+            }
+        }
+        documents.append(&mut builder.documents);
+    }
+    documents
+}
+
+fn syntax_help(chunk: &str, line: usize) -> &'static str {
+    // The parser may stop a line after the culprit, so the line before is looked at as well.
+    let nearby = || chunk.lines().skip(line.saturating_sub(2)).take(2);
+    if nearby().any(|text| text.trim_start_matches(' ').starts_with('\t')) {
+        "YAML does not allow tabs for indentation: use spaces"
+    } else if nearby().any(|text| text.contains(": *") || text.trim_start().starts_with("- *")) {
+        "a value that starts with * is an alias in YAML: put it in quotes, as in value: \"*\""
+    } else {
+        "check indentation, colons and quotes on this line and the one before"
+    }
+}
+
+/// Splits a file at its `---` lines, which YAML allows nowhere but between documents, so that a syntax error ends only
+/// its own document. Directives stay with the document that they precede.
+fn chunks(text: &str) -> Vec<(usize, &str)> {
+    let mut chunks = Vec::new();
+    let mut start = 0;
+    let mut start_line = 0;
+    let mut only_preamble = true;
+    let mut offset = 0;
+    for (line_number, line) in text.split_inclusive('\n').enumerate() {
+        let is_marker = line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        if is_marker && !only_preamble {
+            chunks.push((start_line, &text[start..offset]));
+            (start, start_line) = (offset, line_number);
+        }
+        only_preamble &= !is_marker && (line.trim().is_empty() || line.starts_with(['#', '%']));
+        offset += line.len();
+    }
+    chunks.push((start_line, &text[start..]));
+    chunks
+}
+
+/// Something that ends a document early.
+struct Trouble {
+    at: Position,
+    message: String,
+    help: &'static str,
+}
+
+/// Turns events into nodes.
+#[derive(Default)]
+struct Builder {
+    documents: Vec<Rc<Node>>,
+    open: Vec<Open>,
+    anchors: HashMap<usize, Rc<Node>>,
+}
+
+struct Open {
+    at: Position,
+    anchor: usize,
+    children: Vec<Rc<Node>>,
+    is_map: bool,
+    values: usize,
+}
+
+impl Builder {
+    fn push(&mut self, event: Event<'_>, span: &Span, line_offset: usize) -> Result<(), Trouble> {
+        let at = Position { line: span.start.line() + line_offset, column: span.start.col() + 1 };
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_tagged_string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
+                let plain = style == ScalarStyle::Plain && !is_tagged_string;
+                let kind = Kind::Scalar(Scalar { text: text.into_owned(), plain });
+                self.add(Rc::new(Node { at, kind, values: 1 }), anchor)
+            }
+            Event::SequenceStart(anchor, _) => self.enter(at, anchor, false),
+            Event::MappingStart(anchor, _) => self.enter(at, anchor, true),
+            Event::SequenceEnd | Event::MappingEnd => {
+                let Some(open) = self.open.pop() else { return Ok(()) };
+                let kind = if open.is_map {
+                    let mut pairs = Vec::with_capacity(open.children.len() / 2);
+                    let mut children = open.children.into_iter();
+                    while let (Some(key), Some(value)) = (children.next(), children.next()) {
+                        pairs.push((key, value));
+                    }
+                    Kind::Map(pairs)
+                } else {
+                    Kind::List(open.children)
+                };
+                self.add(Rc::new(Node { at: open.at, kind, values: open.values }), open.anchor)
+            }
+            Event::Alias(anchor) => match self.anchors.get(&anchor) {
+                Some(node) => self.add(node.clone(), 0),
+                None => Err(Trouble {
+                    at,
+                    message: "error loading config file: yaml: an anchor contains itself".into(),
+                    help: "write the values out instead of using this alias",
+                }),
+            },
+            Event::DocumentEnd => {
+                self.anchors.clear();
+                Ok(())
+            }
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => Ok(()),
+        }
+    }
+
+    fn enter(&mut self, at: Position, anchor: usize, is_map: bool) -> Result<(), Trouble> {
+        if self.open.len() >= DEPTH_MAX {
+            return Err(Trouble {
+                at,
+                message: format!("maps and lists are nested more than {DEPTH_MAX} deep"),
+                help: "requests have few entries: rules this deep can't match",
+            });
+        }
+        self.open.push(Open { at, anchor, children: Vec::new(), is_map, values: 1 });
+        Ok(())
+    }
+
+    fn add(&mut self, node: Rc<Node>, anchor: usize) -> Result<(), Trouble> {
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        let Some(parent) = self.open.last_mut() else {
+            self.documents.push(node);
+            return Ok(());
+        };
+        parent.values = parent.values.saturating_add(node.values);
+        if parent.values > VALUES_MAX {
+            return Err(Trouble {
+                at: parent.at,
+                message: format!("more than {VALUES_MAX} values once aliases are followed"),
+                help: "split the file, and do not build aliases out of aliases",
+            });
+        }
+        parent.children.push(node);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::problem::Strictness;
+
+    fn read(text: &str) -> (Vec<Rc<Node>>, Vec<String>) {
+        let mut problems = Problems::new(Strictness::Strict);
+        let documents = documents(&"f.yaml".into(), text, &mut problems);
+        (documents, problems.into_sorted().iter().map(|p| format!("{}: {}", p.place, p.message)).collect())
+    }
+
+    fn scalar(text: &str) -> Meaning {
+        Scalar { text: text.into(), plain: true }.meaning()
+    }
+
+    #[test]
+    fn plain_scalars_mean_what_yaml_says() {
+        assert_eq!(scalar("~"), Meaning::Null);
+        assert_eq!(scalar("true"), Meaning::Bool(true));
+        assert_eq!(scalar("yes"), Meaning::Text);
+        assert_eq!(scalar("1_000"), Meaning::Int(1000));
+        assert_eq!(scalar("0x10"), Meaning::Int(16));
+        assert_eq!(scalar("-5"), Meaning::Int(-5));
+        assert_eq!(scalar("010"), Meaning::LeadingZero);
+        assert_eq!(scalar("5.0"), Meaning::Float(5.0));
+        assert_eq!(scalar("1e3"), Meaning::Float(1000.0));
+        assert_eq!(scalar("1.2.3.4"), Meaning::Text);
+        assert_eq!(scalar("15m"), Meaning::Text);
+        assert_eq!(scalar("."), Meaning::Text);
+        assert_eq!(scalar("0x"), Meaning::Text);
+        assert_eq!(scalar("-"), Meaning::Text);
+    }
+
+    #[test]
+    fn positions_count_from_one() {
+        let (documents, errors) = read("domain: edge\ndescriptors:\n  - key: é, value: x\n");
+        assert!(errors.is_empty(), "{errors:?}");
+        let Kind::Map(pairs) = &documents[0].kind else { panic!() };
+        assert_eq!(pairs[0].1.at, Position { line: 1, column: 9 });
+        let Kind::List(items) = &pairs[1].1.kind else { panic!() };
+        assert_eq!(items[0].at, Position { line: 3, column: 5 });
+    }
+
+    #[test]
+    fn a_syntax_error_ends_only_its_own_document() {
+        let (documents, errors) = read("a: 1\n---\nb: [1,\n---\nc: 3\n---\nd: \"x\n");
+        assert_eq!(documents.len(), 2);
+        assert_eq!(errors.len(), 2, "{errors:?}");
+        assert!(errors[1].starts_with("f.yaml:7:") || errors[1].starts_with("f.yaml:8:"), "{errors:?}");
+    }
+
+    #[test]
+    fn directives_and_comments_stay_with_their_document() {
+        let (documents, errors) = read("# hello\n%YAML 1.2\n---\na: 1\n");
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(documents.len(), 1);
+    }
+
+    #[test]
+    fn an_alias_bomb_is_stopped_before_it_unfolds() {
+        let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+        for level in 1..12 {
+            let previous = level - 1;
+            let aliases = vec![format!("*a{previous}"); 10].join(",");
+            text.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+        }
+        let (documents, errors) = read(&text);
+        assert!(documents.is_empty());
+        assert!(errors[0].contains("values once aliases are followed"), "{errors:?}");
+    }
+
+    #[test]
+    fn deep_nesting_is_refused() {
+        let (_, errors) = read(&"[".repeat(100_000));
+        assert!(errors[0].contains("nested more than 128 deep"), "{errors:?}");
+        let (_, errors) = read("a: &a [*a]\n");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+    }
+}
