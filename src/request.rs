@@ -60,8 +60,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    pub const ALL: [Unit; 7] =
-        [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
+    pub const ALL: [Unit; 7] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
 
     /// The length of the unit. A month is 30 days and a year 365: windows are aligned to the epoch, not the calendar.
     pub const fn window_ms(self) -> u64 {

@@ -75,9 +75,7 @@ impl Counter {
     pub fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
         let limit = u64::from(terms.limit);
         match self {
-            Counter::Windowed(cells) => {
-                cells.admits_at(look.now_ms, terms.window_ms, weighing(terms), limit, hits)
-            }
+            Counter::Windowed(cells) => cells.admits_at(look.now_ms, terms.window_ms, weighing(terms), limit, hits),
             Counter::Exact(cells) => cells.admits_at(look.now_ms, terms.window_ms, limit, hits),
             Counter::Gcra(bucket) => bucket.admits_at(&rate(terms), hits),
         }

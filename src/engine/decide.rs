@@ -171,9 +171,7 @@ impl<'t, 'c> Batch<'t, 'c> {
     fn waiting_before(&self, index: usize) -> u64 {
         let (earlier, own) = (&self.seen[..index], &self.seen[index]);
         let is_twin = |other: usize| {
-            earlier[other].counts
-                && earlier[other].hash == own.hash
-                && self.checks[other].key == self.checks[index].key
+            earlier[other].counts && earlier[other].hash == own.hash && self.checks[other].key == self.checks[index].key
         };
         (0..index).filter(|other| is_twin(*other)).fold(0, |sum, other| sum.saturating_add(self.checks[other].hits))
     }

@@ -89,9 +89,9 @@ impl Bucket {
     }
 
     fn after(&self, level: u128, rate: &Rate) -> u64 {
-        let wait_ms = level.checked_div_euclid(u128::from(rate.limit)).map_or(u128::MAX, |whole| {
-            whole + u128::from(!level.is_multiple_of(u128::from(rate.limit)))
-        });
+        let wait_ms = level
+            .checked_div_euclid(u128::from(rate.limit))
+            .map_or(u128::MAX, |whole| whole + u128::from(!level.is_multiple_of(u128::from(rate.limit))));
         self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
     }
 

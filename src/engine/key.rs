@@ -177,7 +177,8 @@ mod tests {
             if buffer.as_bytes().first() != Some(&DIGEST_MARK) {
                 prop_assert_eq!(identifier_values(buffer.as_bytes()), Some(borrowed));
             }
-            prop_assert_eq!(StoredIdentifier::new(buffer.as_bytes()).as_bytes(), buffer.as_bytes());
+            let stored = StoredIdentifier::new(buffer.as_bytes());
+            prop_assert_eq!(stored.as_bytes(), buffer.as_bytes());
         }
     }
 }

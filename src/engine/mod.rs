@@ -41,6 +41,8 @@ pub struct Status<'r> {
     pub is_over: bool,
     /// It is over, and its rule's shadow mode says OK.
     pub is_shadowed: bool,
+    /// Its verdict counts only together with those of the other quota descriptors.
+    pub is_quota: bool,
     /// The rule that was matched, also if an override or a replacement took its limits away.
     pub rule: Option<&'r Rule>,
     pub kind: StatusKind<'r>,
@@ -177,17 +179,19 @@ impl Engine {
             }
             let is_limited = checks.len() > before;
             // A descriptor without a limit passes as a quota descriptor in the global mode; an unlimited one takes no part.
-            let is_quota = if is_limited { rule.quota_mode || modes.quota } else { modes.quota && !rule.is_unlimited() };
+            let is_quota =
+                if is_limited { rule.quota_mode || modes.quota } else { modes.quota && !rule.is_unlimited() };
             groups.push(Group { is_shadow: is_limited && rule.shadow_mode, is_quota });
         }
 
         let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms);
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
-            .map(|found| {
+            .zip(&groups)
+            .map(|(found, group)| {
                 let is_unlimited = found.override_terms.is_none() && found.rule.is_some_and(Rule::is_unlimited);
                 let kind = if is_unlimited { StatusKind::Unlimited } else { StatusKind::Unmatched };
-                Status { is_over: false, is_shadowed: false, rule: found.rule, kind }
+                Status { is_over: false, is_shadowed: false, is_quota: group.is_quota, rule: found.rule, kind }
             })
             .collect();
         let mut is_any_over = false;
@@ -204,8 +208,7 @@ impl Engine {
                 status.kind = StatusKind::Limited(Limited { limit: *limit, terms: check.terms, verdict: *verdict });
             }
         }
-        let is_globally_shadowed =
-            modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
+        let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
         Decision { is_over: outcome.is_over, is_globally_shadowed, statuses }
     }
 
@@ -260,14 +263,7 @@ fn override_terms(limit: &LimitOverride, algorithm: Algorithm) -> Terms {
     Terms { limit: number, window_ms: limit.unit.window_ms(), algorithm, burst: number }
 }
 
-fn check<'a>(
-    space: Space,
-    terms: Terms,
-    charge: Charge,
-    identifier: &'a [u8],
-    hits: Hits,
-    group: usize,
-) -> Check<'a> {
+fn check<'a>(space: Space, terms: Terms, charge: Charge, identifier: &'a [u8], hits: Hits, group: usize) -> Check<'a> {
     let (hits, charging) = match (hits, charge) {
         (Hits::Refund(hits), _) => (hits, Charging::Refund),
         (Hits::OfRequest(hits), Charge::Always) => (hits, Charging::Always),

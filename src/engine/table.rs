@@ -7,7 +7,7 @@
 //!
 //! At the cap, expired slots go first, then the least used; one that is over its limit only if nothing else can be found.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -32,8 +32,9 @@ const NEIGHBOURS_MAX: usize = 16;
 /// How long a shard in which everything is over its limit is taken to stay that way.
 const BARREN_MS: u64 = 100;
 
-/// One key and its counter.
+/// One key and its counter, on two cache lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Slot {
     space: Space,
     window_ms: u64,
@@ -281,8 +282,10 @@ pub struct Table {
     expired: AtomicU64,
     evicted: AtomicU64,
     evicted_over_limit: AtomicU64,
-    /// Where the search for a neighbour's victim goes on.
+    /// Where the search in other shards goes on.
     neighbour: AtomicUsize,
+    /// The second in which a search through all shards found nothing expired.
+    nothing_due_s: AtomicU32,
 }
 
 impl Table {
@@ -297,6 +300,7 @@ impl Table {
             evicted: AtomicU64::new(0),
             evicted_over_limit: AtomicU64::new(0),
             neighbour: AtomicUsize::new(0),
+            nothing_due_s: AtomicU32::new(0),
         }
     }
 
@@ -322,20 +326,17 @@ impl Table {
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
-        if self.expire_in(shard, pinned, now_ms) > 0 {
+        if self.expire_in(shard, pinned, now_ms) > 0 || self.expire_elsewhere(now_ms) {
             return;
         }
         if let Some(victim) = shard.victim(now_ms, pinned) {
             self.evict(shard, victim, false);
             return;
         }
-        // Everything here is over its limit. Shards that others hold are passed over, so this can't deadlock.
+        // Everything here is over its limit: perhaps a neighbour has something cooler.
         let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
         for offset in 0..NEIGHBOURS_MAX.min(self.shards.len()) {
             let Some(mut neighbour) = self.shards[(start + offset) % self.shards.len()].try_lock() else { continue };
-            if self.expire_in(&mut neighbour, &[], now_ms) > 0 {
-                return;
-            }
             if let Some(victim) = neighbour.victim(now_ms, &[]) {
                 self.evict(&mut neighbour, victim, false);
                 return;
@@ -344,6 +345,27 @@ impl Table {
         if let Some(victim) = shard.sacrifice(pinned) {
             self.evict(shard, victim, true);
         }
+    }
+
+    /// Looks for an expired key in the other shards, unless nothing was due anywhere in this second already. Shards that
+    /// others hold are passed over, so this can't deadlock.
+    fn expire_elsewhere(&self, now_ms: u64) -> bool {
+        let now_s = floor_s(now_ms);
+        if self.nothing_due_s.load(Ordering::Relaxed) == now_s {
+            return false;
+        }
+        let start = self.neighbour.load(Ordering::Relaxed);
+        for offset in 0..self.shards.len() {
+            let at = (start + offset) % self.shards.len();
+            let Some(mut shard) = self.shards[at].try_lock() else { continue };
+            if self.expire_in(&mut shard, &[], now_ms) > 0 {
+                // The next search goes on here.
+                self.neighbour.store(at, Ordering::Relaxed);
+                return true;
+            }
+        }
+        self.nothing_due_s.store(now_s, Ordering::Relaxed);
+        false
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {

@@ -55,8 +55,7 @@ pub struct Explanation<'r> {
 /// Explains one descriptor.
 pub fn explain<'r>(domain: &'r Domain, entries: &[Entry<'_>]) -> Explanation<'r> {
     let tree = domain.tree();
-    let mut explanation =
-        Explanation { steps: Vec::new(), rule: None, identifier: Vec::new(), outcome: String::new() };
+    let mut explanation = Explanation { steps: Vec::new(), rule: None, identifier: Vec::new(), outcome: String::new() };
     let mut level = Some(Tree::ROOT);
     for (index, entry) in entries.iter().enumerate() {
         let Some(current) = level else {

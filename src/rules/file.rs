@@ -38,7 +38,7 @@ pub struct DescriptorFile {
     pub value_to_metric: bool,
     pub share_threshold: bool,
     pub sensitive: bool,
-    pub metadata: Option<prost_types::Struct>,
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl DescriptorFile {
@@ -179,7 +179,9 @@ fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut
         if is_set {
             report.warning(
                 fields.key_at(flag).unwrap_or(fields.at),
-                format!("{flag} does nothing here: this descriptor has no rate_limit, and the nested ones do not inherit it"),
+                format!(
+                    "{flag} does nothing here: this descriptor has no rate_limit, and the nested ones do not inherit it"
+                ),
                 format!("move {flag} beside the rate_limit that it is meant for"),
             );
         }
@@ -254,9 +256,9 @@ fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
             );
         }
         let Some(terms) = &limit.terms else { continue };
-        let twin = limits[..index].iter().find(|other| {
-            other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms)
-        });
+        let twin = limits[..index]
+            .iter()
+            .find(|other| other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms));
         if let Some(twin) = twin {
             report.error(
                 terms.window_at,
@@ -415,4 +417,3 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
     }
     Some(Located { value: window_ms, at: text.at })
 }
-

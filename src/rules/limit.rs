@@ -99,7 +99,7 @@ pub struct Rule {
     /// Metric keys carry every value of the request.
     pub detailed_metric: bool,
     /// Returned in the dynamic metadata of requests that this rule lets pass.
-    pub metadata: Option<Arc<prost_types::Struct>>,
+    pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// Where the rule is written.
     pub at: crate::rules::problem::Place,
 }

@@ -51,7 +51,10 @@ fn descriptor_lint(
         problems.warning(
             file,
             descriptor.at,
-            format!("the descriptor {} limits nothing: it has neither a rate_limit nor nested descriptors", descriptor.key.value),
+            format!(
+                "the descriptor {} limits nothing: it has neither a rate_limit nor nested descriptors",
+                descriptor.key.value
+            ),
             "write a rate_limit, or remove the descriptor",
         );
     }
@@ -73,7 +76,9 @@ fn descriptor_lint(
 /// What this process can't do for the rules, as one sentence each: there is no store to share counts through, so every
 /// scope is this process and no outage can happen.
 pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
-    let limits = || ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)));
+    let limits = || {
+        ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
+    };
     let mut sentences = Vec::new();
     let mut say = |what: &str, ids: Vec<&str>, why: &str| {
         if let Some(first) = ids.first() {
@@ -88,9 +93,17 @@ pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
         // Regional is what `gcra` and `exact_window` default to, and strict is exact within one process.
         matches!(limit.policy.scope, Some(Scope::Regional | Scope::Global | Scope::Split | Scope::Strict))
     });
-    say("scope", with_scope.map(|(rule, _)| &*rule.id).collect(), "counts are not shared, every limit holds for this process alone");
+    say(
+        "scope",
+        with_scope.map(|(rule, _)| &*rule.id).collect(),
+        "counts are not shared, every limit holds for this process alone",
+    );
     let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local);
-    say("on_outage", with_outage.map(|(rule, _)| &*rule.id).collect(), "decisions are made from memory, there is nothing whose outage could matter");
+    say(
+        "on_outage",
+        with_outage.map(|(rule, _)| &*rule.id).collect(),
+        "decisions are made from memory, there is nothing whose outage could matter",
+    );
     let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some());
     say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "every decision is exact");
     sentences

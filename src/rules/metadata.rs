@@ -1,13 +1,12 @@
-//! The `metadata` of a rule, as the protobuf struct that goes into dynamic metadata.
+//! The `metadata` of a rule: any YAML map that can be said in JSON, handed back with the requests that the rule lets pass.
 
-use prost_types::value::Kind as Wire;
-use prost_types::{ListValue, Struct, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::rules::fields::Report;
 use crate::rules::yaml::{Kind, Meaning, Node, Scalar};
 
 /// Reads the map under `metadata`. Its keys are the operator's own and are not checked.
-pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Struct> {
+pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> {
     let Kind::Map(pairs) = &node.kind else {
         report.error(
             node.at,
@@ -16,7 +15,7 @@ pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Struct> {
         );
         return None;
     };
-    let mut fields = std::collections::BTreeMap::new();
+    let mut fields = Map::new();
     for (key, value) in pairs {
         let name = match key.as_scalar() {
             Some(scalar) if scalar.meaning() == Meaning::Text => {
@@ -36,27 +35,24 @@ pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Struct> {
             fields.insert(name, value);
         }
     }
-    Some(Struct { fields })
+    Some(fields)
 }
 
 fn value_of(node: &Node, report: &mut Report<'_>) -> Option<Value> {
-    let kind = match &node.kind {
-        Kind::Map(_) => Wire::StructValue(read(node, report)?),
-        Kind::List(items) => {
-            Wire::ListValue(ListValue { values: items.iter().filter_map(|item| value_of(item, report)).collect() })
-        }
+    Some(match &node.kind {
+        Kind::Map(_) => Value::Object(read(node, report)?),
+        Kind::List(items) => Value::Array(items.iter().filter_map(|item| value_of(item, report)).collect()),
         Kind::Scalar(scalar) => match scalar.meaning() {
-            Meaning::Null => Wire::NullValue(0),
-            Meaning::Bool(value) => Wire::BoolValue(value),
-            Meaning::Int(value) => Wire::NumberValue(value as f64),
-            Meaning::Float(value) if value.is_finite() => Wire::NumberValue(value),
+            Meaning::Null => Value::Null,
+            Meaning::Bool(value) => Value::Bool(value),
+            Meaning::Int(value) => Number::from_f64(value as f64).into(),
+            Meaning::Float(value) if value.is_finite() => Number::from_f64(value).into(),
             Meaning::Float(_) | Meaning::LeadingZero | Meaning::Text => {
                 warn_of_legacy_bool(scalar, node, report);
-                Wire::StringValue(scalar.text.clone())
+                Value::String(scalar.text.clone())
             }
         },
-    };
-    Some(Value { kind: Some(kind) })
+    })
 }
 
 fn warn_of_legacy_bool(scalar: &Scalar, node: &Node, report: &mut Report<'_>) {

@@ -89,13 +89,7 @@ impl Problems {
         Problems { strictness, found: Vec::new() }
     }
 
-    pub fn error(
-        &mut self,
-        file: &Arc<str>,
-        position: Position,
-        message: impl Into<String>,
-        help: impl Into<String>,
-    ) {
+    pub fn error(&mut self, file: &Arc<str>, position: Position, message: impl Into<String>, help: impl Into<String>) {
         self.add(file, position, Severity::Error, message.into(), help.into());
     }
 

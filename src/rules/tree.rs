@@ -109,6 +109,19 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Which of the entries have values that nobody may see.
+    pub fn sensitive(&self, entries: &[Entry<'_>]) -> Vec<bool> {
+        let mut level = Some(Tree::ROOT);
+        let mut is_sensitive = |entry: &Entry<'_>| {
+            let (node, _) = self.step(level?, entry)?;
+            level = self.nodes[node as usize].level;
+            Some(self.nodes[node as usize].is_sensitive)
+        };
+        entries.iter().map(|entry| is_sensitive(entry).unwrap_or(false)).collect()
+    }
+}
+
 impl Node {
     /// Whether each value that leads here has a count of its own.
     pub fn leaves_open(&self, via: Via) -> bool {

@@ -209,7 +209,8 @@ fn chunks(text: &str) -> Vec<(usize, &str)> {
     let mut only_preamble = true;
     let mut offset = 0;
     for (line_number, line) in text.split_inclusive('\n').enumerate() {
-        let is_marker = line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        let is_marker =
+            line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
         if is_marker && !only_preamble {
             chunks.push((start_line, &text[start..offset]));
             (start, start_line) = (offset, line_number);
@@ -354,12 +355,14 @@ mod tests {
 
     #[test]
     fn positions_count_from_one() {
-        let (documents, errors) = read("domain: edge\ndescriptors:\n  - key: é, value: x\n");
+        let (documents, errors) = read("domain: edge\ndescriptors:\n  - {é: y, key: x}\n");
         assert!(errors.is_empty(), "{errors:?}");
         let Kind::Map(pairs) = &documents[0].kind else { panic!() };
         assert_eq!(pairs[0].1.at, Position { line: 1, column: 9 });
         let Kind::List(items) = &pairs[1].1.kind else { panic!() };
         assert_eq!(items[0].at, Position { line: 3, column: 5 });
+        let Kind::Map(pairs) = &items[0].kind else { panic!() };
+        assert_eq!(pairs[1].0.at, Position { line: 3, column: 12 }, "columns count characters, not bytes");
     }
 
     #[test]
@@ -392,8 +395,10 @@ mod tests {
 
     #[test]
     fn deep_nesting_is_refused() {
-        let (_, errors) = read(&"[".repeat(100_000));
+        let (_, errors) = read(&"[".repeat(200));
         assert!(errors[0].contains("nested more than 128 deep"), "{errors:?}");
+        let (_, errors) = read(&"[".repeat(1_000_000));
+        assert_eq!(errors.len(), 1, "{errors:?}");
         let (_, errors) = read("a: &a [*a]\n");
         assert_eq!(errors.len(), 1, "{errors:?}");
     }

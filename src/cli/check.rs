@@ -1,0 +1,65 @@
+//! `tidegate check`: what is wrong with the rule files.
+
+use std::io::Write;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::{Exit, Output};
+use crate::rules::problem::{Problem, Severity};
+use crate::settings::RuleFlags;
+use crate::sources::files;
+
+#[derive(Args, Debug)]
+pub struct CheckFlags {
+    #[command(flatten)]
+    pub rules: RuleFlags,
+
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    pub output: Output,
+}
+
+pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
+    let loaded = files::load(&flags.rules.rules, &flags.rules.options());
+    let (errors, warnings) = counts(&loaded.problems);
+    let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };
+    let mut out = std::io::stdout().lock();
+    if flags.output == Output::Json {
+        let document = json!({
+            "ok": loaded.ruleset.is_some(),
+            "domains": loaded.ruleset.as_ref().map(|ruleset| ruleset.domains().count()),
+            "rules": loaded.ruleset.as_ref().map(|ruleset| ruleset.rules_count()),
+            "errors": errors,
+            "warnings": warnings,
+            "problems": loaded.problems,
+        });
+        writeln!(out, "{document:#}")?;
+        return Ok(exit);
+    }
+    for problem in &loaded.problems {
+        writeln!(out, "{problem}")?;
+    }
+    match &loaded.ruleset {
+        Some(ruleset) => writeln!(
+            out,
+            "ok: {} in {}, {}",
+            plural(ruleset.rules_count(), "rule"),
+            plural(ruleset.domains().count(), "domain"),
+            plural(warnings, "warning")
+        )?,
+        None => writeln!(out, "not loaded: {}, {}", plural(errors, "error"), plural(warnings, "warning"))?,
+    }
+    Ok(exit)
+}
+
+/// How many errors and warnings there are.
+pub fn counts(problems: &[Problem]) -> (usize, usize) {
+    let errors = problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+    (errors, problems.len() - errors)
+}
+
+/// `1 rule`, `2 rules`.
+pub fn plural(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}

@@ -1,0 +1,63 @@
+//! The commands, one file each.
+
+pub mod check;
+pub mod explain;
+pub mod serve;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::settings::ServeFlags;
+
+/// A rate limit service for Envoy: true sliding windows, answered from local memory.
+///
+/// Reads the rule files of envoyproxy/ratelimit as they are. Without a command it serves.
+#[derive(Parser, Debug)]
+#[command(name = "tidegate", version, max_term_width = 110, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    #[command(flatten)]
+    pub serve: ServeFlags,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Answer Envoy: gRPC on port 8081, HTTP on port 8080
+    Serve(Box<ServeFlags>),
+    /// Check rule files: every error and warning with its file, line and column
+    ///
+    /// Exits with 0 if the files can be loaded (there may be warnings), and with 1 if not.
+    Check(check::CheckFlags),
+    /// Explain which rule a descriptor meets, which were passed over and why, and what key is counted
+    ///
+    /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
+    #[command(after_help = explain::EXAMPLES)]
+    Explain(explain::ExplainFlags),
+}
+
+/// For people or for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Text,
+    Json,
+}
+
+/// How a command ended. Errors that it could not report itself travel as `anyhow::Error`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Success,
+    Failure,
+}
+
+impl Cli {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<Exit> {
+        match self.command {
+            None => serve::run(&self.serve),
+            Some(Command::Serve(flags)) => serve::run(&flags),
+            Some(Command::Check(flags)) => check::run(&flags),
+            Some(Command::Explain(flags)) => explain::run(&flags),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! `tidegate serve`: open the ports, answer, and stop without a failed call.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{interval, sleep, timeout};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::cli::Exit;
+use crate::cli::check::{counts, plural};
+use crate::engine::Engine;
+use crate::observe::logging;
+use crate::rules::lint::not_honoured;
+use crate::rules::{Loaded, Ruleset};
+use crate::server::connection::{self, ConnectionBounds};
+use crate::server::drain::{self, Drainer, Phase};
+use crate::server::service::{Service, wall_ms};
+use crate::server::{grpc, http};
+use crate::settings::{ServeFlags, Settings};
+use crate::sources::files;
+
+/// How often expired keys are looked for.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
+
+pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
+    let settings = Settings::new(flags)?;
+    logging::start(flags.log_level, flags.log_format);
+    let loaded = files::load(&flags.rules.rules, &flags.rules.options());
+    let Some(ruleset) = report(loaded) else { return Ok(Exit::Failure) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
+    runtime.block_on(serve(settings, ruleset))?;
+    // Calls that outlived the drain timeout do not hold the exit up.
+    runtime.shutdown_background();
+    Ok(Exit::Success)
+}
+
+/// Says what was found in the rules. `None` if they can't be used.
+fn report(loaded: Loaded) -> Option<Ruleset> {
+    let (errors, warnings) = counts(&loaded.problems);
+    match loaded.ruleset {
+        None => {
+            for problem in &loaded.problems {
+                eprintln!("{problem}");
+            }
+            eprintln!(
+                "tidegate: not started: {} and {} in the rules; tidegate check shows the same",
+                plural(errors, "error"),
+                plural(warnings, "warning")
+            );
+            None
+        }
+        Some(ruleset) => {
+            for problem in &loaded.problems {
+                tracing::warn!("{}: {} ({})", problem.place, problem.message, problem.help);
+            }
+            for sentence in not_honoured(&ruleset) {
+                tracing::warn!("{sentence}");
+            }
+            Some(ruleset)
+        }
+    }
+}
+
+async fn serve(settings: Settings, ruleset: Ruleset) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let grpc_listener = bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?;
+    let http_listener = bind("HTTP", settings.http_addr, "--port (PORT)").await?;
+    let (rules, domains) = (ruleset.rules_count(), ruleset.domains().count());
+    let addresses = (grpc_listener.local_addr()?, http_listener.local_addr()?);
+
+    let engine = Engine::new(settings.keys_max);
+    let service = Service::new(engine, settings.bounds, settings.modes, settings.answers, settings.in_flight_max);
+    service.install(ruleset);
+    let service = Arc::new(service);
+    let health = HealthReporter::new();
+    report_health(&health, ServingStatus::Serving).await;
+    let (drainer, drain) = drain::channel();
+
+    let routes = grpc::routes(service.clone(), health.clone(), settings.message_bytes_max)?;
+    let bounds = ConnectionBounds {
+        connections_max: settings.connections_max,
+        age: settings.connection_age,
+        grace: settings.connection_grace,
+    };
+    let grpc = tokio::spawn(connection::serve(grpc_listener, routes, bounds, drain.clone()));
+    let router = http::router(service.clone(), drain.clone(), settings.message_bytes_max)?;
+    let mut http_drain = drain.clone();
+    let http = axum::serve(http_listener, router).with_graceful_shutdown(async move { http_drain.closing().await });
+    let http = tokio::spawn(http.into_future());
+    tokio::spawn(expire(service.clone()));
+    announce(addresses, rules, domains);
+
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tokio::select! {
+        () = stop(&drainer, &health, settings.drain_delay) => {}
+        // Someone at a terminal who asks twice does not want to wait.
+        _ = interrupt.recv() => return Ok(()),
+    }
+    let finished = async {
+        let _ = grpc.await;
+        let _ = http.await;
+    };
+    if timeout(settings.drain_timeout, finished).await.is_err() {
+        tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
+    }
+    Ok(())
+}
+
+/// Announces the stop, waits for it to be noticed, then asks every connection to finish.
+async fn stop(drainer: &Drainer, health: &HealthReporter, delay: Duration) {
+    tracing::info!(?delay, "stopping: health says NOT_SERVING, calls are still answered");
+    drainer.enter(Phase::Announced);
+    report_health(health, ServingStatus::NotServing).await;
+    sleep(delay).await;
+    drainer.enter(Phase::Closing);
+    // Ends the streams of those who watch health, which would otherwise stay open for good.
+    let mut health = health.clone();
+    for name in ["", grpc::HEALTH_NAME] {
+        health.clear_service_status(name).await;
+    }
+}
+
+async fn report_health(health: &HealthReporter, status: ServingStatus) {
+    for name in ["", grpc::HEALTH_NAME] {
+        health.set_service_status(name, status).await;
+    }
+}
+
+async fn bind(what: &str, address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    // `::` serves both families, whatever the system's default.
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket
+        .bind(&address.into())
+        .and_then(|()| socket.listen(4096))
+        .with_context(|| format!("can't open the {what} port {address}: choose another with {flag}"))?;
+    Ok(TcpListener::from_std(socket.into())?)
+}
+
+async fn expire(service: Arc<Service>) {
+    let mut ticks = interval(EXPIRE_INTERVAL);
+    loop {
+        ticks.tick().await;
+        service.engine().expire(wall_ms());
+    }
+}
+
+/// One line that says where to point Envoy, also when the log level is above it.
+fn announce((grpc, http): (SocketAddr, SocketAddr), rules: usize, domains: usize) {
+    tracing::info!(%grpc, %http, rules, domains, "serving");
+    if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {
+        eprintln!(
+            "tidegate: serving {} in {} on {grpc} (gRPC) and {http} (HTTP)",
+            plural(rules, "rule"),
+            plural(domains, "domain")
+        );
+    }
+}

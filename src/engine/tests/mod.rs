@@ -1,0 +1,82 @@
+//! The engine as its callers meet it: rules in YAML, requests, time as an argument.
+
+mod concurrency;
+mod model;
+mod scenarios;
+mod table;
+
+use crate::engine::{Decision, Engine, Modes, StatusKind};
+use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::rules::{Options, Ruleset, Source};
+
+/// A whole number of minutes, hours and days, so that windows start where tests expect them to.
+pub(super) const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
+
+pub(super) fn ruleset(yaml: &str) -> Ruleset {
+    let loaded = Ruleset::load(&[Source { name: "test.yaml".into(), text: yaml.to_owned() }], &Options::default());
+    loaded.ruleset.unwrap_or_else(|| panic!("{:#?}", loaded.problems))
+}
+
+/// One descriptor: `k=v,k2=v2`.
+#[derive(Clone, Debug)]
+pub(super) struct Ask<'a> {
+    pub(super) entries: &'a str,
+    pub(super) hits: Hits,
+    pub(super) limit: Option<LimitOverride>,
+}
+
+pub(super) fn ask(entries: &str) -> Ask<'_> {
+    Ask { entries, hits: Hits::OfRequest(1), limit: None }
+}
+
+pub(super) fn ask_for(entries: &str, hits: Hits) -> Ask<'_> {
+    Ask { entries, hits, limit: None }
+}
+
+pub(super) fn request<'a>(domain: &'a str, asks: &[Ask<'a>]) -> Request<'a> {
+    let descriptors = asks.iter().map(|ask| Descriptor {
+        entries: ask
+            .entries
+            .split(',')
+            .filter_map(|entry| entry.split_once('='))
+            .map(|(key, value)| Entry { key, value })
+            .collect(),
+        hits: ask.hits,
+        limit: ask.limit,
+    });
+    Request::new(domain, descriptors.collect(), &Bounds { descriptors_max: 1000, entries_max: 16 }).unwrap()
+}
+
+/// An engine with rules, asked at chosen moments.
+pub(super) struct Bench {
+    pub(super) engine: Engine,
+    pub(super) rules: Ruleset,
+    pub(super) modes: Modes,
+}
+
+impl Bench {
+    pub(super) fn new(yaml: &str) -> Bench {
+        Bench { engine: Engine::new(100_000), rules: ruleset(yaml), modes: Modes::default() }
+    }
+
+    pub(super) fn decide(&self, asks: &[Ask<'_>], at_ms: u64) -> Decision<'_> {
+        self.engine.decide(&self.rules, &request("d", asks), self.modes, START_MS + at_ms)
+    }
+
+    /// The verdict on each descriptor in short: `OK 9`, `OVER 0`, `-` without a limit, `*` when unlimited.
+    pub(super) fn said(&self, asks: &[Ask<'_>], at_ms: u64) -> String {
+        said(&self.decide(asks, at_ms))
+    }
+}
+
+pub(super) fn said(decision: &Decision<'_>) -> String {
+    let status = |status: &crate::engine::Status<'_>| match &status.kind {
+        StatusKind::Unmatched => "-".to_owned(),
+        StatusKind::Unlimited => "*".to_owned(),
+        StatusKind::Limited(limited) => {
+            format!("{} {}", if status.is_over { "OVER" } else { "OK" }, limited.verdict.remaining)
+        }
+    };
+    let statuses: Vec<String> = decision.statuses.iter().map(status).collect();
+    format!("{}: {}", if decision.is_over { "OVER" } else { "OK" }, statuses.join(", "))
+}

@@ -1,0 +1,121 @@
+//! The table at its cap: who goes, who stays, and what it costs.
+
+use super::*;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limit: {requests_per_unit: 2, unit: hour}}
+  - {key: short, rate_limit: {requests_per_unit: 100, unit: second}}
+  - {key: bucket, rate_limit: {requests_per_unit: 100, unit: second, algorithm: gcra}}
+  - {key: exact, rate_limit: {requests_per_unit: 100, unit: second, algorithm: exact_window}}
+";
+
+fn bench(keys_max: usize) -> Bench {
+    Bench { engine: Engine::new(keys_max), rules: ruleset(RULES), modes: Modes::default() }
+}
+
+#[test]
+fn the_cap_holds_and_over_limit_keys_stay_denied() {
+    for keys_max in [100, 1000, 20_000] {
+        let bench = bench(keys_max);
+        let denied: Vec<String> = (0..keys_max / 10).map(|n| format!("k=denied-{n}")).collect();
+        for entries in &denied {
+            bench.decide(&[ask_for(entries, Hits::OfRequest(2))], 0);
+        }
+        for n in 0..keys_max * 10 {
+            bench.decide(&[ask(&format!("k=flood-{n}"))], 1000);
+        }
+        let stats = bench.engine.stats();
+        assert!(stats.keys <= keys_max, "{stats:?}");
+        assert!(stats.evicted as usize >= keys_max * 9, "{stats:?}");
+        assert_eq!(stats.evicted_over_limit, 0, "{stats:?}");
+        for entries in &denied {
+            assert!(bench.decide(&[ask(entries)], 2000).is_over, "{entries} of {keys_max}");
+        }
+    }
+}
+
+#[test]
+fn keys_in_use_outlast_a_flood_of_strangers() {
+    let bench = bench(10_000);
+    let regulars: Vec<String> = (0..1000).map(|n| format!("short=regular-{n}")).collect();
+    for _ in 0..20 {
+        regulars.iter().for_each(|entries| drop(bench.decide(&[ask(entries)], 0)));
+    }
+    for n in 0..50_000 {
+        bench.decide(&[ask(&format!("short=flood-{n}"))], 500);
+    }
+    let kept =
+        regulars.iter().filter(|entries| bench.said(&[ask_for(entries, Hits::Own(0))], 999) == "OK: OK 80").count();
+    assert_eq!(kept, regulars.len());
+}
+
+#[test]
+fn expired_keys_go_first_and_are_not_evictions() {
+    let bench = bench(1000);
+    for n in 0..900 {
+        bench.decide(&[ask(&format!("short=old-{n}"))], 0);
+    }
+    for n in 0..100 {
+        bench.decide(&[ask(&format!("k=live-{n}"))], 0);
+    }
+    for n in 0..850 {
+        bench.decide(&[ask(&format!("k=new-{n}"))], 10_000);
+    }
+    let stats = bench.engine.stats();
+    assert_eq!(stats.evicted, 0, "{stats:?}");
+    assert!(stats.keys <= 1000 && stats.expired >= 850, "{stats:?}");
+    for n in 0..100 {
+        assert_eq!(bench.said(&[ask_for(&format!("k=live-{n}"), Hits::Own(0))], 10_000), "OK: OK 1");
+    }
+}
+
+#[test]
+fn the_sweep_removes_expired_keys_of_every_algorithm_and_no_others() {
+    let bench = bench(100_000);
+    for n in 0..5000 {
+        let texts = ["short", "bucket", "exact", "k"].map(|key| format!("{key}={n}"));
+        bench.decide(&[ask(&texts[0]), ask(&texts[1]), ask(&texts[2]), ask(&texts[3])], 0);
+    }
+    assert_eq!(bench.engine.stats().keys, 20_000);
+    bench.engine.expire(START_MS + 500);
+    assert!(bench.engine.stats().keys >= 15_000, "at most the drained buckets are gone");
+    bench.engine.expire(START_MS + 10_000);
+    assert_eq!(bench.engine.stats().keys, 5000);
+    // What is used again after the sweep was due lives on.
+    bench.decide(&[ask("short=again")], 10_000);
+    bench.decide(&[ask_for("short=again", Hits::OfRequest(2))], 11_900);
+    bench.engine.expire(START_MS + 12_100);
+    assert_eq!(bench.said(&[ask_for("short=again", Hits::Own(0))], 12_100), "OK: OK 99");
+    bench.engine.expire(START_MS + 4 * 60 * 60 * 1000);
+    assert_eq!(bench.engine.stats().keys, 0);
+}
+
+#[test]
+fn when_everything_is_over_its_limit_room_is_still_made() {
+    let bench = bench(500);
+    for n in 0..5000 {
+        bench.decide(&[ask_for(&format!("k=full-{n}"), Hits::OfRequest(2))], 0);
+    }
+    let stats = bench.engine.stats();
+    assert!(stats.keys <= 500 && stats.evicted_over_limit > 0, "{stats:?}");
+    assert_eq!(stats.evicted, 4500);
+}
+
+#[test]
+fn the_keys_of_one_request_do_not_make_room_for_each_other() {
+    let bench = bench(4);
+    let texts: Vec<String> = (0..8).map(|n| format!("k={n}")).collect();
+    let asks: Vec<Ask<'_>> = texts.iter().map(|entries| ask(entries)).collect();
+    assert_eq!(bench.said(&asks, 0), "OK: OK 1, OK 1, OK 1, OK 1, OK 1, OK 1, OK 1, OK 1");
+    assert_eq!(
+        bench.said(&asks[..4], 0).matches("OK 0").count() + bench.said(&asks[4..], 0).matches("OK 0").count(),
+        8
+    );
+}
+
+#[test]
+fn a_slot_takes_two_cache_lines() {
+    assert_eq!(std::mem::size_of::<crate::engine::table::Slot>(), 128);
+}

@@ -1,0 +1,47 @@
+//! Stopping without a failed call.
+//!
+//! Envoy must hear NOT_SERVING before connections go away. So a stop has three phases: say so and go on accepting and
+//! answering for the drain delay; then ask every connection to finish (GOAWAY); then, after the drain timeout, close what
+//! is left.
+
+use tokio::sync::watch;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    Serving,
+    /// Unhealthy, but still accepting and answering.
+    Announced,
+    /// No new connections; open ones finish.
+    Closing,
+}
+
+/// Tells everyone in which phase we are.
+#[derive(Debug)]
+pub struct Drainer(watch::Sender<Phase>);
+
+/// Knows in which phase we are.
+#[derive(Clone, Debug)]
+pub struct Drain(watch::Receiver<Phase>);
+
+pub fn channel() -> (Drainer, Drain) {
+    let (sender, receiver) = watch::channel(Phase::Serving);
+    (Drainer(sender), Drain(receiver))
+}
+
+impl Drainer {
+    pub fn enter(&self, phase: Phase) {
+        self.0.send_replace(phase);
+    }
+}
+
+impl Drain {
+    pub fn has_begun(&self) -> bool {
+        *self.0.borrow() > Phase::Serving
+    }
+
+    /// Waits until connections have to finish.
+    pub async fn closing(&mut self) {
+        // The sender lives as long as the service; without it there is nothing left to serve either.
+        let _ = self.0.wait_for(|phase| *phase >= Phase::Closing).await;
+    }
+}

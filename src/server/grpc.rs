@@ -1,0 +1,66 @@
+//! The gRPC port: RateLimitService v3, health and reflection.
+
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
+use tonic_health::server::HealthReporter;
+
+use crate::server::service::{NoAnswer, Service};
+
+/// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
+/// `envoy/service/ratelimit/v3/rls.proto`, without comments. Serves reflection and the JSON form.
+pub const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
+
+/// The name under which Envoy's health checks ask, beside the empty one.
+pub const HEALTH_NAME: &str = "ratelimit";
+
+struct RateLimit(Arc<Service>);
+
+#[tonic::async_trait]
+impl RateLimitService for RateLimit {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        match self.0.answer(request.get_ref()) {
+            Ok(answer) => Ok(Response::new(answer.response)),
+            Err(error) => Err(status(&error)),
+        }
+    }
+}
+
+fn status(error: &NoAnswer) -> Status {
+    let text = error.to_string();
+    match error {
+        NoAnswer::Refused(_) => Status::invalid_argument(text),
+        NoAnswer::NoRules => Status::unavailable(text),
+        NoAnswer::Overload { .. } => Status::resource_exhausted(text),
+    }
+}
+
+/// The services of the port. The reporter is the only way to change what health says.
+pub fn routes(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Routes> {
+    let rate_limit = RateLimitServiceServer::new(RateLimit(service)).max_decoding_message_size(message_bytes_max);
+    let health = tonic_health::server::HealthService::from_health_reporter(health);
+    let health =
+        tonic_health::pb::health_server::HealthServer::new(health).max_decoding_message_size(message_bytes_max);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(HEALTH_DESCRIPTORS)
+            // The descriptors know more services than this port serves.
+            .with_service_name("envoy.service.ratelimit.v3.RateLimitService")
+            .with_service_name("grpc.health.v1.Health")
+    };
+    Ok(Routes::new(rate_limit)
+        .add_service(health)
+        .add_service(reflection().with_service_name("grpc.reflection.v1.ServerReflection").build_v1()?)
+        .add_service(reflection().with_service_name("grpc.reflection.v1alpha.ServerReflection").build_v1alpha()?)
+        .prepare())
+}

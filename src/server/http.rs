@@ -1,0 +1,149 @@
+//! The HTTP port: `/json` for people and tests, and the probes.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::Response;
+use axum::routing::{any, get};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use http::{HeaderValue, StatusCode, header};
+use prost::Message;
+use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
+
+use crate::server::drain::Drain;
+use crate::server::grpc;
+use crate::server::service::Service;
+
+/// Names the reason of a refusal: the body says the same to everybody.
+const ERROR_HEADER: &str = "x-tidegate-error";
+
+/// What the handlers need.
+#[derive(Clone)]
+struct Port {
+    service: Arc<Service>,
+    drain: Drain,
+    json: Arc<Json>,
+}
+
+/// The handlers of the port. A body may be some times as large as the message it describes.
+pub fn router(service: Arc<Service>, drain: Drain, message_bytes_max: usize) -> anyhow::Result<Router> {
+    let port = Port { service, drain, json: Arc::new(Json::new()?) };
+    Ok(Router::new()
+        .route("/json", any(json))
+        .route("/healthcheck", get(ready))
+        .route("/readyz", get(ready))
+        .route("/livez", get(|| async { "OK" }))
+        .layer(DefaultBodyLimit::max(message_bytes_max.saturating_mul(4)))
+        .with_state(port))
+}
+
+/// Ready is: rules are loaded and nobody has asked us to stop. The port is open, or this would not run.
+async fn ready(State(port): State<Port>) -> Response {
+    if port.service.has_rules() && !port.drain.has_begun() {
+        return respond(StatusCode::OK, "text/plain; charset=utf-8", "OK");
+    }
+    respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", "")
+}
+
+/// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT.
+async fn json(State(port): State<Port>, body: Result<Bytes, axum::extract::rejection::BytesRejection>) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(error) => return bad_request(&error.to_string()),
+    };
+    let message = match port.json.request(&body) {
+        Ok(message) => message,
+        Err(error) => return bad_request(&error),
+    };
+    let answer = match port.service.answer(&message) {
+        Ok(answer) => answer,
+        Err(error) => return bad_request(&error.to_string()),
+    };
+    let is_over = answer.response.overall_code == Code::OverLimit as i32;
+    let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+    let Ok(text) = port.json.response(&answer.response) else {
+        return respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", "Internal Server Error\n");
+    };
+    let mut response = respond(status, "application/json", text);
+    if let Some(wait_s) = answer.retry_after_s {
+        response.headers_mut().insert(header::RETRY_AFTER, wait_s.into());
+    }
+    response
+}
+
+fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn bad_request(reason: &str) -> Response {
+    let mut response = respond(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Bad Request\n");
+    let printable: String = reason.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    if let Ok(value) = HeaderValue::from_str(&printable) {
+        response.headers_mut().insert(ERROR_HEADER, value);
+    }
+    response
+}
+
+/// The messages in proto3 JSON: camel case or snake case in, camel case out, nothing unknown.
+struct Json {
+    request: MessageDescriptor,
+    response: MessageDescriptor,
+}
+
+impl Json {
+    fn new() -> anyhow::Result<Json> {
+        let pool = DescriptorPool::decode(grpc::DESCRIPTORS)?;
+        let message = |name: &str| {
+            let name = format!("envoy.service.ratelimit.v3.{name}");
+            pool.get_message_by_name(&name).ok_or_else(|| anyhow::anyhow!("{name} is not described"))
+        };
+        Ok(Json { request: message("RateLimitRequest")?, response: message("RateLimitResponse")? })
+    }
+
+    fn request(&self, body: &[u8]) -> Result<RateLimitRequest, String> {
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let options = DeserializeOptions::new().deny_unknown_fields(true);
+        let dynamic = DynamicMessage::deserialize_with_options(self.request.clone(), &mut json, &options)
+            .map_err(|error| error.to_string())?;
+        json.end().map_err(|error| error.to_string())?;
+        dynamic.transcode_to().map_err(|error| error.to_string())
+    }
+
+    fn response(&self, response: &RateLimitResponse) -> anyhow::Result<String> {
+        let dynamic = DynamicMessage::decode(self.response.clone(), response.encode_to_vec().as_slice())?;
+        Ok(serde_json::to_string(&dynamic)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_takes_both_cases_and_nothing_unknown() {
+        let json = Json::new().unwrap();
+        for text in [
+            r#"{"domain":"d","hitsAddend":3,"descriptors":[{"entries":[{"key":"a","value":"b"}],"hitsAddend":"7"}]}"#,
+            r#"{"domain":"d","hits_addend":3,"descriptors":[{"entries":[{"key":"a","value":"b"}],"hits_addend":7}]}"#,
+        ] {
+            let request = json.request(text.as_bytes()).unwrap();
+            assert_eq!((request.domain.as_str(), request.hits_addend), ("d", 3));
+            assert_eq!(request.descriptors[0].hits_addend.as_ref().unwrap().value, 7);
+        }
+        assert!(json.request(br#"{"domain":"d","nonsense":1}"#).is_err());
+        assert!(json.request(b"").is_err());
+        assert!(json.request(br#"{} trailing"#).is_err());
+    }
+
+    #[test]
+    fn answers_leave_out_what_is_zero() {
+        let text = Json::new().unwrap().response(&RateLimitResponse { overall_code: 1, ..Default::default() }).unwrap();
+        assert_eq!(text, r#"{"overallCode":"OK"}"#);
+    }
+}

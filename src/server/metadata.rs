@@ -1,0 +1,139 @@
+//! What a decision says about itself in `dynamic_metadata`: the fields of envoyproxy/ratelimit, and under `tidegate` which
+//! rule settled it and why.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use envoy_types::pb::google::protobuf::{ListValue, Struct, Value, value::Kind};
+
+use crate::engine::{Decision, StatusKind};
+use crate::request::Request;
+use crate::rules::Ruleset;
+
+/// Stands for the value of a key that a rule marks as sensitive.
+const HIDDEN: &str = "<sensitive>";
+
+/// The struct of one answer.
+pub fn dynamic_metadata(
+    message: &RateLimitRequest,
+    request: &Request<'_>,
+    decision: &Decision<'_>,
+    ruleset: &Ruleset,
+) -> Struct {
+    let mut fields = Struct::default();
+    let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
+    set("domain", string(request.domain()));
+    let domain = ruleset.domain(request.domain());
+    let descriptors = message.descriptors.iter().zip(request.descriptors()).map(|(wire, descriptor)| {
+        let hidden = domain.map(|domain| domain.tree().sensitive(&descriptor.entries)).unwrap_or_default();
+        describe(wire, &hidden)
+    });
+    set("descriptors", list(descriptors.collect()));
+    if message.hits_addend != 0 {
+        set("hitsAddend", number(f64::from(message.hits_addend)));
+    }
+    let metadata = rules_metadata(decision);
+    if !metadata.is_empty() {
+        set("metadata", structure(&metadata));
+    }
+    set("tidegate", account(decision));
+    fields
+}
+
+fn describe(wire: &RateLimitDescriptor, hidden: &[bool]) -> Value {
+    let entries = wire.entries.iter().enumerate().map(|(index, entry)| {
+        let is_hidden = hidden.get(index).copied().unwrap_or(false);
+        string(format!("{}={}", entry.key, if is_hidden { HIDDEN } else { &entry.value }))
+    });
+    let mut fields = Struct::default();
+    fields.fields.insert("entries".into(), list(entries.collect()));
+    if let Some(limit) = &wire.limit {
+        let unit = RateLimitUnit::try_from(limit.unit).unwrap_or(RateLimitUnit::Unknown).as_str_name();
+        let text = format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit);
+        fields.fields.insert("limit".into(), string(text));
+    }
+    if let Some(hits) = &wire.hits_addend {
+        fields.fields.insert("hitsAddend".into(), number(hits.value as f64));
+    }
+    Value { kind: Some(Kind::StructValue(fields)) }
+}
+
+/// The metadata of every rule that lets its descriptor pass, the first value of a name winning, maps joined.
+fn rules_metadata(decision: &Decision<'_>) -> serde_json::Map<String, serde_json::Value> {
+    let mut joined = serde_json::Map::new();
+    for status in decision.statuses.iter().filter(|status| !status.is_over) {
+        let is_by_rule = matches!(&status.kind, StatusKind::Limited(limited) if limited.limit.is_some());
+        if let Some(metadata) = status.rule.filter(|_| is_by_rule).and_then(|rule| rule.metadata.as_ref()) {
+            join(&mut joined, metadata);
+        }
+    }
+    joined
+}
+
+fn join(into: &mut serde_json::Map<String, serde_json::Value>, from: &serde_json::Map<String, serde_json::Value>) {
+    for (name, value) in from {
+        match (into.get_mut(name), value) {
+            (None, value) => {
+                into.insert(name.clone(), value.clone());
+            }
+            (Some(serde_json::Value::Object(into)), serde_json::Value::Object(from)) => join(into, from),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+/// Which rule settled the answer, and why.
+fn account(decision: &Decision<'_>) -> Value {
+    let decisive = decision.decisive();
+    let is_shadowed = decision.is_globally_shadowed || decision.statuses.iter().any(|status| status.is_shadowed);
+    let reason = match decisive {
+        _ if decision.is_over => "over_limit",
+        _ if is_shadowed => "shadow",
+        None => "no_rule",
+        Some(_) => "within_limit",
+    };
+    let mut fields = Struct::default();
+    let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
+    set("reason", string(reason));
+    if let Some(status) = decisive {
+        set("rule", string(status.rule.map_or(crate::rules::OVERRIDE_RULE_ID, |rule| &*rule.id)));
+        // Counts are this process's own: nothing wider is there to ask.
+        set("scope", string("local"));
+        set("layer", string("local"));
+        if let StatusKind::Limited(limited) = &status.kind {
+            set("reset_ms", number(limited.verdict.reset_ms as f64));
+        }
+    }
+    if let Some(wait_ms) = decision.retry_after_ms() {
+        set("retry_after_ms", number(wait_ms as f64));
+    }
+    Value { kind: Some(Kind::StructValue(fields)) }
+}
+
+fn string(text: impl Into<String>) -> Value {
+    Value { kind: Some(Kind::StringValue(text.into())) }
+}
+
+fn number(value: f64) -> Value {
+    Value { kind: Some(Kind::NumberValue(value)) }
+}
+
+fn list(values: Vec<Value>) -> Value {
+    Value { kind: Some(Kind::ListValue(ListValue { values })) }
+}
+
+fn structure(map: &serde_json::Map<String, serde_json::Value>) -> Value {
+    let fields = map.iter().map(|(name, value)| (name.clone(), from_json(value))).collect();
+    Value { kind: Some(Kind::StructValue(Struct { fields })) }
+}
+
+fn from_json(value: &serde_json::Value) -> Value {
+    match value {
+        serde_json::Value::Null => Value { kind: Some(Kind::NullValue(0)) },
+        serde_json::Value::Bool(value) => Value { kind: Some(Kind::BoolValue(*value)) },
+        serde_json::Value::Number(value) => number(value.as_f64().unwrap_or_default()),
+        serde_json::Value::String(value) => string(value.as_str()),
+        serde_json::Value::Array(values) => list(values.iter().map(from_json).collect()),
+        serde_json::Value::Object(map) => structure(map),
+    }
+}

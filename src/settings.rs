@@ -1,0 +1,329 @@
+//! Flags and environment as typed, and the settings they come to.
+//!
+//! Two steps: [`ServeFlags`] is what clap reads, one field for each flag; [`Settings`] is what the program runs on, with
+//! everything parsed, bounded and checked before a port is opened. Environment names are those of envoyproxy/ratelimit
+//! where it has the setting; ours start with `TIDEGATE_`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use thiserror::Error;
+
+use crate::engine::Modes;
+use crate::request::Bounds;
+use crate::rules::Options;
+use crate::rules::problem::Strictness;
+use crate::server::wire::{AnswerOptions, LimitHeaders};
+
+/// Where rules come from and how they are read: the same for `serve`, `check` and `explain`.
+#[derive(Args, Clone, Debug)]
+pub struct RuleFlags {
+    /// A rule file, or a directory whose *.yaml and *.yml files are read in name order (not recursive)
+    #[arg(long, env = "TIDEGATE_RULES", value_name = "PATH", default_value = "config", help_heading = "Rules")]
+    pub rules: PathBuf,
+
+    /// Allow a domain to be spread over several files or documents
+    #[arg(long, env = "MERGE_DOMAIN_CONFIG", help_heading = "Rules", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub merge_domain_config: bool,
+
+    /// Load what envoyproxy/ratelimit accepts (misplaced keys and the like) with warnings instead of errors
+    #[arg(long, env = "TIDEGATE_LENIENT_RULES", help_heading = "Rules", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub lenient_rules: bool,
+}
+
+impl RuleFlags {
+    pub fn options(&self) -> Options {
+        Options {
+            strictness: if self.lenient_rules { Strictness::Lenient } else { Strictness::Strict },
+            merge_domains: self.merge_domain_config,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    #[value(alias = "warning")]
+    Warn,
+    #[value(alias = "fatal", alias = "panic")]
+    Error,
+}
+
+/// The flags of `tidegate serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeFlags {
+    #[command(flatten)]
+    pub rules: RuleFlags,
+
+    /// Address of the HTTP port (/json, /healthcheck, /livez, /readyz)
+    #[arg(long, env = "HOST", value_name = "ADDRESS", default_value = "0.0.0.0", help_heading = "Listeners")]
+    pub host: String,
+
+    /// HTTP port
+    #[arg(long, env = "PORT", value_name = "PORT", default_value_t = 8080, help_heading = "Listeners")]
+    pub port: u16,
+
+    /// Address of the gRPC port
+    #[arg(long, env = "GRPC_HOST", value_name = "ADDRESS", default_value = "0.0.0.0", help_heading = "Listeners")]
+    pub grpc_host: String,
+
+    /// gRPC port
+    #[arg(long, env = "GRPC_PORT", value_name = "PORT", default_value_t = 8081, help_heading = "Listeners")]
+    pub grpc_port: u16,
+
+    /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
+    #[arg(value_parser = duration, help_heading = "Listeners")]
+    pub grpc_max_connection_age: Duration,
+
+    /// Close a connection this long after it was asked to go
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_name = "DURATION", default_value = "1m")]
+    #[arg(value_parser = duration, help_heading = "Listeners")]
+    pub grpc_max_connection_age_grace: Duration,
+
+    /// The most keys held in memory (about 150 bytes each); the least used are given up first
+    #[arg(long, env = "TIDEGATE_KEYS_MAX", value_name = "COUNT", default_value_t = 1_000_000, help_heading = "Bounds")]
+    pub keys_max: usize,
+
+    /// Requests decided at the same time; more are refused with RESOURCE_EXHAUSTED
+    #[arg(long, env = "TIDEGATE_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
+    #[arg(help_heading = "Bounds")]
+    pub max_in_flight: usize,
+
+    /// Open gRPC connections; more are closed at once
+    #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS", value_name = "COUNT", default_value_t = 10_000)]
+    #[arg(help_heading = "Bounds")]
+    pub max_connections: usize,
+
+    /// The largest request message
+    #[arg(long, env = "TIDEGATE_MAX_MESSAGE_BYTES", value_name = "BYTES", default_value_t = 64 * 1024)]
+    #[arg(help_heading = "Bounds")]
+    pub max_message_bytes: usize,
+
+    /// The most descriptors in a request
+    #[arg(long, env = "TIDEGATE_MAX_DESCRIPTORS", value_name = "COUNT", default_value_t = Bounds::default().descriptors_max)]
+    #[arg(help_heading = "Bounds")]
+    pub max_descriptors: usize,
+
+    /// The most entries in a descriptor
+    #[arg(long, env = "TIDEGATE_MAX_ENTRIES", value_name = "COUNT", default_value_t = Bounds::default().entries_max)]
+    #[arg(help_heading = "Bounds")]
+    pub max_entries: usize,
+
+    /// Deny nothing, count everything
+    #[arg(long, env = "SHADOW_MODE", help_heading = "Answers", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub shadow_mode: bool,
+
+    /// Deny only what every descriptor of the request denies
+    #[arg(long, env = "QUOTA_MODE", help_heading = "Answers", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub quota_mode: bool,
+
+    /// Add the limit, remaining and reset headers to every answer
+    #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", help_heading = "Answers", value_name = "BOOL")]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", value_parser = boolean)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub limit_response_headers_enabled: bool,
+
+    /// Name of the limit header
+    #[arg(long, env = "LIMIT_LIMIT_HEADER", value_name = "NAME", default_value = "RateLimit-Limit")]
+    #[arg(help_heading = "Answers")]
+    pub limit_limit_header: String,
+
+    /// Name of the remaining header
+    #[arg(long, env = "LIMIT_REMAINING_HEADER", value_name = "NAME", default_value = "RateLimit-Remaining")]
+    #[arg(help_heading = "Answers")]
+    pub limit_remaining_header: String,
+
+    /// Name of the reset header
+    #[arg(long, env = "LIMIT_RESET_HEADER", value_name = "NAME", default_value = "RateLimit-Reset")]
+    #[arg(help_heading = "Answers")]
+    pub limit_reset_header: String,
+
+    /// Add Retry-After to denials
+    #[arg(long, env = "TIDEGATE_RETRY_AFTER", help_heading = "Answers", value_name = "BOOL", default_value = "true")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub retry_after: bool,
+
+    /// Say in dynamic metadata what was asked, which rule decided and why
+    #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", help_heading = "Answers", value_name = "BOOL")]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", value_parser = boolean)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub response_dynamic_metadata: bool,
+
+    /// After SIGTERM, go on accepting and answering for this long while health says NOT_SERVING
+    #[arg(long, env = "TIDEGATE_DRAIN_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration)]
+    #[arg(help_heading = "Stopping")]
+    pub drain_delay: Duration,
+
+    /// Then wait at most this long for open calls
+    #[arg(long, env = "TIDEGATE_DRAIN_TIMEOUT", value_name = "DURATION", default_value = "10s")]
+    #[arg(value_parser = duration, help_heading = "Stopping")]
+    pub drain_timeout: Duration,
+
+    /// What is logged
+    #[arg(long, env = "LOG_LEVEL", value_enum, ignore_case = true, default_value = "warn", help_heading = "Logging")]
+    pub log_level: LogLevel,
+
+    /// How it is logged
+    #[arg(long, env = "LOG_FORMAT", value_enum, ignore_case = true, default_value = "text", help_heading = "Logging")]
+    pub log_format: LogFormat,
+}
+
+/// What the service runs on.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub http_addr: SocketAddr,
+    pub grpc_addr: SocketAddr,
+    pub connection_age: Duration,
+    pub connection_grace: Duration,
+    pub keys_max: usize,
+    pub in_flight_max: usize,
+    pub connections_max: usize,
+    pub message_bytes_max: usize,
+    pub bounds: Bounds,
+    pub modes: Modes,
+    pub answers: AnswerOptions,
+    pub drain_delay: Duration,
+    pub drain_timeout: Duration,
+}
+
+/// A setting that can't be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum SettingError {
+    #[error("--{flag} ({env}) is '{value}', which is not an IP address: write 0.0.0.0, 127.0.0.1, :: or the like")]
+    Address { flag: &'static str, env: &'static str, value: String },
+    #[error("--{flag} ({env}) is {value}: write a number from {min} to {max}")]
+    Range { flag: &'static str, env: &'static str, value: u128, min: u128, max: u128 },
+    #[error("--{flag} ({env}) is '{value}', which is not an HTTP header name: use letters, digits and -")]
+    HeaderName { flag: &'static str, env: &'static str, value: String },
+}
+
+impl Settings {
+    /// Checks the flags as a whole.
+    pub fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
+        let headers = LimitHeaders {
+            limit: header_name("limit-limit-header", "LIMIT_LIMIT_HEADER", &flags.limit_limit_header)?,
+            remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
+            reset: header_name("limit-reset-header", "LIMIT_RESET_HEADER", &flags.limit_reset_header)?,
+        };
+        let count = |flag, env, value: usize, min: usize, max: usize| {
+            if (min..=max).contains(&value) {
+                return Ok(value);
+            }
+            Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
+        };
+        Ok(Settings {
+            http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
+            grpc_addr: SocketAddr::new(address("grpc-host", "GRPC_HOST", &flags.grpc_host)?, flags.grpc_port),
+            connection_age: flags.grpc_max_connection_age.max(Duration::from_secs(1)),
+            connection_grace: flags.grpc_max_connection_age_grace,
+            keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, 1_000_000_000)?,
+            in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
+            connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
+            message_bytes_max: count(
+                "max-message-bytes",
+                "TIDEGATE_MAX_MESSAGE_BYTES",
+                flags.max_message_bytes,
+                1024,
+                16 * 1024 * 1024,
+            )?,
+            bounds: Bounds {
+                descriptors_max: count("max-descriptors", "TIDEGATE_MAX_DESCRIPTORS", flags.max_descriptors, 1, 1024)?,
+                entries_max: count("max-entries", "TIDEGATE_MAX_ENTRIES", flags.max_entries, 1, 64)?,
+            },
+            modes: Modes { shadow: flags.shadow_mode, quota: flags.quota_mode },
+            answers: AnswerOptions {
+                headers: flags.limit_response_headers_enabled.then_some(headers),
+                retry_after: flags.retry_after,
+                dynamic_metadata: flags.response_dynamic_metadata,
+            },
+            drain_delay: flags.drain_delay,
+            drain_timeout: flags.drain_timeout,
+        })
+    }
+}
+
+fn address(flag: &'static str, env: &'static str, value: &str) -> Result<IpAddr, SettingError> {
+    let bare = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(value);
+    match bare {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        _ => bare.parse().map_err(|_| SettingError::Address { flag, env, value: value.to_owned() }),
+    }
+}
+
+fn header_name(flag: &'static str, env: &'static str, value: &str) -> Result<String, SettingError> {
+    match http::HeaderName::from_bytes(value.as_bytes()) {
+        Ok(_) => Ok(value.to_owned()),
+        Err(_) => Err(SettingError::HeaderName { flag, env, value: value.to_owned() }),
+    }
+}
+
+/// The words that envoyproxy/ratelimit takes for booleans.
+fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("write true or false".into()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "write a duration such as 500ms, 2s, 10m or 1h".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        flags: ServeFlags,
+    }
+
+    fn settings(args: &[&str]) -> Result<Settings, SettingError> {
+        let args = std::iter::once("serve").chain(args.iter().copied());
+        Settings::new(&Command::try_parse_from(args).unwrap().flags)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_documentation() {
+        let settings = settings(&[]).unwrap();
+        assert_eq!(settings.http_addr.to_string(), "0.0.0.0:8080");
+        assert_eq!(settings.grpc_addr.to_string(), "0.0.0.0:8081");
+        assert_eq!(settings.drain_delay, Duration::from_secs(2));
+        assert!(settings.answers.retry_after && settings.answers.headers.is_none());
+    }
+
+    #[test]
+    fn booleans_are_flags_and_values() {
+        assert!(settings(&["--shadow-mode"]).unwrap().modes.shadow);
+        assert!(settings(&["--shadow-mode", "T"]).unwrap().modes.shadow);
+        assert!(!settings(&["--retry-after=false"]).unwrap().answers.retry_after);
+    }
+
+    #[test]
+    fn bad_settings_name_their_flag() {
+        let said = |args| settings(args).unwrap_err().to_string();
+        assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
+        assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
+        assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));
+        assert_eq!(settings(&["--host", "[::1]"]).unwrap().http_addr.to_string(), "[::1]:8080");
+    }
+}
