@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use crate::engine::Modes;
+use crate::engine::table::KEYS_MAX;
 use crate::request::Bounds;
 use crate::rules::Options;
 use crate::rules::problem::Strictness;
@@ -232,7 +233,7 @@ impl Settings {
             grpc_addr: SocketAddr::new(address("grpc-host", "GRPC_HOST", &flags.grpc_host)?, flags.grpc_port),
             connection_age: flags.grpc_max_connection_age.max(Duration::from_secs(1)),
             connection_grace: flags.grpc_max_connection_age_grace,
-            keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, 1_000_000_000)?,
+            keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
             in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
             message_bytes_max: count(

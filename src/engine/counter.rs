@@ -85,8 +85,9 @@ impl Counter {
     /// hits in it, is empty again.
     pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
         match self {
+            Counter::Windowed(cells) => cells.ends_at_ms(terms.window_ms),
+            Counter::Exact(_) => window_end_ms(terms, look.now_ms),
             Counter::Gcra(bucket) => bucket.empty_at_ms(&rate(terms), more_hits),
-            Counter::Windowed(_) | Counter::Exact(_) => window_end_ms(terms, look.now_ms),
         }
     }
 

@@ -5,7 +5,7 @@
 //! together or not at all. No other request sees anything in between.
 
 use parking_lot::MutexGuard;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::key::Key;
@@ -77,6 +77,7 @@ pub struct Outcome {
 #[derive(Clone, Copy)]
 struct Seen {
     hash: u64,
+    shard: u32,
     /// Into the guards.
     guard: usize,
     slot: Option<u32>,
@@ -86,15 +87,74 @@ struct Seen {
     counts: bool,
 }
 
+impl Seen {
+    fn new(table: &Table, key: &Key<'_>) -> Seen {
+        let hash = table.hash(key);
+        Seen { hash, shard: table.shard_of(hash), guard: 0, slot: None, waiting: 0, counts: false }
+    }
+}
+
 /// Decides a request. `is_shadow` is the global mode in which nothing is denied and everything is charged.
 pub fn decide(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
-    let mut batch = Batch::lock(table, checks, now_ms);
-    let mut verdicts: SmallVec<[Verdict; 4]> = SmallVec::new();
-    for (index, check) in checks.iter().enumerate() {
-        let verdict = batch.look(index);
+    match checks {
+        [check] => decide_one(table, check, groups, is_shadow, now_ms),
+        _ => decide_all(table, checks, groups, is_shadow, now_ms),
+    }
+}
+
+/// The same for a single key, which is what most requests have: nothing to sort, nothing to wait for.
+fn decide_one(table: &Table, check: &Check<'_>, groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
+    let hash = table.hash(&check.key);
+    let mut shard = table.lock(table.shard_of(hash));
+    let slot = shard.find(&check.key, hash);
+    let mut fresh;
+    let counter = match slot {
+        Some(slot) => {
+            let slot = shard.slot(slot);
+            slot.touch(&check.terms);
+            &mut slot.counter
+        }
+        None => {
+            fresh = Counter::new(&check.terms, now_ms);
+            &mut fresh
+        }
+    };
+    let mut verdict = judge(counter, check, 0, now_ms);
+    let is_over = !is_shadow && verdict.is_over && denies(&[*check], groups, &[verdict]);
+    let charged = match check.charging {
+        Charging::Together if is_over || !charges_group(&[*check], groups, &[verdict], check.group, is_shadow) => 0,
+        Charging::Together => {
+            counter.add(&check.terms, check.hits);
+            check.hits
+        }
+        Charging::Always | Charging::Refund => check.hits,
+    };
+    if slot.is_none() && charged > 0 && check.charging != Charging::Refund {
+        let entry = Entry { key: check.key, hash, terms: check.terms, counter: counter.clone() };
+        table.insert(&mut shard, &[], entry, now_ms);
+    }
+    drop(shard);
+    conclude(&mut verdict, check, charged, 0);
+    Outcome { is_over, verdicts: smallvec![verdict] }
+}
+
+fn decide_all(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
+    let mut seen: SmallVec<[Seen; 4]> = checks.iter().map(|check| Seen::new(table, &check.key)).collect();
+    // Locks are taken in ascending order of shards, each once, as every batch does.
+    let mut shards: SmallVec<[u32; 4]> = seen.iter().map(|seen| seen.shard).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = shards.iter().map(|shard| table.lock(*shard)).collect();
+    for seen in &mut seen {
+        seen.guard = shards.binary_search(&seen.shard).unwrap_or_default();
+    }
+    let mut batch = Batch { table, checks, guards: &mut guards, seen: &mut seen, now_ms };
+
+    let mut verdicts: SmallVec<[Verdict; 4]> = smallvec![Verdict::within(0, 0); checks.len()];
+    for ((index, check), verdict) in checks.iter().enumerate().zip(verdicts.iter_mut()) {
+        *verdict = batch.look(index);
         batch.seen[index].counts =
             check.charging == Charging::Together && (!verdict.is_over || is_shadow || groups[check.group].is_shadow);
-        verdicts.push(verdict);
     }
     let is_over = !is_shadow && denies(checks, groups, &verdicts);
     for (index, check) in checks.iter().enumerate() {
@@ -107,44 +167,25 @@ pub fn decide(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: 
             Charging::Always | Charging::Refund => check.hits,
         };
         let waiting = if is_over { 0 } else { batch.seen[index].waiting };
-        conclude(&mut verdicts[index], check, charged, waiting);
-        if charged < check.hits && !verdicts[index].is_over {
-            verdicts[index].reset_ms = batch.reset_uncharged_ms(index);
+        let verdict = &mut verdicts[index];
+        conclude(verdict, check, charged, waiting);
+        if charged < check.hits && !verdict.is_over {
+            verdict.reset_ms = batch.reset_uncharged_ms(index);
         }
     }
     Outcome { is_over, verdicts }
 }
 
 /// A request while it holds the locks of all its keys.
-struct Batch<'t, 'c> {
+struct Batch<'b, 't> {
     table: &'t Table,
-    checks: &'c [Check<'c>],
-    guards: SmallVec<[MutexGuard<'t, Shard>; 4]>,
-    seen: SmallVec<[Seen; 4]>,
+    checks: &'b [Check<'b>],
+    guards: &'b mut [MutexGuard<'t, Shard>],
+    seen: &'b mut [Seen],
     now_ms: u64,
 }
 
-impl<'t, 'c> Batch<'t, 'c> {
-    /// Takes the locks in ascending order of shards, each once, as every batch does.
-    fn lock(table: &'t Table, checks: &'c [Check<'c>], now_ms: u64) -> Batch<'t, 'c> {
-        let mut seen: SmallVec<[Seen; 4]> = SmallVec::new();
-        let mut shards: SmallVec<[u32; 4]> = SmallVec::new();
-        for check in checks {
-            let hash = table.hash(&check.key);
-            seen.push(Seen { hash, guard: 0, slot: None, waiting: 0, counts: false });
-            shards.push(table.shard_of(hash));
-        }
-        shards.sort_unstable();
-        shards.dedup();
-        let guards = shards.iter().map(|shard| table.lock(*shard)).collect();
-        if shards.len() > 1 {
-            for seen in &mut seen {
-                seen.guard = shards.binary_search(&table.shard_of(seen.hash)).unwrap_or_default();
-            }
-        }
-        Batch { table, checks, guards, seen, now_ms }
-    }
-
+impl Batch<'_, '_> {
     /// Reads a key and applies what does not wait for the verdict.
     fn look(&mut self, index: usize) -> Verdict {
         let check = &self.checks[index];

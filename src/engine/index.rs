@@ -1,69 +1,76 @@
-//! From a key's hash to its slot: open addressing over plain words.
+//! From a key's hash to its slot: open addressing over words of four bytes.
 //!
-//! A word holds 32 bits of the hash and the slot's number. Growing or deleting therefore never touches a slot, and a
-//! lookup touches one line here and then the slot itself.
+//! A word holds the slot's number and twelve bits of its hash; the rest of the hash stands in a list beside the slots. So
+//! growing and deleting never touch a slot, a lookup reads one line here and then the slot itself, and the whole index of
+//! a million keys is small enough to stay in a processor's cache.
 
 /// Finds slots by hash.
 #[derive(Debug, Default)]
 pub struct Index {
     /// A power of two of words, `0` is free. At most three quarters are taken.
-    words: Box<[u64]>,
+    words: Box<[u32]>,
     taken: usize,
+    /// By slot: its hash.
+    hashes: Vec<u32>,
 }
 
 const WORDS_MIN: usize = 16;
+const SLOT_BITS: u32 = 20;
+const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 
-/// The half of the hash that the index uses; the other half chooses the shard.
-fn tag(hash: u64) -> u32 {
-    (hash >> 32) as u32
+/// Twelve bits of the hash above, the slot's number plus one below.
+fn word(hash: u32, slot: u32) -> u32 {
+    (hash & !SLOT_MASK) | (slot + 1)
 }
 
-fn word(tag: u32, slot: u32) -> u64 {
-    (u64::from(tag) << 32) | (u64::from(slot) + 1)
-}
-
-fn slot_of(word: u64) -> u32 {
-    (word as u32) - 1
+fn slot_of(word: u32) -> u32 {
+    (word & SLOT_MASK) - 1
 }
 
 impl Index {
     /// Slots are numbered below this, so that a word has room for the number plus one.
-    pub const SLOTS_MAX: u32 = u32::MAX - 1;
+    pub const SLOTS_MAX: usize = SLOT_MASK as usize - 1;
 
-    fn home(&self, tag: u32) -> usize {
-        tag as usize & (self.words.len() - 1)
+    fn home(&self, hash: u32) -> usize {
+        hash as usize & (self.words.len() - 1)
     }
 
     /// The slot with this hash that `is_it` accepts.
-    pub fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    #[inline]
+    pub fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.words.is_empty() {
             return None;
         }
-        let tag = tag(hash);
-        let mut at = self.home(tag);
+        let mask = self.words.len() - 1;
+        let mut at = self.home(hash);
         loop {
-            let word = self.words[at];
+            let word = self.words[at & mask];
             if word == 0 {
                 return None;
             }
-            if (word >> 32) as u32 == tag && is_it(slot_of(word)) {
+            if (word ^ hash) & !SLOT_MASK == 0 && is_it(slot_of(word)) {
                 return Some(slot_of(word));
             }
-            at = (at + 1) & (self.words.len() - 1);
+            at += 1;
         }
     }
 
     /// Adds a slot that is not there yet.
-    pub fn insert(&mut self, hash: u64, slot: u32) {
+    pub fn insert(&mut self, hash: u32, slot: u32) {
         if (self.taken + 1) * 4 > self.words.len() * 3 {
             self.grow();
         }
-        self.place(word(tag(hash), slot));
+        match self.hashes.get_mut(slot as usize) {
+            Some(known) => *known = hash,
+            None => self.hashes.push(hash),
+        }
+        debug_assert_eq!(self.hashes[slot as usize], hash, "slots are numbered without gaps");
+        self.place(hash, word(hash, slot));
         self.taken += 1;
     }
 
-    fn place(&mut self, word: u64) {
-        let mut at = self.home((word >> 32) as u32);
+    fn place(&mut self, hash: u32, word: u32) {
+        let mut at = self.home(hash);
         while self.words[at] != 0 {
             at = (at + 1) & (self.words.len() - 1);
         }
@@ -74,18 +81,16 @@ impl Index {
         let larger = (self.words.len() * 2).max(WORDS_MIN);
         let words = std::mem::replace(&mut self.words, vec![0; larger].into_boxed_slice());
         for word in words.into_iter().filter(|word| *word != 0) {
-            self.place(word);
+            self.place(self.hashes[slot_of(word) as usize], word);
         }
     }
 
     /// Removes a slot and closes the gap, so that lookups need no tombstones.
-    pub fn remove(&mut self, hash: u64, slot: u32) {
-        if self.words.is_empty() {
-            return;
-        }
+    pub fn remove(&mut self, slot: u32) {
+        let Some(&hash) = self.hashes.get(slot as usize) else { return };
         let mask = self.words.len() - 1;
-        let wanted = word(tag(hash), slot);
-        let mut gap = self.home(tag(hash));
+        let wanted = word(hash, slot);
+        let mut gap = self.home(hash);
         while self.words[gap] != wanted {
             if self.words[gap] == 0 {
                 return;
@@ -101,7 +106,7 @@ impl Index {
                 break;
             }
             // A word may move into the gap unless its home lies behind the gap.
-            let home = self.home((word >> 32) as u32);
+            let home = self.home(self.hashes[slot_of(word) as usize]);
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(gap) & mask) {
                 self.words[gap] = word;
                 gap = next;
@@ -118,23 +123,26 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Against a map, with few distinct tags, so that homes collide and gaps must be closed.
+        /// Against a map, with few distinct hashes, so that homes collide and gaps must be closed.
         #[test]
-        fn behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..12, 0u32..40), 1..400)) {
+        fn behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..12, 0usize..40), 1..400)) {
             let mut index = Index::default();
-            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
-            for (insert, spread, slot) in steps {
+            let mut model: BTreeMap<u32, u32> = BTreeMap::new();
+            let mut free: Vec<u32> = Vec::new();
+            let mut slots = 0;
+            for (insert, spread, which) in steps {
                 if insert {
-                    if let std::collections::btree_map::Entry::Vacant(vacant) = model.entry(slot) {
-                        let hash = (spread * 7) << 32;
-                        vacant.insert(hash);
-                        index.insert(hash, slot);
-                    }
-                } else if let Some(hash) = model.remove(&slot) {
-                    index.remove(hash, slot);
+                    let slot = free.pop().unwrap_or_else(|| { slots += 1; slots - 1 });
+                    let hash = spread * 7 + (spread << 28);
+                    model.insert(slot, hash);
+                    index.insert(hash, slot);
+                } else if let Some(slot) = model.keys().nth(which).copied() {
+                    model.remove(&slot);
+                    index.remove(slot);
+                    free.push(slot);
                 }
-                for slot in 0..40 {
-                    let hash = model.get(&slot).copied().unwrap_or(7 << 32);
+                for slot in 0..slots {
+                    let hash = model.get(&slot).copied().unwrap_or(7 + (1 << 28));
                     prop_assert_eq!(index.find(hash, |found| found == slot), model.get(&slot).map(|_| slot));
                 }
             }

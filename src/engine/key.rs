@@ -5,6 +5,7 @@
 //! [`IDENTIFIER_BYTES_MAX`] is kept as its SHA-256: a client that picks its values can't pick how much memory they take.
 
 use std::hash::{BuildHasher, Hash, Hasher};
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
@@ -19,29 +20,35 @@ pub const IDENTIFIER_BYTES_MAX: usize = 255;
 /// Starts every digest. As a first length it would announce a value of 255 bytes, which is never kept as it is.
 const DIGEST_MARK: u8 = 0xff;
 
-/// The identifier of one descriptor, while it is put together.
+/// The identifiers of a request's descriptors, one after the other, while they are put together.
 #[derive(Clone, Debug, Default)]
 pub struct IdentifierBuffer {
-    bytes: SmallVec<[u8; 64]>,
+    bytes: SmallVec<[u8; 128]>,
+    /// Where the identifier at hand starts.
+    start: usize,
 }
 
 impl IdentifierBuffer {
-    pub fn clear(&mut self) {
-        self.bytes.clear();
+    /// Gives up what was pushed since the last `finish`.
+    pub fn restart(&mut self) {
+        self.bytes.truncate(self.start);
     }
 
-    /// Replaces what is too long to keep by its digest.
-    pub fn finish(&mut self) {
-        if self.bytes.len() > IDENTIFIER_BYTES_MAX {
-            let digest = Sha256::digest(&self.bytes);
-            self.bytes.clear();
+    /// Ends an identifier and says where it is. What is too long to keep is replaced by its digest.
+    pub fn finish(&mut self) -> Range<usize> {
+        if self.bytes.len() - self.start > IDENTIFIER_BYTES_MAX {
+            let digest = Sha256::digest(&self.bytes[self.start..]);
+            self.bytes.truncate(self.start);
             self.bytes.push(DIGEST_MARK);
             self.bytes.extend_from_slice(&digest);
         }
+        let range = self.start..self.bytes.len();
+        self.start = self.bytes.len();
+        range
     }
 
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+    pub fn get(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[range]
     }
 }
 
@@ -142,26 +149,29 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn identifier(values: &[&str]) -> IdentifierBuffer {
+    fn identifier(values: &[&str]) -> Vec<u8> {
         let mut buffer = IdentifierBuffer::default();
-        values.iter().for_each(|value| buffer.push(value));
+        // Something of another descriptor comes before.
+        buffer.push("before");
         buffer.finish();
-        buffer
+        values.iter().for_each(|value| buffer.push(value));
+        let range = buffer.finish();
+        buffer.get(range).to_vec()
     }
 
     #[test]
     fn values_do_not_run_together() {
-        assert_ne!(identifier(&["ab", "c"]).as_bytes(), identifier(&["a", "bc"]).as_bytes());
-        assert_ne!(identifier(&["a", ""]).as_bytes(), identifier(&["a"]).as_bytes());
+        assert_ne!(identifier(&["ab", "c"]), identifier(&["a", "bc"]));
+        assert_ne!(identifier(&["a", ""]), identifier(&["a"]));
     }
 
     #[test]
     fn long_identifiers_are_kept_as_digests() {
         let long = "x".repeat(IDENTIFIER_BYTES_MAX + 1);
         let longer = "x".repeat(IDENTIFIER_BYTES_MAX + 2);
-        assert_eq!(identifier(&[&long]).as_bytes().len(), 33);
-        assert_ne!(identifier(&[&long]).as_bytes(), identifier(&[&longer]).as_bytes());
-        assert_eq!(identifier_values(identifier(&[&long]).as_bytes()), None);
+        assert_eq!(identifier(&[&long]).len(), 33);
+        assert_ne!(identifier(&[&long]), identifier(&[&longer]));
+        assert_eq!(identifier_values(&identifier(&[&long])), None);
     }
 
     #[test]
@@ -174,11 +184,11 @@ mod tests {
         fn values_read_back(values in prop::collection::vec(".{0,40}", 0..5)) {
             let borrowed: Vec<&str> = values.iter().map(String::as_str).collect();
             let buffer = identifier(&borrowed);
-            if buffer.as_bytes().first() != Some(&DIGEST_MARK) {
-                prop_assert_eq!(identifier_values(buffer.as_bytes()), Some(borrowed));
+            if buffer.first() != Some(&DIGEST_MARK) {
+                prop_assert_eq!(identifier_values(&buffer), Some(borrowed));
             }
-            let stored = StoredIdentifier::new(buffer.as_bytes());
-            prop_assert_eq!(stored.as_bytes(), buffer.as_bytes());
+            let stored = StoredIdentifier::new(&buffer);
+            prop_assert_eq!(stored.as_bytes(), &buffer[..]);
         }
     }
 }

@@ -14,6 +14,8 @@ pub mod table;
 mod tests;
 pub mod window;
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use crate::engine::decide::{Charging, Check, Group, Verdict, decide};
@@ -129,7 +131,8 @@ fn is_weightier(candidate: &Verdict, than: &Verdict) -> bool {
 struct Found<'r> {
     rule: Option<&'r Rule>,
     override_terms: Option<(Space, Terms, Charge)>,
-    identifier: IdentifierBuffer,
+    /// Into the identifiers of the request.
+    identifier: Range<usize>,
 }
 
 /// Counts, and decides by them.
@@ -146,8 +149,9 @@ impl Engine {
     /// Decides a request and charges what is to be charged.
     pub fn decide<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, modes: Modes, now_ms: u64) -> Decision<'r> {
         let domain = ruleset.domain(request.domain());
+        let mut identifiers = IdentifierBuffer::default();
         let found: SmallVec<[Found<'r>; 2]> =
-            request.descriptors().iter().map(|descriptor| find(domain, descriptor)).collect();
+            request.descriptors().iter().map(|descriptor| find(domain, descriptor, &mut identifiers)).collect();
         let replaced: SmallVec<[&str; 2]> = found
             .iter()
             .filter(|found| found.override_terms.is_none())
@@ -160,7 +164,7 @@ impl Engine {
         let mut limits: SmallVec<[Option<&'r Limit>; 4]> = SmallVec::new();
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         for (group, (found, descriptor)) in found.iter().zip(request.descriptors()).enumerate() {
-            let identifier = found.identifier.as_bytes();
+            let identifier = identifiers.get(found.identifier.clone());
             if let Some((space, terms, charge)) = &found.override_terms {
                 checks.push(check(*space, *terms, *charge, identifier, descriptor.hits, group));
                 limits.push(None);
@@ -227,25 +231,23 @@ impl Engine {
 }
 
 /// What a descriptor meets: its rule, or the limit it brings along.
-fn find<'r>(domain: Option<&'r Domain>, descriptor: &Descriptor<'_>) -> Found<'r> {
-    let mut identifier = IdentifierBuffer::default();
+fn find<'r>(domain: Option<&'r Domain>, descriptor: &Descriptor<'_>, identifiers: &mut IdentifierBuffer) -> Found<'r> {
     // Overrides need a known domain as well.
-    let Some(domain) = domain else { return Found { rule: None, override_terms: None, identifier } };
-    let rule = domain.find(&descriptor.entries, &mut identifier);
+    let Some(domain) = domain else { return Found { rule: None, override_terms: None, identifier: 0..0 } };
+    let rule = domain.find(&descriptor.entries, identifiers);
     let override_terms = descriptor.limit.map(|limit| match rule {
         Some(rule) => overridden(rule, &limit),
         None => {
-            identifier.clear();
+            identifiers.restart();
             for entry in &descriptor.entries {
-                identifier.push(entry.key);
-                identifier.push(entry.value);
+                identifiers.push(entry.key);
+                identifiers.push(entry.value);
             }
             let terms = override_terms(&limit, Algorithm::SlidingWindow);
             (domain.override_space, terms, Charge::Auto)
         }
     });
-    identifier.finish();
-    Found { rule, override_terms, identifier }
+    Found { rule, override_terms, identifier: identifiers.finish() }
 }
 
 /// An override of a rule stays the rule's key, counted as the rule counts, so that counts of the same window carry over.

@@ -9,6 +9,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::counter::Counter;
@@ -17,12 +18,15 @@ use crate::engine::key::{Key, StoredIdentifier};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 
-/// Slots are allocated in pieces of this many: small enough to waste little in a thousand shards.
-const PIECE_SLOTS: usize = 32;
-/// Keys per shard that make another shard worth its lock.
-const KEYS_PER_SHARD_MIN: usize = 64;
-/// Enough that two requests rarely meet, and that rehashing one takes microseconds.
+/// Slots are allocated in pieces of this many, 32 KiB: a shard wastes half of one.
+const PIECE_SLOTS: usize = 256;
+/// Keys per shard when the table is full: so few that rehashing a shard takes some microseconds, so many that the
+/// shards themselves stay in a processor's cache.
+const KEYS_PER_SHARD: usize = 4096;
+/// Enough that two requests rarely meet.
 const SHARDS_MAX: usize = 1024;
+/// The most that the cap can be set to: half of what the shards' indexes can number, because they fill unevenly.
+pub const KEYS_MAX: usize = SHARDS_MAX * (Index::SLOTS_MAX / 2);
 /// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
 const HEAT_MAX: u8 = 15;
 /// Slots that the hand looks at before it settles for the coolest of them.
@@ -32,20 +36,20 @@ const NEIGHBOURS_MAX: usize = 16;
 /// How long a shard in which everything is over its limit is taken to stay that way.
 const BARREN_MS: u64 = 100;
 
-/// One key and its counter, on two cache lines of its own.
+/// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(128))]
 pub struct Slot {
-    space: Space,
-    window_ms: u64,
     pub counter: Counter,
-    identifier: StoredIdentifier,
     /// The terms of the last decision: eviction asks whether the key is over its limit.
     limit: u32,
     burst: u32,
-    algorithm: Algorithm,
     heat: u8,
     is_taken: bool,
+    algorithm: Algorithm,
+    space: Space,
+    window_ms: u64,
+    identifier: StoredIdentifier,
 }
 
 impl Slot {
@@ -54,15 +58,6 @@ impl Slot {
             && self.window_ms == key.window_ms
             && self.algorithm == key.algorithm
             && self.identifier.as_bytes() == key.identifier
-    }
-
-    fn key(&self) -> Key<'_> {
-        Key {
-            space: self.space,
-            window_ms: self.window_ms,
-            algorithm: self.algorithm,
-            identifier: self.identifier.as_bytes(),
-        }
     }
 
     fn terms(&self) -> Terms {
@@ -120,7 +115,7 @@ impl Shard {
     }
 
     pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
-        self.index.find(hash, |slot| self.slot_ref(slot).is(key))
+        self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
     }
 
     fn insert(&mut self, entry: Entry<'_>) -> u32 {
@@ -159,13 +154,12 @@ impl Shard {
         };
         self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
         self.barren_until_ms = 0;
-        self.index.insert(hash, number);
+        self.index.insert(tag(hash), number);
         number
     }
 
-    fn remove(&mut self, number: u32, hasher: &ahash::RandomState) {
-        let hash = self.slot_ref(number).key().hash(hasher);
-        self.index.remove(hash, number);
+    fn remove(&mut self, number: u32) {
+        self.index.remove(number);
         let slot = self.slot(number);
         slot.is_taken = false;
         slot.identifier = StoredIdentifier::EMPTY;
@@ -179,7 +173,7 @@ impl Shard {
     }
 
     /// Removes what has expired, at most so many, and returns how many.
-    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32], hasher: &ahash::RandomState) -> usize {
+    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32]) -> usize {
         let now_s = floor_s(now_ms);
         if self.next_due_s > now_s || self.len() == 0 {
             return 0;
@@ -197,7 +191,7 @@ impl Shard {
                 self.due_s[number] = ceil_s(expires_at_ms);
                 next_due_s = next_due_s.min(self.due_s[number]);
             } else if removed < most && !pinned.contains(&(number as u32)) {
-                self.remove(number as u32, hasher);
+                self.remove(number as u32);
                 removed += 1;
             } else {
                 next_due_s = next_due_s.min(due_s);
@@ -252,6 +246,11 @@ impl Shard {
     }
 }
 
+/// The half of the hash that the index uses; the other half chooses the shard.
+fn tag(hash: u64) -> u32 {
+    (hash >> 32) as u32
+}
+
 /// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
 fn floor_s(at_ms: u64) -> u32 {
     u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
@@ -275,7 +274,8 @@ pub struct TableStats {
 /// The table of all keys.
 #[derive(Debug)]
 pub struct Table {
-    shards: Box<[Mutex<Shard>]>,
+    /// Padded, so that neighbours do not slow each other down.
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
     hasher: ahash::RandomState,
     keys_max: usize,
     keys: AtomicUsize,
@@ -290,11 +290,11 @@ pub struct Table {
 
 impl Table {
     pub fn new(keys_max: usize) -> Table {
-        let shards = (keys_max / KEYS_PER_SHARD_MIN).next_power_of_two().clamp(1, SHARDS_MAX);
+        let shards = (keys_max / KEYS_PER_SHARD).next_power_of_two().clamp(1, SHARDS_MAX);
         Table {
-            shards: (0..shards).map(|_| Mutex::new(Shard::default())).collect(),
+            shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
             hasher: ahash::RandomState::new(),
-            keys_max: keys_max.clamp(1, Index::SLOTS_MAX as usize),
+            keys_max: keys_max.clamp(1, KEYS_MAX),
             keys: AtomicUsize::new(0),
             expired: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -369,7 +369,7 @@ impl Table {
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
-        shard.remove(victim, &self.hasher);
+        shard.remove(victim);
         self.keys.fetch_sub(1, Ordering::Relaxed);
         self.evicted.fetch_add(1, Ordering::Relaxed);
         if is_over {
@@ -380,7 +380,7 @@ impl Table {
     fn expire_in(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> usize {
         /// A pause of some tens of microseconds at most for whoever waits for the shard.
         const REMOVED_MAX: usize = 256;
-        let removed = shard.expire(now_ms, REMOVED_MAX, pinned, &self.hasher);
+        let removed = shard.expire(now_ms, REMOVED_MAX, pinned);
         self.keys.fetch_sub(removed, Ordering::Relaxed);
         self.expired.fetch_add(removed as u64, Ordering::Relaxed);
         removed

@@ -53,17 +53,18 @@ impl Cells {
     /// the key, the key waits at the start of its window. Behind by more than a window, the clock was wrong before and is
     /// right now: the key moves back with its counts.
     pub fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
-        let sequence = now_ms / window_ms;
-        if sequence == self.sequence {
+        // Nearly always still the same window, and a multiplication tells so much faster than a division.
+        let start_ms = self.sequence * window_ms;
+        if now_ms >= start_ms && now_ms - start_ms < window_ms {
             return now_ms;
         }
+        let sequence = now_ms / window_ms;
         if sequence > self.sequence {
             self.previous = if sequence == self.sequence + 1 { self.current } else { Cell::default() };
             self.current = Cell::default();
             self.sequence = sequence;
             return now_ms;
         }
-        let start_ms = self.sequence * window_ms;
         if now_ms < start_ms - window_ms {
             self.sequence = sequence;
             return now_ms;
@@ -104,6 +105,11 @@ impl Cells {
         }
     }
 
+    /// The end of the current window.
+    pub fn ends_at_ms(&self, window_ms: u64) -> u64 {
+        (self.sequence + 1).saturating_mul(window_ms)
+    }
+
     pub fn add(&mut self, hits: u64) {
         self.current.add(hits);
     }
@@ -124,6 +130,9 @@ impl Cells {
 
 /// `floor(count * left / window)`, exactly.
 fn weighed(count: u64, left_ms: u64, window_ms: u64) -> u64 {
+    if count == 0 {
+        return 0;
+    }
     match count.checked_mul(left_ms) {
         Some(product) => product / window_ms,
         // left <= window, so the quotient is at most the count.
