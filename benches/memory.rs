@@ -1,1 +1,58 @@
-fn main() {}
+//! What a key costs in memory: resident bytes per key, for a million and ten million keys and for short and long windows.
+//!
+//! `cargo bench --bench memory`. Each case runs in a process of its own, because freed memory is not given back.
+
+use std::process::Command;
+
+use tidegate::engine::decide::{Charging, Check, Group, decide};
+use tidegate::engine::key::{IdentifierBuffer, Key};
+use tidegate::engine::table::Table;
+use tidegate::rules::limit::{Space, Terms};
+use tidegate::rules::policy::{Algorithm, Word};
+use tidegate::rules::tree::Identifier;
+
+const NOW_MS: u64 = 1_800_000_000_000;
+const CASE: &str = "TIDEGATE_MEMORY_CASE";
+
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap_or_default() * 1024
+}
+
+fn measure(keys: usize, window_ms: u64, algorithm: Algorithm) {
+    let terms = Terms { limit: 100, window_ms, algorithm, burst: 100 };
+    let table = Table::new(keys);
+    let before = resident_bytes();
+    for n in 0..keys {
+        let mut buffer = IdentifierBuffer::default();
+        buffer.push(&format!("{n:032x}"));
+        let range = buffer.finish();
+        let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
+        let check = Check { key, terms, hits: 1, charging: Charging::Together, group: 0 };
+        decide(&table, &[check], &[Group::default()], false, NOW_MS);
+    }
+    let held = table.stats().keys;
+    let bytes = (resident_bytes() - before) as f64 / held as f64;
+    println!("{held:>9} keys of 32 bytes, window {:>6} s, {algorithm:<14}: {bytes:.0} bytes per key", window_ms / 1000);
+}
+
+fn main() {
+    let cases: &[(usize, u64, &str)] = &[
+        (1_000_000, 1000, "sliding_window"),
+        (1_000_000, 86_400_000, "sliding_window"),
+        (10_000_000, 86_400_000, "sliding_window"),
+        (1_000_000, 86_400_000, "gcra"),
+        (1_000_000, 86_400_000, "exact_window"),
+    ];
+    if let Some(case) = std::env::var(CASE).ok().and_then(|case| case.parse::<usize>().ok()) {
+        let (keys, window_ms, algorithm) = cases[case];
+        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow));
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    for case in 0..cases.len() {
+        let ended = Command::new(&program).env(CASE, case.to_string()).status();
+        assert!(ended.is_ok_and(|status| status.success()), "case {case} failed");
+    }
+}

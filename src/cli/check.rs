@@ -37,9 +37,7 @@ pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
         writeln!(out, "{document:#}")?;
         return Ok(exit);
     }
-    for problem in &loaded.problems {
-        writeln!(out, "{problem}")?;
-    }
+    print(&mut out, &loaded.problems)?;
     match &loaded.ruleset {
         Some(ruleset) => writeln!(
             out,
@@ -51,6 +49,22 @@ pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
         None => writeln!(out, "not loaded: {}, {}", plural(errors, "error"), plural(warnings, "warning"))?,
     }
     Ok(exit)
+}
+
+/// Prints problems, errors before warnings if there are too many for all: a broken generator should not flood a terminal.
+pub fn print(out: &mut impl Write, problems: &[Problem]) -> std::io::Result<()> {
+    const LISTED_MAX: usize = 1000;
+    let (errors, _) = counts(problems);
+    let is_too_many = problems.len() > LISTED_MAX;
+    let listed = problems.iter().filter(|it| !is_too_many || errors == 0 || it.severity == Severity::Error);
+    let listed: Vec<&Problem> = listed.take(LISTED_MAX).collect();
+    for problem in &listed {
+        writeln!(out, "{problem}")?;
+    }
+    if listed.len() < problems.len() {
+        writeln!(out, "... and {} not listed: mend these and check again", problems.len() - listed.len())?;
+    }
+    Ok(())
 }
 
 /// How many errors and warnings there are.

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::{Exit, Output};
+use crate::cli::{Exit, Output, check};
 use crate::request::Entry;
 use crate::rules::Ruleset;
 use crate::rules::explain::{Explanation, explain};
@@ -72,9 +72,7 @@ pub fn descriptor(text: &str) -> Result<TypedDescriptor, String> {
 pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
     let loaded = files::load(&flags.rules.rules, &flags.rules.options());
     let Some(ruleset) = loaded.ruleset else {
-        for problem in &loaded.problems {
-            eprintln!("{problem}");
-        }
+        check::print(&mut std::io::stderr(), &loaded.problems)?;
         bail!("the rules can't be loaded; tidegate check says the same");
     };
     let Some(domain) = ruleset.domain(&flags.domain) else {

@@ -13,7 +13,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::cli::Exit;
-use crate::cli::check::{counts, plural};
+use crate::cli::check::{counts, plural, print};
 use crate::engine::Engine;
 use crate::observe::logging;
 use crate::rules::lint::not_honoured;
@@ -45,9 +45,8 @@ fn report(loaded: Loaded) -> Option<Ruleset> {
     let (errors, warnings) = counts(&loaded.problems);
     match loaded.ruleset {
         None => {
-            for problem in &loaded.problems {
-                eprintln!("{problem}");
-            }
+            // Nobody to tell if standard error is gone.
+            let _ = print(&mut std::io::stderr(), &loaded.problems);
             eprintln!(
                 "tidegate: not started: {} and {} in the rules; tidegate check shows the same",
                 plural(errors, "error"),

@@ -1,6 +1,6 @@
 //! From a key's hash to its slot: open addressing over words of four bytes.
 //!
-//! A word holds the slot's number and twelve bits of its hash; the rest of the hash stands in a list beside the slots. So
+//! A word holds the slot's number and twelve bits of its hash; the whole hash stands in a list beside the slots. So
 //! growing and deleting never touch a slot, a lookup reads one line here and then the slot itself, and the whole index of
 //! a million keys is small enough to stay in a processor's cache.
 
@@ -10,8 +10,6 @@ pub struct Index {
     /// A power of two of words, `0` is free. At most three quarters are taken.
     words: Box<[u32]>,
     taken: usize,
-    /// By slot: its hash.
-    hashes: Vec<u32>,
 }
 
 const WORDS_MIN: usize = 16;
@@ -55,17 +53,12 @@ impl Index {
         }
     }
 
-    /// Adds a slot that is not there yet.
-    pub fn insert(&mut self, hash: u32, slot: u32) {
+    /// Adds a slot that is not there yet. `hash_of` knows the hash of every slot.
+    pub fn insert(&mut self, slot: u32, hash_of: impl Fn(u32) -> u32) {
         if (self.taken + 1) * 4 > self.words.len() * 3 {
-            self.grow();
+            self.grow(&hash_of);
         }
-        match self.hashes.get_mut(slot as usize) {
-            Some(known) => *known = hash,
-            None => self.hashes.push(hash),
-        }
-        debug_assert_eq!(self.hashes[slot as usize], hash, "slots are numbered without gaps");
-        self.place(hash, word(hash, slot));
+        self.place(hash_of(slot), word(hash_of(slot), slot));
         self.taken += 1;
     }
 
@@ -77,17 +70,20 @@ impl Index {
         self.words[at] = word;
     }
 
-    fn grow(&mut self) {
+    fn grow(&mut self, hash_of: &impl Fn(u32) -> u32) {
         let larger = (self.words.len() * 2).max(WORDS_MIN);
         let words = std::mem::replace(&mut self.words, vec![0; larger].into_boxed_slice());
         for word in words.into_iter().filter(|word| *word != 0) {
-            self.place(self.hashes[slot_of(word) as usize], word);
+            self.place(hash_of(slot_of(word)), word);
         }
     }
 
     /// Removes a slot and closes the gap, so that lookups need no tombstones.
-    pub fn remove(&mut self, slot: u32) {
-        let Some(&hash) = self.hashes.get(slot as usize) else { return };
+    pub fn remove(&mut self, slot: u32, hash_of: impl Fn(u32) -> u32) {
+        if self.words.is_empty() {
+            return;
+        }
+        let hash = hash_of(slot);
         let mask = self.words.len() - 1;
         let wanted = word(hash, slot);
         let mut gap = self.home(hash);
@@ -106,7 +102,7 @@ impl Index {
                 break;
             }
             // A word may move into the gap unless its home lies behind the gap.
-            let home = self.home(self.hashes[slot_of(word) as usize]);
+            let home = self.home(hash_of(slot_of(word)));
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(gap) & mask) {
                 self.words[gap] = word;
                 gap = next;
@@ -135,10 +131,10 @@ mod tests {
                     let slot = free.pop().unwrap_or_else(|| { slots += 1; slots - 1 });
                     let hash = spread * 7 + (spread << 28);
                     model.insert(slot, hash);
-                    index.insert(hash, slot);
+                    index.insert(slot, |slot| model[&slot]);
                 } else if let Some(slot) = model.keys().nth(which).copied() {
+                    index.remove(slot, |slot| model[&slot]);
                     model.remove(&slot);
-                    index.remove(slot);
                     free.push(slot);
                 }
                 for slot in 0..slots {

@@ -30,7 +30,7 @@ pub const KEYS_MAX: usize = SHARDS_MAX * (Index::SLOTS_MAX / 2);
 /// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
 const HEAT_MAX: u8 = 15;
 /// Slots that the hand looks at before it settles for the coolest of them.
-const HAND_STEPS_MAX: usize = 48;
+const HAND_STEPS_MAX: usize = 64;
 /// Other shards that are looked at when every key of a shard is over its limit.
 const NEIGHBOURS_MAX: usize = 16;
 /// How long a shard in which everything is over its limit is taken to stay that way.
@@ -95,14 +95,25 @@ pub struct Entry<'a> {
 pub struct Shard {
     index: Index,
     pieces: Vec<Vec<Slot>>,
-    /// By slot: when it may have expired, in whole seconds, rounded up. Only ever too early, because use moves the real
-    /// time forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
-    due_s: Vec<u32>,
-    /// The smallest of `due_s`, or smaller.
+    /// Beside each piece, so that they grow together and nothing is ever moved.
+    notes: Vec<Box<Notes>>,
+    /// Slots that were ever used.
+    slots: usize,
+    /// The smallest `due_s` of all, or smaller.
     next_due_s: u32,
     free: Vec<u32>,
-    hand: usize,
+    hand: u64,
     barren_until_ms: u64,
+}
+
+/// What is known of the slots of a piece without touching them.
+#[derive(Debug)]
+struct Notes {
+    /// The half of the key's hash that the index uses.
+    tag: [u32; PIECE_SLOTS],
+    /// When the slot may have expired, in whole seconds, rounded up. Only ever too early, because use moves the real time
+    /// forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
+    due_s: [u32; PIECE_SLOTS],
 }
 
 impl Shard {
@@ -135,41 +146,44 @@ impl Shard {
         let number = match self.free.pop() {
             Some(number) => {
                 *self.slot(number) = slot;
-                self.due_s[number as usize] = due_s;
                 number
             }
             None => {
-                if self.pieces.last().is_none_or(|piece| piece.len() == PIECE_SLOTS) {
+                if self.slots.is_multiple_of(PIECE_SLOTS) {
                     self.pieces.push(Vec::with_capacity(PIECE_SLOTS));
+                    self.notes.push(Box::new(Notes { tag: [0; PIECE_SLOTS], due_s: [u32::MAX; PIECE_SLOTS] }));
                 }
-                if let Some(piece) = self.pieces.last_mut() {
-                    piece.push(slot);
-                }
-                if self.due_s.len() == self.due_s.capacity() {
-                    self.due_s.reserve_exact(PIECE_SLOTS * (1 + self.due_s.len() / (8 * PIECE_SLOTS)));
-                }
-                self.due_s.push(due_s);
-                (self.due_s.len() - 1) as u32
+                self.pieces[self.slots / PIECE_SLOTS].push(slot);
+                self.slots += 1;
+                (self.slots - 1) as u32
             }
         };
+        *self.due_s(number) = due_s;
         self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
         self.barren_until_ms = 0;
-        self.index.insert(tag(hash), number);
+        let notes = &mut self.notes;
+        notes[number as usize / PIECE_SLOTS].tag[number as usize % PIECE_SLOTS] = tag(hash);
+        self.index.insert(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
         number
     }
 
+    fn due_s(&mut self, number: u32) -> &mut u32 {
+        &mut self.notes[number as usize / PIECE_SLOTS].due_s[number as usize % PIECE_SLOTS]
+    }
+
     fn remove(&mut self, number: u32) {
-        self.index.remove(number);
+        let notes = &self.notes;
+        self.index.remove(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
         let slot = self.slot(number);
         slot.is_taken = false;
         slot.identifier = StoredIdentifier::EMPTY;
         slot.counter = Counter::Windowed(Default::default());
-        self.due_s[number as usize] = u32::MAX;
+        *self.due_s(number) = u32::MAX;
         self.free.push(number);
     }
 
     fn len(&self) -> usize {
-        self.due_s.len() - self.free.len()
+        self.slots - self.free.len()
     }
 
     /// Removes what has expired, at most so many, and returns how many.
@@ -180,18 +194,18 @@ impl Shard {
         }
         let mut removed = 0;
         let mut next_due_s = u32::MAX;
-        for number in 0..self.due_s.len() {
-            let due_s = self.due_s[number];
+        for number in 0..self.slots as u32 {
+            let due_s = *self.due_s(number);
             if due_s > now_s {
                 next_due_s = next_due_s.min(due_s);
                 continue;
             }
-            let expires_at_ms = self.slot_ref(number as u32).expires_at_ms();
+            let expires_at_ms = self.slot_ref(number).expires_at_ms();
             if expires_at_ms > now_ms {
-                self.due_s[number] = ceil_s(expires_at_ms);
-                next_due_s = next_due_s.min(self.due_s[number]);
-            } else if removed < most && !pinned.contains(&(number as u32)) {
-                self.remove(number as u32);
+                *self.due_s(number) = ceil_s(expires_at_ms);
+                next_due_s = next_due_s.min(ceil_s(expires_at_ms));
+            } else if removed < most && !pinned.contains(&number) {
+                self.remove(number);
                 removed += 1;
             } else {
                 next_due_s = next_due_s.min(due_s);
@@ -201,16 +215,25 @@ impl Shard {
         removed
     }
 
+    /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
+    /// established ones before a flood, do not lie in a row under it.
+    fn next_under_hand(&mut self) -> u32 {
+        // Larger than any number of slots, and prime, so that no two turns of a round meet.
+        const STRIDE: u64 = 2_654_435_761;
+        let slots = self.slots as u64;
+        self.hand = (self.hand + 1) % slots;
+        (self.hand * STRIDE % slots) as u32
+    }
+
     /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
     fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
         if now_ms < self.barren_until_ms {
             return None;
         }
-        let slots = self.due_s.len();
+        let slots = self.slots;
         let mut coolest: Option<(u8, u32)> = None;
         for step in 0..slots {
-            let number = self.hand as u32;
-            self.hand = (self.hand + 1) % slots;
+            let number = self.next_under_hand();
             let slot = self.slot(number);
             if !slot.is_taken || pinned.contains(&number) || slot.is_over(now_ms) {
                 continue;
@@ -234,10 +257,9 @@ impl Shard {
 
     /// Any slot at all, over its limit or not: the last resort.
     fn sacrifice(&mut self, pinned: &[u32]) -> Option<u32> {
-        let slots = self.due_s.len();
+        let slots = self.slots;
         for _ in 0..slots {
-            let number = self.hand as u32;
-            self.hand = (self.hand + 1) % slots;
+            let number = self.next_under_hand();
             if self.slot(number).is_taken && !pinned.contains(&number) {
                 return Some(number);
             }

@@ -2,8 +2,8 @@
 //!
 //! Here is what needs more than one descriptor to see: duplicates, domains spread over files, rule ids.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
@@ -40,10 +40,10 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
         .into_iter()
         .map(|(name, files)| {
             let name: Arc<str> = name.into();
-            let mut compiler = Compiler { domain: &name, tree: Tree::default(), problems };
+            let mut compiler = Compiler { domain: &name, tree: Tree::default(), problems, id_bytes: 0 };
             let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
-            compiler.level(&descriptors, "");
+            compiler.level(&descriptors, &Path::default());
             let override_space = Space::new(&name, OVERRIDE_RULE_ID);
             let domain = Domain { name: name.clone(), tree: compiler.tree, override_space };
             (name, domain)
@@ -55,35 +55,47 @@ struct Compiler<'c> {
     domain: &'c str,
     tree: Tree,
     problems: &'c mut Problems,
+    /// The length of all rule ids together.
+    id_bytes: usize,
+}
+
+/// Rule ids repeat what is above them, so that deep trees of long names come to much more than their files.
+const ID_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// The way down to a level.
+#[derive(Default)]
+struct Path {
+    /// As a rule id.
+    id: String,
+    /// As envoyproxy/ratelimit writes it in its messages, with a dot at the end.
+    trail: String,
 }
 
 /// The children of one key while they are gathered.
 #[derive(Default)]
 struct Gathered<'f> {
     values: Values,
-    patterns: Vec<(Pattern, u32)>,
+    patterns: Vec<(Pattern, Node)>,
     places: Vec<(Option<&'f str>, Place)>,
 }
 
 impl Compiler<'_> {
     /// Compiles the descriptors of one level; returns its index. `path` is the rule id so far.
-    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &str) -> u32 {
+    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> u32 {
         let index = self.tree.levels.len();
         self.tree.levels.push(Level::default());
         let mut keys: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
-        let mut seen: std::collections::HashMap<(&str, Option<&str>), Place> = std::collections::HashMap::new();
+        let mut seen: HashMap<(&str, Option<&str>), Place> = HashMap::new();
         for &(file, descriptor) in descriptors {
             let key = descriptor.key.value.as_str();
             let value = descriptor.value.as_ref().map(|value| value.value.as_str());
             let place = Place { file: file.clone(), position: descriptor.at };
             if let Some(first) = seen.get(&(key, value)) {
-                let trail = path.replace('/', ".").replace('=', "_");
-                let dots = if trail.is_empty() { String::new() } else { format!("{trail}.") };
                 let composite = composite(key, value);
                 self.problems.error(
                     file,
                     descriptor.at,
-                    format!("duplicate descriptor composite key '{}.{dots}{composite}'", self.domain),
+                    format!("duplicate descriptor composite key '{}.{}{composite}'", self.domain, path.trail),
                     format!("the first is at {first}: join the two, rate_limits takes several limits"),
                 );
             }
@@ -110,26 +122,43 @@ impl Compiler<'_> {
         index as u32
     }
 
-    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> u32 {
-        let step = rule_step(&descriptor.key.value, descriptor.value.as_ref().map(|value| value.value.as_str()));
-        let id = if path.is_empty() { step } else { format!("{path}/{step}") };
+    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
+        let value = descriptor.value.as_ref().map(|value| value.value.as_str());
+        let step = rule_step(&descriptor.key.value, value);
+        let id = if path.id.is_empty() { step } else { format!("{}/{step}", path.id) };
+        let was_bounded = self.id_bytes <= ID_BYTES_MAX;
+        self.id_bytes += id.len();
+        if self.id_bytes > ID_BYTES_MAX {
+            if was_bounded {
+                let message = format!("the rule ids of domain '{}' have more than {ID_BYTES_MAX} bytes", self.domain);
+                self.problems.error(file, descriptor.at, message, "nest less deeply, or shorten keys and values");
+            }
+            return self.label(file, descriptor, "");
+        }
         let rule = self.rule(file, descriptor, &id);
-        let index = self.tree.nodes.len();
-        self.tree.nodes.push(Node {
-            rule,
+        let mut node = Node { rule, ..self.label(file, descriptor, &id) };
+        if !descriptor.descriptors.is_empty() {
+            let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
+            let composite = composite(&descriptor.key.value, value);
+            let path = Path { id, trail: format!("{}{composite}.", path.trail) };
+            node.level = Some(self.level(&children, &path));
+        }
+        node
+    }
+
+    /// A node that leads nowhere yet, and its label.
+    fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> Node {
+        let at = Place { file: file.clone(), position: descriptor.at };
+        self.tree.labels.push(Label { path: path.into(), at });
+        Node {
+            number: (self.tree.labels.len() - 1) as u32,
+            rule: None,
             level: None,
             is_pattern: descriptor.is_pattern(),
             is_shared: descriptor.share_threshold,
             value_to_metric: descriptor.value_to_metric,
             is_sensitive: descriptor.sensitive,
-        });
-        let at = Place { file: file.clone(), position: descriptor.at };
-        self.tree.labels.push(Label { path: id.as_str().into(), at });
-        if !descriptor.descriptors.is_empty() {
-            let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
-            self.tree.nodes[index].level = Some(self.level(&children, &id));
         }
-        index as u32
     }
 
     fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str) -> Option<u32> {
@@ -179,7 +208,8 @@ fn limit(file: &LimitFile) -> Option<Limit> {
 
 /// Wildcards behind one that matches all that they match, and keys alone behind a `*`, are never reached.
 fn warn_of_shadowed(key: &str, values: &Values, places: &[(Option<&str>, Place)], problems: &mut Problems) {
-    let place_of = |wanted: Option<&str>| places.iter().find(|(value, _)| *value == wanted).map(|(_, place)| place);
+    let places: HashMap<Option<&str>, &Place> = places.iter().map(|(value, place)| (*value, place)).collect();
+    let place_of = |wanted: Option<&str>| places.get(&wanted).copied();
     let patterns: Vec<&Pattern> = values.patterns.iter().map(|(pattern, _)| pattern).collect();
     for (index, pattern) in patterns.iter().enumerate() {
         // A pattern that matches another's text, stars and all, matches everything that the other does.

@@ -8,7 +8,7 @@ use crate::request::Entry;
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
 use crate::rules::problem::Place;
-use crate::rules::tree::{Tree, Via};
+use crate::rules::tree::{Node, Tree, Via};
 
 /// Rules passed over that are named for one entry; the rest is counted.
 const PASSED_OVER_MAX: usize = 20;
@@ -69,18 +69,17 @@ pub fn explain<'r>(domain: &'r Domain, entries: &[Entry<'_>]) -> Explanation<'r>
         let step = step(tree, current, entry);
         let node = tree.step(current, entry);
         explanation.steps.push(step);
-        let Some((number, via)) = node else {
+        let Some((node, via)) = node else {
             explanation.outcome = format!("no rule: {}", why_nothing(tree, current, entry));
             return explanation;
         };
-        let node = tree.nodes[number as usize];
         if node.leaves_open(via) {
             explanation.identifier.push(entry.value.to_owned());
         }
         level = node.level;
         if index + 1 == entries.len() {
             let rule = node.rule.map(|rule| &tree.rules[rule as usize]);
-            let path = &tree.labels[number as usize].path;
+            let path = &tree.labels[node.number as usize].path;
             explanation.outcome = match (rule, node.level) {
                 (Some(rule), _) => format!("rule {} at {}", rule.id, rule.at),
                 (None, Some(_)) => format!("no rule: {path} has no rate_limit of its own, only nested descriptors"),
@@ -130,32 +129,31 @@ fn step(tree: &Tree, level: u32, entry: &Entry<'_>) -> Step {
         let label = &tree.labels[node as usize];
         step.passed_over.push(PassedOver { path: label.path.to_string(), at: label.at.clone(), why });
     };
-    let chosen_node = chosen.map(|(node, _)| node);
-    let mut exact: Vec<u32> = values.exact.values().copied().collect();
-    exact.sort_unstable();
+    let chosen_node = chosen.map(|(node, _)| node.number);
+    let mut exact: Vec<&Node> = values.exact.values().collect();
+    exact.sort_unstable_by_key(|node| node.number);
     for node in exact {
-        if Some(node) != chosen_node && !tree.nodes[node as usize].is_pattern {
-            pass_over(node, "another value".into());
+        if Some(node.number) != chosen_node && !node.is_pattern {
+            pass_over(node.number, "another value".into());
         }
     }
-    for (pattern, node) in values.patterns.iter().filter(|(_, node)| Some(*node) != chosen_node) {
+    for (pattern, node) in values.patterns.iter().filter(|(_, node)| Some(node.number) != chosen_node) {
         let why = match (pattern.matches(entry.value), chosen) {
             (false, _) => "the wildcard does not match",
             (true, Some((_, Via::Exact))) => "an exact value comes before wildcards",
             (true, _) => "a wildcard declared before it matches",
         };
-        pass_over(node, why.into());
+        pass_over(node.number, why.into());
     }
-    if let Some(any) = values.any.filter(|any| Some(*any) != chosen_node) {
+    if let Some(any) = values.any.filter(|any| Some(any.number) != chosen_node) {
         let why = match chosen {
             Some((_, Via::Exact)) => "an exact value comes before the key alone",
             _ => "a wildcard comes before the key alone",
         };
-        pass_over(any, why.into());
+        pass_over(any.number, why.into());
     }
     step.chosen = chosen.map(|(node, via)| {
-        let label = &tree.labels[node as usize];
-        let node = tree.nodes[node as usize];
+        let label = &tree.labels[node.number as usize];
         Chosen {
             path: label.path.to_string(),
             at: label.at.clone(),

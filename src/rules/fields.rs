@@ -112,6 +112,13 @@ struct Field {
 pub struct Fields {
     pub at: Position,
     fields: Vec<Field>,
+    /// Known keys that a misspelt one was probably meant to be: they are not missing as well.
+    meant: Vec<&'static str>,
+}
+
+/// A plain `<<`. In quotes it is a key like any other.
+pub fn is_merge_key(key: &Node) -> bool {
+    matches!(&key.kind, Kind::Scalar(scalar) if scalar.plain && scalar.text == "<<")
 }
 
 impl Fields {
@@ -121,16 +128,21 @@ impl Fields {
             report.error(
                 node.at,
                 format!("config error, yaml file contains {} where {} is expected", node.describe(), shape.name),
-                format!("write a map with the keys {}", list(shape.keys)),
+                match shape {
+                    LIMIT if matches!(node.kind, Kind::List(_)) => "for several limits, write rate_limits".to_owned(),
+                    _ => {
+                        format!("write a map with keys such as {}", list(&shape.keys[..2.min(shape.keys.len())], "and"))
+                    }
+                },
             );
             return None;
         };
-        let mut fields = Fields { at: node.at, fields: Vec::with_capacity(pairs.len()) };
+        let mut fields = Fields { at: node.at, fields: Vec::with_capacity(pairs.len()), meant: Vec::new() };
         for (key, value) in pairs {
-            let Some(text) = string_key(key, report) else { continue };
-            if text == "<<" {
+            if is_merge_key(key) {
                 continue;
             }
+            let Some(text) = string_key(key, report) else { continue };
             if let Some(index) = fields.fields.iter().position(|field| field.key == text) {
                 let first = fields.fields[index].key_at;
                 report.tolerable(
@@ -146,7 +158,7 @@ impl Fields {
             }
         }
         for (key, value) in pairs {
-            if matches!(&key.kind, Kind::Scalar(scalar) if scalar.plain && scalar.text == "<<") {
+            if is_merge_key(key) {
                 fields.merge(value, shape, report);
             }
         }
@@ -165,6 +177,7 @@ impl Fields {
         };
         for source in sources {
             let Some(merged) = Fields::read(source, shape, report) else { continue };
+            self.meant.extend(merged.meant);
             for field in merged.fields {
                 if !self.fields.iter().any(|own| own.key == field.key) {
                     self.fields.push(field);
@@ -173,17 +186,18 @@ impl Fields {
         }
     }
 
-    fn belongs(&self, key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> bool {
+    fn belongs(&mut self, key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> bool {
         if shape.keys.contains(&key) {
             return true;
         }
-        let home = [ROOT, DESCRIPTOR, LIMIT].into_iter().find(|other| other.keys.contains(&key));
+        // Descriptors first: most of what is misplaced in a limit belongs there.
+        let home = [DESCRIPTOR, ROOT, LIMIT].into_iter().find(|other| other.keys.contains(&key));
         if let Some(home) = home {
             let message = format!("the key '{key}' belongs into {}, not into {}", home.name, shape.name);
-            let help = if key == "rate_limit" || key == "rate_limits" || home != LIMIT {
-                format!("move '{key}' to {}", home.name)
-            } else {
-                format!("move '{key}' under rate_limit")
+            let help = match home {
+                LIMIT => format!("move '{key}' under rate_limit"),
+                DESCRIPTOR if shape == LIMIT => format!("move '{key}' out of the rate limit, beside rate_limit"),
+                _ => format!("move '{key}' to {}", home.name),
             };
             if REFERENCE_KEYS.contains(&key) {
                 report.tolerable(at, message, help);
@@ -192,18 +206,38 @@ impl Fields {
             }
             return false;
         }
+        let message = format!("config error, unknown key '{}'", excerpt(key));
+        let unspaced = key.split_once(':').and_then(|(start, rest)| Some((known(shape, start)?, rest)));
+        if let Some((known, rest)) = unspaced {
+            self.meant.push(known);
+            report.error(at, message, format!("write a space after the colon: {known}: {}", excerpt(rest)));
+            return false;
+        }
         let nearest = shape
             .keys
             .iter()
-            .map(|known| (strsim::damerau_levenshtein(known, key), known))
+            .map(|known| (strsim::damerau_levenshtein(known, key), *known))
             .min()
             .filter(|(distance, known)| *distance <= 1 + known.len() / 4);
         let help = match nearest {
-            Some((_, known)) => format!("did you mean '{known}'?"),
-            None => format!("{} has the keys {}", shape.name, list(shape.keys)),
+            Some((_, known)) => {
+                self.meant.push(known);
+                format!("did you mean '{known}'?")
+            }
+            None => format!("{} has the keys {}", shape.name, list(shape.keys, "and")),
         };
-        report.error(at, format!("config error, unknown key '{}'", excerpt(key)), help);
+        report.error(at, message, help);
         false
+    }
+
+    /// Whether a key is there, or something that was probably meant to be it.
+    pub fn mentions(&self, key: &str) -> bool {
+        self.get(key).is_some() || self.meant.contains(&key)
+    }
+
+    /// Whether a key that is there can't be read, or is misspelt: what is wrong has been said.
+    pub fn is_spoilt<T>(&self, key: &str, read: Option<&T>) -> bool {
+        read.is_none() && (self.node(key).is_some() || self.meant.contains(&key))
     }
 
     fn get(&self, key: &str) -> Option<&Field> {
@@ -238,21 +272,40 @@ impl Fields {
         Some(Located { value: scalar.text.clone(), at: node.at })
     }
 
+    /// A word that must be one of few: anything that is not text gets the choices as help.
+    pub fn choice(&self, key: &str, help: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+        let node = self.node(key)?;
+        match node.as_scalar() {
+            Some(scalar) if !matches!(scalar.meaning(), Meaning::Float(_)) => {
+                Some(Located { value: scalar.text.clone(), at: node.at })
+            }
+            _ => {
+                report.error(node.at, format!("{key} is {}", node.describe()), help);
+                None
+            }
+        }
+    }
+
     /// A boolean, in the words of YAML 1.2 and 1.1. Absent is false.
     pub fn boolean(&self, key: &str, report: &mut Report<'_>) -> bool {
-        let Some(node) = self.node(key) else { return false };
+        self.boolean_or_spoilt(key, report).unwrap_or(false)
+    }
+
+    /// The same, but `None` if what is there is no boolean.
+    pub fn boolean_or_spoilt(&self, key: &str, report: &mut Report<'_>) -> Option<bool> {
+        let Some(node) = self.node(key) else { return Some(false) };
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
             Meaning::Bool(value) => Some(value),
             _ => scalar.legacy_bool(),
         });
-        value.unwrap_or_else(|| {
+        if value.is_none() {
             report.error(
                 node.at,
                 format!("{key} is {}, not a boolean", node.describe()),
                 format!("write {key}: true or {key}: false, without quotes"),
             );
-            false
-        })
+        }
+        value
     }
 
     /// A whole number in a range.
@@ -265,11 +318,18 @@ impl Fields {
                 Ok(value) if value >= min => return Some(Located { value, at: node.at }),
                 _ => report.error(node.at, format!("{key} is {value}, which is out of range"), help),
             },
-            Some(Meaning::LeadingZero) => report.error(
-                node.at,
-                format!("{key} is {}, which is octal to some YAML readers and decimal to others", node.describe()),
-                "write the number without leading zeros",
-            ),
+            Some(Meaning::LeadingZero) => {
+                report.tolerable(
+                    node.at,
+                    format!(
+                        "{key} is {}, which is octal to envoyproxy/ratelimit and decimal to others",
+                        node.describe()
+                    ),
+                    "write the number without leading zeros",
+                );
+                let octal = node.as_scalar().and_then(|scalar| u32::from_str_radix(&scalar.text, 8).ok());
+                return octal.map(|value| Located { value, at: node.at });
+            }
             _ => report.error(node.at, format!("{key} is {}, not a whole number", node.describe()), help),
         }
         None
@@ -298,16 +358,13 @@ impl Fields {
 
     /// One of a closed set of words.
     pub fn word<T: Word + Display>(&self, key: &str, report: &mut Report<'_>) -> Option<Located<T>> {
-        let text = self.string(key, report)?;
+        let words: Vec<&str> = T::ALL.iter().map(|value| value.word()).collect();
+        let help = format!("write {}", list(&words, "or"));
+        let text = self.choice(key, &help, report)?;
         match T::from_word(&text.value) {
             Some(value) => Some(Located { value, at: text.at }),
             None => {
-                let words: Vec<&str> = T::ALL.iter().map(|value| value.word()).collect();
-                report.error(
-                    text.at,
-                    format!("{key} '{}' is unknown", excerpt(&text.value)),
-                    format!("write one of {}", list(&words)),
-                );
+                report.error(text.at, format!("{key} '{}' is unknown", excerpt(&text.value)), help);
                 None
             }
         }
@@ -342,11 +399,15 @@ fn string_key<'n>(key: &'n Node, report: &mut Report<'_>) -> Option<&'n str> {
     }
 }
 
-/// `a, b and c`.
-pub fn list(words: &[&str]) -> String {
+fn known(shape: Shape, key: &str) -> Option<&'static str> {
+    shape.keys.iter().copied().find(|known| *known == key)
+}
+
+/// `a, b and c`, or with another last word.
+fn list(words: &[&str], last_word: &str) -> String {
     match words {
         [] => String::new(),
         [one] => (*one).to_owned(),
-        [start @ .., last] => format!("{} and {last}", start.join(", ")),
+        [start @ .., last] => format!("{} {last_word} {last}", start.join(", ")),
     }
 }

@@ -27,6 +27,8 @@ pub struct DomainFile {
 #[derive(Debug)]
 pub struct DescriptorFile {
     pub at: Position,
+    /// Nothing was written below the key: no limits and no nested descriptors, not even broken ones.
+    pub is_bare: bool,
     pub key: Located<String>,
     /// `None` matches any value; with a `*` it is a pattern.
     pub value: Option<Located<String>>,
@@ -77,7 +79,7 @@ pub fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainF
     let is_readable = problems.count() == problems_before;
     let mut report = Report { file, problems };
     if is_readable && documents.iter().all(|document| document.is_null()) {
-        let at = documents.first().map_or(Position { line: 1, column: 1 }, |document| document.at);
+        let at = Position { line: 1, column: 1 };
         report.error(at, "config file cannot have empty domain", "write domain: NAME and a list of descriptors");
     }
     // A stray `---` leaves a document with nothing in it.
@@ -87,16 +89,12 @@ pub fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainF
 fn domain(node: &Node, report: &mut Report<'_>) -> Option<DomainFile> {
     let fields = Fields::read(node, ROOT, report)?;
     let domain = fields.string("domain", report);
-    let name_is_wrong = fields.node("domain").is_some() && domain.is_none();
-    let domain = match domain {
-        Some(domain) if !domain.value.is_empty() => Some(domain),
-        _ if name_is_wrong => None,
-        other => {
-            let at = other.map(|domain| domain.at).or(fields.key_at("domain")).unwrap_or(fields.at);
-            report.error(at, "config file cannot have empty domain", "write domain: NAME, as Envoy's filter has it");
-            None
-        }
-    };
+    let is_spoilt = fields.is_spoilt("domain", domain.as_ref());
+    let at = domain.as_ref().map(|domain| domain.at).or(fields.key_at("domain")).unwrap_or(fields.at);
+    let domain = domain.filter(|domain| !domain.value.is_empty());
+    if domain.is_none() && !is_spoilt {
+        report.error(at, "config file cannot have empty domain", "write domain: NAME, as Envoy's filter has it");
+    }
     if let Some(domain) = &domain {
         check_length("domain", domain, DOMAIN_BYTES_MAX, report);
     }
@@ -130,12 +128,15 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
     }
     let fields = Fields::read(node, DESCRIPTOR, report)?;
     let key = key(&fields, report);
-    let value = fields.string("value", report).filter(|value| !value.value.is_empty());
+    let value = fields.string("value", report);
+    let is_value_spoilt = fields.is_spoilt("value", value.as_ref());
+    let value = value.filter(|value| !value.value.is_empty());
     if let Some(value) = &value {
         check_length("value", value, VALUE_BYTES_MAX, report);
     }
     let descriptor = DescriptorFile {
         at: fields.at,
+        is_bare: !["rate_limit", "rate_limits", "descriptors"].iter().any(|key| fields.mentions(key)),
         key: key.clone().unwrap_or(Located { value: String::new(), at: fields.at }),
         limits: limits(&fields, report),
         descriptors: descriptors(&fields, report),
@@ -149,7 +150,11 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
         value,
     };
     let key = key?;
-    if descriptor.share_threshold && !descriptor.is_pattern() {
+    if is_value_spoilt {
+        // Without its value it would be another rule, and look like a duplicate of its siblings.
+        return None;
+    }
+    if descriptor.share_threshold && !descriptor.is_pattern() && !key.value.contains('*') {
         let composite = composite(&key.value, descriptor.value.as_ref().map(|value| value.value.as_str()));
         report.error(
             fields.key_at("share_threshold").unwrap_or(fields.at),
@@ -167,7 +172,7 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
 
 /// Flags that act on the limit of the same descriptor do nothing where there is none.
 fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut Report<'_>) {
-    if fields.node("rate_limit").is_some() || fields.node("rate_limits").is_some() {
+    if fields.mentions("rate_limit") || fields.mentions("rate_limits") {
         return;
     }
     for (flag, is_set) in [
@@ -190,15 +195,12 @@ fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut
 
 fn key(fields: &Fields, report: &mut Report<'_>) -> Option<Located<String>> {
     let key = fields.string("key", report);
-    if key.is_none() && fields.node("key").is_some() {
+    if fields.is_spoilt("key", key.as_ref()) {
         return None;
     }
+    let at = key.as_ref().map(|key| key.at).or(fields.key_at("key")).unwrap_or(fields.at);
     let Some(key) = key.filter(|key| !key.value.is_empty()) else {
-        report.error(
-            fields.key_at("key").unwrap_or(fields.at),
-            "descriptor has empty key",
-            "write key: NAME, the descriptor key that Envoy sends",
-        );
+        report.error(at, "descriptor has empty key", "write key: NAME, the descriptor key that Envoy sends");
         return None;
     };
     check_length("key", &key, KEY_BYTES_MAX, report);
@@ -247,19 +249,28 @@ fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
     let one = fields.node("rate_limit").map(AsRef::as_ref);
     let nodes = one.into_iter().chain(several.iter().map(AsRef::as_ref));
     let limits: Vec<LimitFile> = nodes.filter_map(|node| limit(node, report)).collect();
+    if limits.len() > 1
+        && let Some(unlimited) = limits.iter().find(|limit| limit.terms.is_none())
+    {
+        report.error(
+            unlimited.at,
+            "unlimited: true stands beside other limits",
+            "keep either unlimited: true or the other limits",
+        );
+    }
+    if one.is_none() {
+        report_twins(&limits, report);
+    }
+    limits
+}
+
+/// Two limits with the same window would be two counts of the same key.
+fn report_twins(limits: &[LimitFile], report: &mut Report<'_>) {
     for (index, limit) in limits.iter().enumerate() {
-        if limits.len() > 1 && limit.terms.is_none() {
-            report.error(
-                limit.at,
-                "an unlimited limit stands beside others, which would hold all the same",
-                "keep either unlimited: true or the other limits",
-            );
-        }
         let Some(terms) = &limit.terms else { continue };
-        let twin = limits[..index]
-            .iter()
-            .find(|other| other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms));
-        if let Some(twin) = twin {
+        let has_same_window =
+            |other: &&LimitFile| other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms);
+        if let Some(twin) = limits[..index].iter().find(has_same_window) {
             report.error(
                 terms.window_at,
                 format!("two limits of this descriptor have the same window, the other is at line {}", twin.at.line),
@@ -267,14 +278,13 @@ fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
             );
         }
     }
-    limits
 }
 
 fn limit(node: &Node, report: &mut Report<'_>) -> Option<LimitFile> {
     let fields = Fields::read(node, LIMIT, report)?;
     let name = fields.string("name", report).filter(|name| !name.value.is_empty());
     let replaces = replaces(&fields, name.as_ref(), report);
-    let terms = if fields.boolean("unlimited", report) {
+    let terms = if fields.boolean_or_spoilt("unlimited", report)? {
         check_unlimited(&fields, report);
         None
     } else {
@@ -328,7 +338,7 @@ fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
 
 fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
     let requests_per_unit = fields.number("requests_per_unit", 0, report);
-    if fields.node("requests_per_unit").is_none() {
+    if fields.node("requests_per_unit").is_none() && !fields.is_spoilt("requests_per_unit", None::<&()>) {
         report.warning(
             fields.at,
             "the limit has no requests_per_unit, which means 0: every request is denied",
@@ -336,10 +346,13 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
         );
     }
     let window = window(fields, report);
-    let algorithm = fields.word::<Algorithm>("algorithm", report).map_or(Algorithm::SlidingWindow, |it| it.value);
+    let algorithm = fields.word::<Algorithm>("algorithm", report);
+    let is_algorithm_spoilt = fields.is_spoilt("algorithm", algorithm.as_ref());
+    let algorithm = algorithm.map_or(Algorithm::SlidingWindow, |it| it.value);
     let burst = fields.number("burst", 1, report);
     if let Some(burst) = &burst
         && algorithm != Algorithm::Gcra
+        && !is_algorithm_spoilt
     {
         report.error(
             burst.at,
@@ -379,19 +392,18 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
 
 /// The window, from `unit` or from `window`.
 fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
-    const UNITS: &str = "second, minute, hour, day, week, month or year";
-    if fields.node("window").is_none() {
-        let unit = fields.string("unit", report);
-        if unit.is_none() && fields.node("unit").is_some() {
+    const UNIT_HELP: &str =
+        "write unit: second, minute, hour, day, week, month or year; or window: 15m for any other length";
+    const WINDOW_HELP: &str = "write a duration from 1s to 366d, such as 90s, 15m, 1h30m or 30d";
+    if !fields.mentions("window") || (fields.node("window").is_none() && fields.mentions("unit")) {
+        let unit = fields.choice("unit", UNIT_HELP, report);
+        if fields.is_spoilt("unit", unit.as_ref()) {
             return None;
         }
-        let (text, at) = unit.map_or((String::new(), fields.at), |unit| (unit.value, unit.at));
+        let at = unit.as_ref().map(|unit| unit.at).or(fields.key_at("unit")).unwrap_or(fields.at);
+        let text = unit.map_or_else(String::new, |unit| unit.value);
         let Some(unit) = Unit::from_word(&text) else {
-            report.error(
-                at,
-                format!("invalid rate limit unit '{}'", excerpt(&text)),
-                format!("write unit: {UNITS}; or window: 15m for any other length"),
-            );
+            report.error(at, format!("invalid rate limit unit '{}'", excerpt(&text)), UNIT_HELP);
             return None;
         };
         return Some(Located { value: unit.window_ms(), at });
@@ -399,8 +411,15 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
     if let Some(at) = fields.key_at("unit").filter(|_| fields.node("unit").is_some()) {
         report.error(at, "both unit and window are given", "keep one of the two");
     }
-    let text = fields.string("window", report)?;
-    let help = "write a duration from 1s to 366d, such as 90s, 15m, 1h30m or 30d";
+    if fields.node("window").is_none() {
+        let at = fields.key_at("window").unwrap_or(fields.at);
+        if !fields.is_spoilt("window", None::<&()>) {
+            report.error(at, "window is empty", WINDOW_HELP);
+        }
+        return None;
+    }
+    let text = fields.choice("window", WINDOW_HELP, report)?;
+    let help = WINDOW_HELP;
     let Ok(duration) = text.value.parse::<humantime::Duration>() else {
         report.error(text.at, format!("window '{}' is not a duration", excerpt(&text.value)), help);
         return None;

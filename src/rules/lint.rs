@@ -1,6 +1,6 @@
 //! What loads but probably does not do what it seems to: the warnings of `tidegate check` and of the start.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::request::Bounds;
@@ -11,16 +11,17 @@ use crate::rules::{Domain, Ruleset};
 
 /// Warnings that the files as written give rise to.
 pub fn lint(files: &[DomainFile], problems: &mut Problems) {
+    // A limit is replaced only in its own domain, but a merged domain may be spread over files.
+    let mut names_of: HashMap<&str, HashSet<&str>> = HashMap::new();
     for file in files {
-        // A limit is replaced only in its own domain, but a merged domain may be spread over files.
-        let names: HashSet<&str> = files
-            .iter()
-            .filter(|other| other.domain.value == file.domain.value)
-            .flat_map(|other| &other.descriptors)
-            .flat_map(names)
-            .collect();
+        names_of.entry(&file.domain.value).or_default().extend(file.descriptors.iter().flat_map(names));
+    }
+    // Names may be missing only because their limits are broken.
+    let is_complete = !problems.has_errors();
+    for file in files {
+        let names = names_of.get(file.domain.value.as_str()).filter(|_| is_complete);
         for descriptor in &file.descriptors {
-            descriptor_lint(&file.file, descriptor, 1, &names, problems);
+            descriptor_lint(&file.file, descriptor, 1, names, problems);
         }
     }
 }
@@ -34,7 +35,7 @@ fn descriptor_lint(
     file: &Arc<str>,
     descriptor: &DescriptorFile,
     depth: usize,
-    names: &HashSet<&str>,
+    names: Option<&HashSet<&str>>,
     problems: &mut Problems,
 ) {
     let entries_max = Bounds::default().entries_max;
@@ -46,8 +47,7 @@ fn descriptor_lint(
             "nest less deeply, or raise --max-entries",
         );
     }
-    let is_leaf = descriptor.descriptors.is_empty();
-    if is_leaf && descriptor.limits.is_empty() && descriptor.value.is_none() {
+    if descriptor.is_bare && descriptor.value.is_none() {
         problems.warning(
             file,
             descriptor.at,
@@ -59,7 +59,7 @@ fn descriptor_lint(
         );
     }
     for name in descriptor.limits.iter().flat_map(|limit| &limit.replaces) {
-        if !names.contains(name.value.as_str()) {
+        if names.is_some_and(|names| !names.contains(name.value.as_str())) {
             problems.warning(
                 file,
                 name.at,

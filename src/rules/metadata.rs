@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use crate::rules::fields::Report;
+use crate::rules::fields::{Report, is_merge_key};
 use crate::rules::yaml::{Kind, Meaning, Node, Scalar};
 
 /// Reads the map under `metadata`. Its keys are the operator's own and are not checked.
@@ -16,7 +16,7 @@ pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> 
         return None;
     };
     let mut fields = Map::new();
-    for (key, value) in pairs {
+    for (key, value) in pairs.iter().filter(|(key, _)| !is_merge_key(key)) {
         let name = match key.as_scalar() {
             Some(scalar) if scalar.meaning() == Meaning::Text => {
                 warn_of_legacy_bool(scalar, key, report);
@@ -31,8 +31,20 @@ pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> 
                 continue;
             }
         };
+        if fields.contains_key(&name) {
+            report.tolerable(key.at, format!("the key '{name}' is there twice"), "keep one of the two");
+        }
         if let Some(value) = value_of(value, report) {
             fields.insert(name, value);
+        }
+    }
+    for (_, merged) in pairs.iter().filter(|(key, _)| is_merge_key(key)) {
+        let sources = match &merged.kind {
+            Kind::List(items) => items.iter().collect(),
+            Kind::Map(_) | Kind::Scalar(_) => vec![merged],
+        };
+        for (name, value) in sources.into_iter().filter_map(|source| read(source, report)).flatten() {
+            fields.entry(name).or_insert(value);
         }
     }
     Some(fields)

@@ -12,6 +12,8 @@ pub mod lint;
 pub mod metadata;
 pub mod policy;
 pub mod problem;
+#[cfg(test)]
+mod tests;
 pub mod tree;
 pub mod wildcard;
 pub mod yaml;

@@ -81,9 +81,6 @@ pub struct Problems {
     found: Vec<Problem>,
 }
 
-/// Beyond this many the rest is counted, not listed: a broken generator should not flood a terminal.
-pub const PROBLEMS_MAX: usize = 1000;
-
 impl Problems {
     pub fn new(strictness: Strictness) -> Problems {
         Problems { strictness, found: Vec::new() }
@@ -120,6 +117,13 @@ impl Problems {
 
     fn add(&mut self, file: &Arc<str>, position: Position, severity: Severity, message: String, help: String) {
         let place = Place { file: file.clone(), position };
+        // Names from the files are quoted in messages; they must not be able to forge lines or colours.
+        let [message, help] = [message, help].map(|text| match text.contains(char::is_control) {
+            true => {
+                text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() }).collect()
+            }
+            false => text,
+        });
         self.found.push(Problem { place, severity, message, help });
     }
 
@@ -135,20 +139,6 @@ impl Problems {
     pub fn into_sorted(mut self) -> Vec<Problem> {
         self.found.sort();
         self.found.dedup();
-        let dropped = self.found.len().saturating_sub(PROBLEMS_MAX);
-        if dropped > 0 {
-            // Errors are what stops the load: they stay in the list before warnings do.
-            self.found.sort_by_key(|problem| problem.severity);
-            self.found.truncate(PROBLEMS_MAX);
-            self.found.sort();
-            if let Some(last) = self.found.last().cloned() {
-                self.found.push(Problem {
-                    message: format!("{dropped} more problems are not listed"),
-                    help: "mend those above and check again".into(),
-                    ..last
-                });
-            }
-        }
         self.found
     }
 }

@@ -19,9 +19,11 @@ pub trait Identifier {
     fn push(&mut self, value: &str);
 }
 
-/// Somewhere in the tree. Small, because matching jumps through many of them.
-#[derive(Clone, Copy, Debug, Default)]
+/// Somewhere in the tree. Small, and kept where the way to it is looked up.
+#[derive(Clone, Copy, Debug)]
 pub struct Node {
+    /// Into `Tree::labels`.
+    pub number: u32,
     /// Into `Tree::rules`.
     pub rule: Option<u32>,
     /// Into `Tree::levels`.
@@ -39,10 +41,10 @@ pub struct Node {
 #[derive(Debug, Default)]
 pub struct Values {
     /// By value, the texts of patterns included: a value that literally is a pattern's text means that pattern.
-    pub exact: Map<u32>,
+    pub exact: Map<Node>,
     pub patterns: Patterns,
     /// The key alone, any value.
-    pub any: Option<u32>,
+    pub any: Option<Node>,
 }
 
 pub type Level = Map<Values>;
@@ -65,7 +67,6 @@ pub struct Label {
 
 #[derive(Debug, Default)]
 pub struct Tree {
-    pub nodes: Vec<Node>,
     /// By node.
     pub labels: Vec<Label>,
     pub levels: Vec<Level>,
@@ -77,7 +78,7 @@ impl Tree {
     pub const ROOT: u32 = 0;
 
     /// The child of a level that an entry leads to.
-    pub fn step(&self, level: u32, entry: &Entry<'_>) -> Option<(u32, Via)> {
+    pub fn step(&self, level: u32, entry: &Entry<'_>) -> Option<(Node, Via)> {
         let values = self.levels[level as usize].get(entry.key)?;
         if let Some(&node) = values.exact.get(entry.value) {
             return Some((node, Via::Exact));
@@ -94,14 +95,12 @@ impl Tree {
         let mut level = Tree::ROOT;
         for entry in path {
             let (node, via) = self.step(level, entry)?;
-            let node = self.nodes[node as usize];
             if node.leaves_open(via) {
                 identifier.push(entry.value);
             }
             level = node.level?;
         }
         let (node, via) = self.step(level, last)?;
-        let node = self.nodes[node as usize];
         if node.leaves_open(via) {
             identifier.push(last.value);
         }
@@ -115,8 +114,8 @@ impl Tree {
         let mut level = Some(Tree::ROOT);
         let mut is_sensitive = |entry: &Entry<'_>| {
             let (node, _) = self.step(level?, entry)?;
-            level = self.nodes[node as usize].level;
-            Some(self.nodes[node as usize].is_sensitive)
+            level = node.level;
+            Some(node.is_sensitive)
         };
         entries.iter().map(|entry| is_sensitive(entry).unwrap_or(false)).collect()
     }

@@ -17,14 +17,23 @@ use crate::rules::problem::{Position, Problems};
 const DEPTH_MAX: usize = 128;
 /// Values in a document once aliases are followed; a rule is about ten.
 const VALUES_MAX: usize = 4_000_000;
+/// Text in a document once aliases are followed.
+const BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A value and where it starts.
 #[derive(Debug)]
 pub struct Node {
     pub at: Position,
     pub kind: Kind,
-    /// Values in this subtree, aliases followed.
+    size: Size,
+}
+
+/// What a subtree comes to once aliases are followed.
+#[derive(Clone, Copy, Debug)]
+struct Size {
     values: usize,
+    bytes: usize,
+    depth: usize,
 }
 
 #[derive(Debug)]
@@ -161,42 +170,91 @@ pub fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
     for (line_offset, chunk) in chunks(text) {
-        let mut builder = Builder::default();
-        let mut parser = Parser::new_from_str(chunk);
-        loop {
-            match parser.next_event() {
-                None | Some(Ok((Event::StreamEnd, _))) => break,
-                Some(Ok((event, span))) => {
-                    if let Err(trouble) = builder.push(event, &span, line_offset) {
-                        problems.error(file, trouble.at, trouble.message, trouble.help);
-                        builder.documents.clear();
-                        break;
-                    }
-                }
-                Some(Err(error)) => {
-                    let marker = error.marker();
-                    let at = Position { line: marker.line() + line_offset, column: marker.col() + 1 };
-                    let message = format!("error loading config file: yaml: {}", error.info());
-                    problems.error(file, at, message, syntax_help(chunk, marker.line()));
-                    builder.documents.clear();
-                    break;
-                }
-            }
+        let mut read = parse(chunk, line_offset);
+        if let Err(trouble) = &read
+            && let Some(mended) = without_tabs_after_colons(chunk, trouble.at.line - line_offset)
+        {
+            read = parse(&mended, line_offset).or(read);
         }
-        documents.append(&mut builder.documents);
+        match read {
+            Ok(mut read) => documents.append(&mut read),
+            Err(trouble) => problems.error(file, trouble.at, trouble.message, trouble.help),
+        }
     }
     documents
 }
 
-fn syntax_help(chunk: &str, line: usize) -> &'static str {
-    // The parser may stop a line after the culprit, so the line before is looked at as well.
-    let nearby = || chunk.lines().skip(line.saturating_sub(2)).take(2);
-    if nearby().any(|text| text.trim_start_matches(' ').starts_with('\t')) {
+fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<Node>>, Trouble> {
+    let mut builder = Builder::default();
+    let mut parser = Parser::new_from_str(chunk);
+    loop {
+        match parser.next_event() {
+            None | Some(Ok((Event::StreamEnd, _))) => return Ok(builder.documents),
+            Some(Ok((event, span))) => builder.push(event, &span, line_offset)?,
+            Some(Err(error)) => {
+                let marker = error.marker();
+                let stopped = Position { line: marker.line() + line_offset, column: marker.col() + 1 };
+                let opener = builder.open.last().map(|open| open.at).filter(|opener| opener.line < stopped.line);
+                let at = match tab_indentation(chunk, marker.line()) {
+                    Some((line, column)) => Position { line: line + line_offset, column },
+                    // A bracket that is not closed shows only where something else begins, lines below.
+                    None if error.info().contains("while parsing a flow") || marker.line() > chunk.lines().count() => {
+                        opener.unwrap_or(stopped)
+                    }
+                    None => stopped,
+                };
+                return Err(Trouble {
+                    at,
+                    message: format!("error loading config file: yaml: {}", error.info()),
+                    help: syntax_help(chunk, marker.line(), error.info()),
+                });
+            }
+        }
+    }
+}
+
+/// The parser refuses a tab between a colon and a plain value, which YAML allows. From the line it stopped at, those tabs
+/// become spaces, so that positions stay. `None` if that is not what stopped it.
+fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
+    let is_culprit = chunk.lines().nth(line.checked_sub(1)?)?.contains(":\t");
+    let mend = |(index, text): (usize, &str)| match text.find([':', '"', '\'', '#']) {
+        Some(at) if index + 1 >= line && text[at..].starts_with(":\t") => {
+            let value = text[at + 1..].trim_start_matches('\t');
+            let tabs = text.len() - at - 1 - value.len();
+            format!("{}:{}{value}", &text[..at], " ".repeat(tabs))
+        }
+        _ => text.to_owned(),
+    };
+    is_culprit.then(|| chunk.split_inclusive('\n').enumerate().map(mend).collect())
+}
+
+/// Where a line near the one that the parser stopped at is indented with a tab.
+fn tab_indentation(chunk: &str, line: usize) -> Option<(usize, usize)> {
+    let first = line.saturating_sub(1).max(1);
+    let nearby = chunk.lines().enumerate().skip(first - 1).take(3);
+    nearby
+        .map(|(index, text)| (index + 1, text.len() - text.trim_start_matches(' ').len(), text))
+        .find(|(_, spaces, text)| text[*spaces..].starts_with('\t') && !text.trim().is_empty())
+        .map(|(line, spaces, _)| (line, spaces + 1))
+}
+
+fn syntax_help(chunk: &str, line: usize, info: &str) -> &'static str {
+    // The parser may stop a line before or after the culprit.
+    let nearby = || chunk.lines().skip(line.saturating_sub(2)).take(3);
+    if info.contains("anchor") {
+        "define the anchor with &NAME before this line; a value that starts with * needs quotes: value: \"*\""
+    } else if tab_indentation(chunk, line).is_some() {
         "YAML does not allow tabs for indentation: use spaces"
     } else if nearby().any(|text| text.contains(": *") || text.trim_start().starts_with("- *")) {
         "a value that starts with * is an alias in YAML: put it in quotes, as in value: \"*\""
+    } else if nearby()
+        .any(|text| text.starts_with("<<<<<<<") || text.starts_with("=======") || text.starts_with(">>>>>>>"))
+    {
+        "the file has merge conflict markers: resolve the conflict"
+    } else if info.contains("quoted") {
+        "a quote is opened on this line or above and not closed"
     } else {
-        "check indentation, colons and quotes on this line and the one before"
+        "check indentation, colons, quotes and brackets on this line and above: something may not be closed"
     }
 }
 
@@ -215,8 +273,14 @@ fn chunks(text: &str) -> Vec<(usize, &str)> {
             chunks.push((start_line, &text[start..offset]));
             (start, start_line) = (offset, line_number);
         }
-        only_preamble &= !is_marker && (line.trim().is_empty() || line.starts_with(['#', '%']));
+        only_preamble &=
+            !is_marker && (line.trim().is_empty() || line.trim_start().starts_with('#') || line.starts_with('%'));
         offset += line.len();
+        // `...` ends a document; what follows, up to the next `---`, may be directives.
+        if line.trim_end() == "..." {
+            chunks.push((start_line, &text[start..offset]));
+            (start, start_line, only_preamble) = (offset, line_number + 1, true);
+        }
     }
     chunks.push((start_line, &text[start..]));
     chunks
@@ -242,7 +306,7 @@ struct Open {
     anchor: usize,
     children: Vec<Rc<Node>>,
     is_map: bool,
-    values: usize,
+    size: Size,
 }
 
 impl Builder {
@@ -252,8 +316,9 @@ impl Builder {
             Event::Scalar(text, style, anchor, tag) => {
                 let is_tagged_string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
                 let plain = style == ScalarStyle::Plain && !is_tagged_string;
+                let size = Size { values: 1, bytes: text.len(), depth: 0 };
                 let kind = Kind::Scalar(Scalar { text: text.into_owned(), plain });
-                self.add(Rc::new(Node { at, kind, values: 1 }), anchor)
+                self.add(Rc::new(Node { at, kind, size }), at, anchor)
             }
             Event::SequenceStart(anchor, _) => self.enter(at, anchor, false),
             Event::MappingStart(anchor, _) => self.enter(at, anchor, true),
@@ -269,10 +334,10 @@ impl Builder {
                 } else {
                     Kind::List(open.children)
                 };
-                self.add(Rc::new(Node { at: open.at, kind, values: open.values }), open.anchor)
+                self.add(Rc::new(Node { at: open.at, kind, size: open.size }), open.at, open.anchor)
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
-                Some(node) => self.add(node.clone(), 0),
+                Some(node) => self.add(node.clone(), at, 0),
                 None => Err(Trouble {
                     at,
                     message: "error loading config file: yaml: an anchor contains itself".into(),
@@ -288,35 +353,47 @@ impl Builder {
     }
 
     fn enter(&mut self, at: Position, anchor: usize, is_map: bool) -> Result<(), Trouble> {
+        // Refused here already, so that what is open stays bounded too.
         if self.open.len() >= DEPTH_MAX {
-            return Err(Trouble {
-                at,
-                message: format!("maps and lists are nested more than {DEPTH_MAX} deep"),
-                help: "requests have few entries: rules this deep can't match",
-            });
+            return Err(too_deep(at));
         }
-        self.open.push(Open { at, anchor, children: Vec::new(), is_map, values: 1 });
+        let size = Size { values: 1, bytes: 0, depth: 1 };
+        self.open.push(Open { at, anchor, children: Vec::new(), is_map, size });
         Ok(())
     }
 
-    fn add(&mut self, node: Rc<Node>, anchor: usize) -> Result<(), Trouble> {
+    fn add(&mut self, node: Rc<Node>, at: Position, anchor: usize) -> Result<(), Trouble> {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
+        }
+        // An alias may bring along more levels than are written here.
+        if self.open.len() + node.size.depth > DEPTH_MAX {
+            return Err(too_deep(at));
         }
         let Some(parent) = self.open.last_mut() else {
             self.documents.push(node);
             return Ok(());
         };
-        parent.values = parent.values.saturating_add(node.values);
-        if parent.values > VALUES_MAX {
+        parent.size.values = parent.size.values.saturating_add(node.size.values);
+        parent.size.bytes = parent.size.bytes.saturating_add(node.size.bytes);
+        parent.size.depth = parent.size.depth.max(node.size.depth + 1);
+        if parent.size.values > VALUES_MAX || parent.size.bytes > BYTES_MAX {
             return Err(Trouble {
                 at: parent.at,
-                message: format!("more than {VALUES_MAX} values once aliases are followed"),
+                message: format!("more than {VALUES_MAX} values or {BYTES_MAX} bytes once aliases are followed"),
                 help: "split the file, and do not build aliases out of aliases",
             });
         }
         parent.children.push(node);
         Ok(())
+    }
+}
+
+fn too_deep(at: Position) -> Trouble {
+    Trouble {
+        at,
+        message: format!("maps and lists are nested more than {DEPTH_MAX} deep"),
+        help: "requests have few entries: rules this deep can't match",
     }
 }
 
@@ -381,6 +458,32 @@ mod tests {
     }
 
     #[test]
+    fn a_document_end_is_followed_by_directives() {
+        let (documents, errors) = read("a: 1\n...\n%YAML 1.2\n---\nb: 2\n  # indented\n---\nc: 3\n");
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(documents.len(), 3);
+    }
+
+    #[test]
+    fn tabs_after_colons_are_allowed() {
+        let (documents, errors) = read("a: 1\nb:\tminute\nc:\t\t5\nd: 'x:\ty'\n");
+        assert!(errors.is_empty(), "{errors:?}");
+        let Kind::Map(pairs) = &documents[0].kind else { panic!() };
+        assert_eq!(pairs[2].1.at, Position { line: 3, column: 5 });
+        assert_eq!(pairs[3].1.as_scalar().unwrap().text, "x:\ty");
+        assert_eq!(read("a: 1\n\tb: 2\n").1.len(), 1);
+    }
+
+    #[test]
+    fn a_chain_of_aliases_is_as_deep_as_it_unfolds() {
+        let mut text = String::from("- &a0 {k: v}\n");
+        (1..200).for_each(|n| text.push_str(&format!("- &a{n} {{k: [*a{}]}}\n", n - 1)));
+        let (documents, errors) = read(&text);
+        assert!(documents.is_empty());
+        assert!(errors[0].contains("nested more than 128 deep"), "{errors:?}");
+    }
+
+    #[test]
     fn an_alias_bomb_is_stopped_before_it_unfolds() {
         let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
         for level in 1..12 {
@@ -390,7 +493,7 @@ mod tests {
         }
         let (documents, errors) = read(&text);
         assert!(documents.is_empty());
-        assert!(errors[0].contains("values once aliases are followed"), "{errors:?}");
+        assert!(errors[0].contains("once aliases are followed"), "{errors:?}");
     }
 
     #[test]
