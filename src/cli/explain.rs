@@ -155,12 +155,13 @@ fn print(
         writeln!(out, "    {sentence}")?;
     }
     let identifier: Vec<String> = explanation.identifier.iter().map(|value| format!("{value:?}")).collect();
-    let counted = match identifier.as_slice() {
-        [] => "all requests of this rule together".to_owned(),
-        values => format!("each value apart: {}", values.join(", ")),
-    };
+    for limit in rule.limits() {
+        let window = window(limit);
+        writeln!(out, "    key: ({domain}, {}, [{}], {window})", rule.id, identifier.join(", "))?;
+    }
     if !rule.is_unlimited() {
-        writeln!(out, "    key: {domain} / {} / {} / window", rule.id, identifier.join(","))?;
+        let counted =
+            if identifier.is_empty() { "all requests of this rule together" } else { "each such list of values apart" };
         writeln!(out, "    counts {counted}")?;
     }
     Ok(())
@@ -188,13 +189,17 @@ fn sentences(rule: &Rule) -> Vec<String> {
 /// A limit in one line.
 fn describe(limit: &Limit) -> String {
     let terms = &limit.terms;
-    let window = match limit.unit() {
-        Some(unit) => unit.word().to_owned(),
-        None => humantime::format_duration(std::time::Duration::from_millis(terms.window_ms)).to_string(),
-    };
+    let window = window(limit);
     let burst = if terms.algorithm == Algorithm::Gcra { format!(", burst {}", terms.burst) } else { String::new() };
     let name = if limit.name.is_empty() { String::new() } else { format!(", name {}", limit.name) };
     format!("limit: {} per {window}, {}{burst}, charge {}{name}", terms.limit, terms.algorithm, limit.charge)
+}
+
+fn window(limit: &Limit) -> String {
+    match limit.unit() {
+        Some(unit) => unit.word().to_owned(),
+        None => humantime::format_duration(std::time::Duration::from_millis(limit.terms.window_ms)).to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Log lines: text for people, JSON for collectors.
 
+use std::io::IsTerminal;
+
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt;
 
@@ -14,7 +16,8 @@ pub fn start(level: LogLevel, format: LogFormat) {
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Error => LevelFilter::ERROR,
     };
-    let builder = fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    let colours = std::io::stderr().is_terminal();
+    let builder = fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(colours).with_target(false);
     // Fails only if logging was started before, as a test may have done.
     let _ = match format {
         LogFormat::Text => builder.try_init(),

@@ -3,11 +3,11 @@
 //! Here is what needs more than one descriptor to see: duplicates, domains spread over files, rule ids.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
-use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, rule_step};
+use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, escaped_rule_step, rule_step};
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
 use crate::rules::tree::{Label, Level, Node, Tree, Values};
@@ -40,7 +40,8 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
         .into_iter()
         .map(|(name, files)| {
             let name: Arc<str> = name.into();
-            let mut compiler = Compiler { domain: &name, tree: Tree::default(), problems, id_bytes: 0 };
+            let mut compiler =
+                Compiler { domain: &name, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
             let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
             compiler.level(&descriptors, &Path::default());
@@ -55,6 +56,7 @@ struct Compiler<'c> {
     domain: &'c str,
     tree: Tree,
     problems: &'c mut Problems,
+    ids: HashSet<String>,
     /// The length of all rule ids together.
     id_bytes: usize,
 }
@@ -124,8 +126,7 @@ impl Compiler<'_> {
 
     fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
         let value = descriptor.value.as_ref().map(|value| value.value.as_str());
-        let step = rule_step(&descriptor.key.value, value);
-        let id = if path.id.is_empty() { step } else { format!("{}/{step}", path.id) };
+        let id = self.rule_id(path, &descriptor.key.value, value);
         let was_bounded = self.id_bytes <= ID_BYTES_MAX;
         self.id_bytes += id.len();
         if self.id_bytes > ID_BYTES_MAX {
@@ -144,6 +145,19 @@ impl Compiler<'_> {
             node.level = Some(self.level(&children, &path));
         }
         node
+    }
+
+    /// The readable path, unless a value with a slash makes it look like another rule's.
+    fn rule_id(&mut self, path: &Path, key: &str, value: Option<&str>) -> String {
+        let below = |step: String| if path.id.is_empty() { step } else { format!("{}/{step}", path.id) };
+        let mut id = below(rule_step(key, value));
+        if self.ids.contains(&id) {
+            id = below(escaped_rule_step(key, value));
+        }
+        while !self.ids.insert(id.clone()) {
+            id.push('%');
+        }
+        id
     }
 
     /// A node that leads nowhere yet, and its label.

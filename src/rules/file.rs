@@ -430,7 +430,7 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
         report.error(text.at, format!("window '{}' is out of range", excerpt(&text.value)), help);
         return None;
     }
-    if duration.subsec_nanos() % 1_000_000 != 0 {
+    if !duration.subsec_nanos().is_multiple_of(1_000_000) {
         report.error(text.at, format!("window '{}' is not whole milliseconds", excerpt(&text.value)), help);
         return None;
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::request::Bounds;
 use crate::rules::file::{DescriptorFile, DomainFile};
-use crate::rules::policy::{OnOutage, Scope};
+use crate::rules::policy::{Algorithm, OnOutage, Scope};
 use crate::rules::problem::Problems;
 use crate::rules::{Domain, Ruleset};
 
@@ -89,9 +89,10 @@ pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
             sentences.push(format!("{what} of rule {first}{others} has no effect: {why}"));
         }
     };
-    let with_scope = limits().filter(|(_, limit)| {
-        // Regional is what `gcra` and `exact_window` default to, and strict is exact within one process.
-        matches!(limit.policy.scope, Some(Scope::Regional | Scope::Global | Scope::Split | Scope::Strict))
+    let with_scope = limits().filter(|(_, limit)| match limit.policy.scope {
+        // What `gcra` and `exact_window` default to, so nobody asked for it.
+        Some(Scope::Regional) => matches!(limit.terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow),
+        scope => matches!(scope, Some(Scope::Global | Scope::Split | Scope::Strict)),
     });
     say(
         "scope",

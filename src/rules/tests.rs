@@ -77,8 +77,8 @@ descriptors:
 #[test]
 fn exact_beats_wildcard_beats_key_and_there_is_no_way_back() {
     let rules = ruleset(TREE);
-    assert_eq!(found(&rules, "path=/exact"), "path=%2Fexact []");
-    assert_eq!(found(&rules, "path=/abc"), "path=%2Fa* [\"/abc\"]", "the first declared wildcard");
+    assert_eq!(found(&rules, "path=/exact"), "path=/exact []");
+    assert_eq!(found(&rules, "path=/abc"), "path=/a* [\"/abc\"]", "the first declared wildcard");
     assert_eq!(found(&rules, "path=/x.png"), "path=*.png []", "shared");
     assert_eq!(found(&rules, "path=/other"), "path [\"/other\"]");
     assert_eq!(found(&rules, "path=/white"), "-", "a value without a limit is a white list");
@@ -94,6 +94,20 @@ fn exact_beats_wildcard_beats_key_and_there_is_no_way_back() {
     assert_eq!(found(&rules, "PATH=/exact"), "-", "case matters");
     assert_eq!(found(&rules, "a=b"), "-", "keys and values are compared apart");
     assert_eq!(found(&rules, ""), "-");
+}
+
+#[test]
+fn rule_ids_are_readable_and_never_the_same() {
+    let rules = ruleset(
+        "
+domain: d
+descriptors:
+  - {key: path, value: /a, descriptors: [{key: b, rate_limit: {requests_per_unit: 1, unit: second}}]}
+  - {key: path, value: /a/b, rate_limit: {requests_per_unit: 1, unit: second}}
+",
+    );
+    assert_eq!(found(&rules, "path=/a,b=x"), "path=/a/b [\"x\"]");
+    assert_eq!(found(&rules, "path=/a/b"), "path=%2Fa%2Fb []");
 }
 
 #[test]
@@ -251,14 +265,14 @@ fn an_explanation_names_what_was_passed_over_and_why() {
     let domain = rules.domain("d").unwrap();
     let asked = entries("path=/abc");
     let explanation = explain(domain, &asked);
-    assert_eq!(&*explanation.rule.unwrap().id, "path=%2Fa*");
+    assert_eq!(&*explanation.rule.unwrap().id, "path=/a*");
     assert_eq!(explanation.identifier, ["/abc"]);
     let why = |path: &str| {
         let passed = &explanation.steps[0].passed_over;
         passed.iter().find(|it| it.path == path).unwrap_or_else(|| panic!("{passed:?}")).why.clone()
     };
-    assert_eq!(why("path=%2Fexact"), "another value");
-    assert_eq!(why("path=%2Fab*"), "a wildcard declared before it matches");
+    assert_eq!(why("path=/exact"), "another value");
+    assert_eq!(why("path=/ab*"), "a wildcard declared before it matches");
     assert_eq!(why("path=*.png"), "the wildcard does not match");
     assert_eq!(why("path"), "a wildcard comes before the key alone");
     for (asked, outcome) in [

