@@ -4,7 +4,7 @@ pub mod check;
 pub mod explain;
 pub mod serve;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::settings::ServeFlags;
 
@@ -43,6 +43,13 @@ pub enum Output {
     Json,
 }
 
+fn unset_empty(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|arg| if arg.get_env().is_some_and(is_empty) { arg.env(None::<&str>) } else { arg })
+        .mut_subcommands(unset_empty)
+}
+
 /// How a command ended. Errors that it could not report itself travel as `anyhow::Error`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -51,6 +58,14 @@ pub enum Exit {
 }
 
 impl Cli {
+    /// Reads flags and environment. A variable that is set but empty counts as unset, as it does in
+    /// envoyproxy/ratelimit: manifests are full of them.
+    pub fn read() -> Cli {
+        let command = unset_empty(Cli::command());
+        let matches = command.get_matches();
+        Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<Exit> {
         match self.command {
