@@ -112,6 +112,8 @@ impl Counter {
         match self {
             Counter::Windowed(cells) => cells.expires_at_ms(terms.window_ms),
             Counter::Exact(cells) => cells.expires_at_ms(terms.window_ms),
+            // Without a rate it never drains, and denies whatever its level: there is nothing to remember.
+            Counter::Gcra(bucket) if terms.limit == 0 => bucket.at_ms().saturating_add(terms.window_ms),
             Counter::Gcra(bucket) => bucket.empty_at_ms(&rate(terms), 0),
         }
     }

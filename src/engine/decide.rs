@@ -61,6 +61,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Says when so many hits are admitted, by what the counter holds now, with the check's own charge if it had one.
+    fn wait_for(&mut self, counter: &mut Counter, terms: &Terms, hits: u64, now_ms: u64) {
+        let look = counter.look(terms, now_ms);
+        let admits_at_ms = counter.admits_at(terms, &look, hits);
+        self.is_hopeless = admits_at_ms.is_none();
+        self.reset_ms = admits_at_ms.unwrap_or_else(|| window_end_ms(terms, look.now_ms)).saturating_sub(now_ms);
+    }
+
     fn within(available: i64, reset_ms: u64) -> Verdict {
         Verdict { is_over: false, remaining: 0, reset_ms, is_hopeless: false, charged: 0, available }
     }
@@ -125,6 +133,9 @@ fn decide_one(table: &Table, check: &Check<'_>, groups: &[Group], is_shadow: boo
         Charging::Together if is_over || !charges_group(&[*check], groups, &[verdict], check.group, is_shadow) => 0,
         Charging::Together => {
             counter.add(&check.terms, check.hits);
+            if verdict.is_over {
+                verdict.wait_for(counter, &check.terms, check.hits, now_ms);
+            }
             check.hits
         }
         Charging::Always | Charging::Refund => check.hits,
@@ -161,7 +172,7 @@ fn decide_all(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: 
         let charged = match check.charging {
             Charging::Together if is_over || !charges_group(checks, groups, &verdicts, check.group, is_shadow) => 0,
             Charging::Together => {
-                batch.charge(index);
+                batch.charge(index, &mut verdicts[index]);
                 check.hits
             }
             Charging::Always | Charging::Refund => check.hits,
@@ -217,22 +228,31 @@ impl Batch<'_, '_> {
         (0..index).filter(|other| is_twin(*other)).fold(0, |sum, other| sum.saturating_add(self.checks[other].hits))
     }
 
-    /// Charges a check whose request was admitted.
-    fn charge(&mut self, index: usize) {
+    /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
+    fn charge(&mut self, index: usize, verdict: &mut Verdict) {
         let check = &self.checks[index];
         if check.hits == 0 {
             return;
         }
-        let Seen { hash, guard, slot, .. } = self.seen[index];
+        let Seen { hash, guard, slot, waiting, .. } = self.seen[index];
         let shard = &mut self.guards[guard];
         // A twin earlier in the request may have made the slot meanwhile.
-        match slot.or_else(|| shard.find(&check.key, hash)) {
-            Some(slot) => shard.slot(slot).counter.add(&check.terms, check.hits),
+        let slot = slot.or_else(|| shard.find(&check.key, hash));
+        let mut fresh;
+        let counter = match slot {
+            Some(slot) => &mut shard.slot(slot).counter,
             None => {
-                let mut counter = Counter::new(&check.terms, self.now_ms);
-                counter.add(&check.terms, check.hits);
-                self.insert(index, counter);
+                fresh = Counter::new(&check.terms, self.now_ms);
+                &mut fresh
             }
+        };
+        counter.add(&check.terms, check.hits);
+        if verdict.is_over {
+            verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
+        }
+        if slot.is_none() {
+            let counter = counter.clone();
+            self.insert(index, counter);
         }
     }
 
@@ -273,20 +293,14 @@ fn judge(counter: &mut Counter, check: &Check<'_>, waiting: u64, now_ms: u64) ->
     }
     let look = counter.look(terms, now_ms);
     let needed = waiting.saturating_add(*hits);
-    let verdict = if i128::from(look.available) >= i128::from(needed) {
-        let reset_ms = counter.resets_at_ms(terms, &look, needed).saturating_sub(now_ms);
-        Verdict::within(look.available, reset_ms)
-    } else {
-        let admits_at_ms = counter.admits_at(terms, &look, needed);
-        let reset_at_ms = admits_at_ms.unwrap_or_else(|| window_end_ms(terms, look.now_ms));
-        Verdict {
-            is_over: true,
-            is_hopeless: admits_at_ms.is_none(),
-            ..Verdict::within(look.available, reset_at_ms.saturating_sub(now_ms))
-        }
-    };
+    let is_over = i128::from(look.available) < i128::from(needed);
+    let reset_ms = if is_over { 0 } else { counter.resets_at_ms(terms, &look, needed).saturating_sub(now_ms) };
+    let mut verdict = Verdict { is_over, ..Verdict::within(look.available, reset_ms) };
     if *charging == Charging::Always {
         counter.add(terms, *hits);
+    }
+    if is_over {
+        verdict.wait_for(counter, terms, needed, now_ms);
     }
     verdict
 }

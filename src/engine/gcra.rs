@@ -37,6 +37,11 @@ impl Bucket {
         Bucket { at_ms: now_ms, level_high: 0, level_low: 0 }
     }
 
+    /// When the level was last brought up to date.
+    pub fn at_ms(&self) -> u64 {
+        self.at_ms
+    }
+
     fn level(&self) -> u128 {
         (u128::from(self.level_high) << 64) | u128::from(self.level_low)
     }

@@ -89,30 +89,42 @@ impl Decision<'_> {
         if !self.is_over {
             return None;
         }
-        let mut longest_ms = None;
-        for status in self.statuses.iter().filter(|status| status.is_over) {
-            if let StatusKind::Limited(limited) = &status.kind {
-                if limited.verdict.is_hopeless {
-                    return None;
-                }
-                longest_ms = longest_ms.max(Some(limited.verdict.reset_ms));
-            }
-        }
-        longest_ms
+        let decisive = self.decisive()?;
+        let StatusKind::Limited(limited) = &decisive.kind else { return None };
+        (!limited.verdict.is_hopeless).then_some(limited.verdict.reset_ms)
     }
 
-    /// The status that settled the answer: the denial with the longest wait, otherwise the least remaining.
+    /// The status that settled the answer: the denial with the longest wait, otherwise the least remaining. Quota
+    /// descriptors deny together, so of those the one that is the first to pass again counts.
     pub fn decisive(&self) -> Option<&Status<'_>> {
-        let limited = |status: &&Status<'_>| match &status.kind {
-            StatusKind::Limited(limited) if !self.is_over || status.is_over => Some(limited.verdict),
-            _ => None,
-        };
-        self.statuses.iter().filter(|status| limited(status).is_some()).reduce(|best, status| {
-            match (limited(&best), limited(&status)) {
-                (Some(a), Some(b)) if is_weightier(&b, &a) => status,
-                _ => best,
-            }
-        })
+        if !self.is_over {
+            return weightiest(self.statuses.iter());
+        }
+        let quota = || self.statuses.iter().filter(|status| status.is_quota);
+        let do_quotas_deny = quota().all(|status| status.is_over);
+        let first_quota = quota().filter(|_| do_quotas_deny).min_by_key(|status| wait(status));
+        weightiest(self.statuses.iter().filter(|status| status.is_over && !status.is_quota).chain(first_quota))
+    }
+}
+
+/// The longest wait, or the least remaining, of those that have a limit.
+fn weightiest<'s, 'r: 's>(statuses: impl Iterator<Item = &'s Status<'r>>) -> Option<&'s Status<'r>> {
+    let verdict = |status: &Status<'_>| match &status.kind {
+        StatusKind::Limited(limited) => Some(limited.verdict),
+        StatusKind::Unmatched | StatusKind::Unlimited => None,
+    };
+    statuses.filter(|status| verdict(status).is_some()).reduce(|best, status| match (verdict(best), verdict(status)) {
+        (Some(a), Some(b)) if is_weightier(&b, &a) => status,
+        _ => best,
+    })
+}
+
+/// How long until a status passes.
+fn wait(status: &Status<'_>) -> u64 {
+    match &status.kind {
+        StatusKind::Limited(limited) if limited.verdict.is_hopeless => u64::MAX,
+        StatusKind::Limited(limited) => limited.verdict.reset_ms,
+        StatusKind::Unmatched | StatusKind::Unlimited => 0,
     }
 }
 

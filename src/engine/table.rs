@@ -34,7 +34,7 @@ const HAND_STEPS_MAX: usize = 64;
 /// Other shards that are looked at when every key of a shard is over its limit.
 const NEIGHBOURS_MAX: usize = 16;
 /// How long a shard in which everything is over its limit is taken to stay that way.
-const BARREN_MS: u64 = 100;
+const BARREN_MS: u64 = 1000;
 
 /// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Shard {
         self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
     }
 
-    fn insert(&mut self, entry: Entry<'_>) -> u32 {
+    fn insert(&mut self, entry: Entry<'_>, now_ms: u64) -> u32 {
         let Entry { key, hash, terms, counter } = entry;
         let slot = Slot {
             space: key.space,
@@ -161,7 +161,9 @@ impl Shard {
         };
         *self.due_s(number) = due_s;
         self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
-        self.barren_until_ms = 0;
+        if !self.slot(number).is_over(now_ms) {
+            self.barren_until_ms = 0;
+        }
         let notes = &mut self.notes;
         notes[number as usize / PIECE_SLOTS].tag[number as usize % PIECE_SLOTS] = tag(hash);
         self.index.insert(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
@@ -345,7 +347,7 @@ impl Table {
         if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
             self.make_room(shard, pinned, now_ms);
         }
-        shard.insert(entry)
+        shard.insert(entry, now_ms)
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {

@@ -17,12 +17,19 @@ impl Cell {
         self.hits - self.refunds
     }
 
+    /// A counter that is full stays full: refunds of the past must not make what no longer fits look like nothing.
     fn add(&mut self, hits: u64) {
-        self.hits = self.hits.saturating_add(hits);
+        match self.hits.checked_add(hits) {
+            Some(sum) => self.hits = sum,
+            None => *self = Cell { hits: u64::MAX, refunds: 0 },
+        }
     }
 
     /// Takes up to this many back and says how many it could not.
     fn refund(&mut self, hits: u64) -> u64 {
+        if self.hits == u64::MAX {
+            return hits;
+        }
         let taken = hits.min(self.count());
         self.refunds += taken;
         hits - taken
@@ -202,6 +209,19 @@ mod tests {
         key.refund(100, Weighing::Sliding);
         key.add(1);
         assert_eq!((key.current.count(), key.previous.count()), (1, 0));
+    }
+
+    #[test]
+    fn a_full_counter_is_not_emptied_by_refunds() {
+        for start in [0, 5, u64::MAX - 5] {
+            let mut key = cells(start, 0);
+            key.refund(start, Weighing::Sliding);
+            key.add(u64::MAX);
+            key.refund(u64::MAX, Weighing::Sliding);
+            key.add(10);
+            assert!(start == 0 || key.current.count() >= 10, "{key:?}");
+            assert!(key.current.count() > 0, "{key:?}");
+        }
     }
 
     proptest! {

@@ -211,7 +211,11 @@ fn limit(file: &LimitFile) -> Option<Limit> {
             limit,
             window_ms: terms.window_ms,
             algorithm: terms.algorithm,
-            burst: if terms.algorithm == Algorithm::Gcra { terms.burst.unwrap_or(limit) } else { limit },
+            // A limit of zero denies everything, at once too.
+            burst: match terms.algorithm {
+                Algorithm::Gcra if limit > 0 => terms.burst.unwrap_or(limit),
+                _ => limit,
+            },
         },
         name: name(file),
         replaces: replaces(file),

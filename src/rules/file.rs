@@ -360,6 +360,11 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
             "write algorithm: gcra beside it, or remove burst",
         );
     }
+    if let (Some(burst), Some(number)) = (&burst, &requests_per_unit)
+        && number.value == 0
+    {
+        report.error(burst.at, "burst has no meaning for a limit of 0, which denies everything", "remove burst");
+    }
     let scope = fields.word::<Scope>("scope", report);
     if let Some(scope) = &scope
         && scope.value == Scope::Global

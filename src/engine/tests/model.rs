@@ -199,9 +199,7 @@ fn check(steps: &[Step]) -> Result<(), TestCaseError> {
         }
 
         // A denial says when to come back; by the log, that is the first moment that passes.
-        if let ([(kind, user, 0, hits)], true) = (step.asks.as_slice(), denied)
-            && *kind != Kind::Always
-        {
+        if let ([(kind, user, 0 | 1, hits)], true) = (step.asks.as_slice(), denied) {
             let log = &logs[&(*kind, *user)];
             let fits = |wait: u64| log.available(*kind, now + i128::from(wait)) >= i128::from(*hits);
             match decision.retry_after_ms() {

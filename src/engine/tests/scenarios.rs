@@ -19,6 +19,7 @@ descriptors:
   - {key: always, rate_limit: {requests_per_unit: 10, unit: minute, charge: always}}
   - {key: fixed, rate_limit: {requests_per_unit: 10, unit: minute, algorithm: fixed_window}}
   - {key: bucket, rate_limit: {requests_per_unit: 60, unit: minute, algorithm: gcra, burst: 5}}
+  - {key: dry, rate_limit: {requests_per_unit: 0, unit: minute, algorithm: gcra}}
 ";
 
 #[test]
@@ -175,6 +176,54 @@ fn quota_descriptors_deny_only_together() {
 }
 
 #[test]
+fn only_what_denies_makes_the_client_wait() {
+    let bench = Bench::new(
+        "
+domain: d
+descriptors:
+  - {key: day, quota_mode: true, rate_limit: {requests_per_unit: 1, unit: day}}
+  - {key: none, quota_mode: true, rate_limit: {requests_per_unit: 0, unit: day}}
+  - {key: minute, quota_mode: true, rate_limit: {requests_per_unit: 1, unit: minute}}
+  - {key: second, rate_limit: {requests_per_unit: 1, unit: second}}
+",
+    );
+    bench.decide(&[ask("day=x")], 0);
+    bench.decide(&[ask("minute=x")], 0);
+    bench.decide(&[ask("second=x")], 0);
+    let waits = |asks: &[&'static str]| {
+        let asks: Vec<Ask<'_>> = asks.iter().map(|entries| ask(entries)).collect();
+        let decision = bench.decide(&asks, 500);
+        assert!(decision.is_over);
+        decision.retry_after_ms()
+    };
+    assert_eq!(waits(&["day=x", "minute=y", "second=x"]), Some(501), "a quota passes, so it does not deny");
+    assert_eq!(waits(&["none=x", "minute=y", "second=x"]), Some(501));
+    assert_eq!(waits(&["day=x", "none=x", "minute=x"]), Some(59_501), "the first quota that frees lets it pass");
+    assert_eq!(waits(&["day=x", "minute=x", "second=x"]), Some(59_501), "both kinds deny");
+    assert_eq!(waits(&["none=x", "second=x"]), None);
+}
+
+#[test]
+fn charged_denials_wait_for_what_they_charged() {
+    let bench = Bench::new(TEN);
+    bench.decide(&[ask_for("always=x", Hits::OfRequest(10))], 0);
+    bench.decide(&[ask_for("shadow=x", Hits::OfRequest(1))], 0);
+    for asked in [ask_for("always=x", Hits::OfRequest(4)), ask_for("a=x", Hits::Own(14))] {
+        let Some(wait_ms) = bench.decide(&[asked.clone()], 0).retry_after_ms() else { continue };
+        let peek = Hits::Own(0);
+        // Fourteen count now; four more fit when at most six of them are left.
+        assert_eq!(bench.said(&[ask_for(asked.entries, peek)], wait_ms), "OK: OK 4");
+        assert_ne!(bench.said(&[ask_for(asked.entries, peek)], wait_ms - 1), "OK: OK 4");
+    }
+    let reset_ms = |decision: &Decision<'_>| match decision.statuses[0].kind {
+        StatusKind::Limited(limited) => limited.verdict.reset_ms,
+        _ => panic!(),
+    };
+    let first = reset_ms(&bench.decide(&[ask("shadow=x")], 0));
+    assert!(reset_ms(&bench.decide(&[ask("shadow=x")], 0)) > first);
+}
+
+#[test]
 fn in_global_quota_mode_an_unmatched_descriptor_passes_for_all() {
     let mut bench = Bench::new(TEN);
     bench.modes.quota = true;
@@ -275,7 +324,9 @@ fn the_reset_of_a_denial_is_when_a_retry_passes() {
 #[test]
 fn what_never_fits_resets_with_the_window_and_has_no_retry() {
     let bench = Bench::new(TEN);
-    for asked in [ask("never=x"), ask_for("a=x", Hits::OfRequest(11)), ask_for("bucket=x", Hits::OfRequest(6))] {
+    for asked in
+        [ask("never=x"), ask("dry=x"), ask_for("a=x", Hits::OfRequest(11)), ask_for("bucket=x", Hits::OfRequest(6))]
+    {
         let decision = bench.decide(&[asked], 15_000);
         assert!(decision.is_over && decision.retry_after_ms().is_none());
         let StatusKind::Limited(limited) = decision.statuses[0].kind else { panic!() };
@@ -356,7 +407,7 @@ fn a_clock_that_steps_neither_panics_nor_forgets() {
 fn extreme_numbers_get_an_answer() {
     let bench = Bench::new(TEN);
     for hits in [0, 1, u64::from(u32::MAX), u64::MAX] {
-        for key in ["a", "fixed", "bucket", "strict", "always", "shadow", "quota1"] {
+        for key in ["a", "fixed", "bucket", "dry", "strict", "always", "shadow", "quota1"] {
             let entries = format!("{key}=extreme");
             for hits in [Hits::OfRequest(hits), Hits::Own(hits), Hits::Refund(hits)] {
                 for at_ms in [0, 1, 100 * MINUTE_MS] {

@@ -103,6 +103,23 @@ fn when_everything_is_over_its_limit_room_is_still_made() {
     assert_eq!(stats.evicted, 4500);
 }
 
+/// Found by a flood on a limit of one: every insertion looked through all slots for something that is not over.
+#[test]
+fn a_table_of_denied_keys_takes_new_ones_without_searching_all_of_them() {
+    let bench = bench(200_000);
+    let fill = |from: usize, to: usize| {
+        let started = std::time::Instant::now();
+        for n in from..to {
+            bench.decide(&[ask_for(&format!("k=full-{n}"), Hits::OfRequest(2))], 0);
+        }
+        started.elapsed()
+    };
+    let filling = fill(0, 200_000);
+    let full = fill(200_000, 400_000);
+    // Searching costs hundreds of times as much.
+    assert!(full < filling * 20, "{full:?} against {filling:?}");
+}
+
 #[test]
 fn the_keys_of_one_request_do_not_make_room_for_each_other() {
     let bench = bench(4);
