@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use tidegate::cli::{Cli, Exit};
+use tidegate::observe::logging::say;
 
 fn main() -> ExitCode {
     match Cli::read().run() {
@@ -11,7 +12,7 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tidegate: {error:#}");
+            say(&format!("tidegate: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -185,6 +185,8 @@ pub struct ServeFlags {
     pub log_format: LogFormat,
 }
 
+const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
 /// What the service runs on.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -231,8 +233,9 @@ impl Settings {
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
             grpc_addr: SocketAddr::new(address("grpc-host", "GRPC_HOST", &flags.grpc_host)?, flags.grpc_port),
-            connection_age: flags.grpc_max_connection_age.max(Duration::from_secs(1)),
-            connection_grace: flags.grpc_max_connection_age_grace,
+            // Longer than this is for good; much longer could not be added to a clock.
+            connection_age: flags.grpc_max_connection_age.clamp(Duration::from_secs(1), FOR_GOOD),
+            connection_grace: flags.grpc_max_connection_age_grace.min(FOR_GOOD),
             keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
             in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
@@ -253,8 +256,8 @@ impl Settings {
                 retry_after: flags.retry_after,
                 dynamic_metadata: flags.response_dynamic_metadata,
             },
-            drain_delay: flags.drain_delay,
-            drain_timeout: flags.drain_timeout,
+            drain_delay: flags.drain_delay.min(FOR_GOOD),
+            drain_timeout: flags.drain_timeout.min(FOR_GOOD),
         })
     }
 }

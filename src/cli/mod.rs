@@ -61,7 +61,12 @@ impl Cli {
     /// Reads flags and environment. A variable that is set but empty counts as unset, as it does in
     /// envoyproxy/ratelimit: manifests are full of them.
     pub fn read() -> Cli {
-        let command = unset_empty(Cli::command());
+        let mut command = unset_empty(Cli::command());
+        // The flags of `serve` are there without a command too; another command has no use for their environment.
+        let is_command = |name: String| Cli::command().get_subcommands().any(|command| command.get_name() == name);
+        if std::env::args().nth(1).is_some_and(is_command) {
+            command = command.mut_args(|arg| arg.env(None::<&str>));
+        }
         let matches = command.get_matches();
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }

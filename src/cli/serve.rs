@@ -33,11 +33,19 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     logging::start(flags.log_level, flags.log_format);
     let loaded = files::load(&flags.rules.rules, &flags.rules.options());
     let Some(ruleset) = report(loaded) else { return Ok(Exit::Failure) };
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
     runtime.block_on(serve(settings, ruleset))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
+}
+
+/// Connections are files: as many as the system lets us have.
+fn raise_open_files() {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "can't raise the number of open files");
+    }
 }
 
 /// Says what was found in the rules. `None` if they can't be used.
@@ -47,11 +55,10 @@ fn report(loaded: Loaded) -> Option<Ruleset> {
         None => {
             // Nobody to tell if standard error is gone.
             let _ = print(&mut std::io::stderr(), &loaded.problems);
-            eprintln!(
-                "tidegate: not started: {} and {} in the rules; tidegate check shows the same",
-                plural(errors, "error"),
-                plural(warnings, "warning")
-            );
+            let (errors, warnings) = (plural(errors, "error"), plural(warnings, "warning"));
+            logging::say(&format!(
+                "tidegate: not started: {errors} and {warnings} in the rules; tidegate check shows the same"
+            ));
             None
         }
         Some(ruleset) => {
@@ -88,29 +95,30 @@ async fn serve(settings: Settings, ruleset: Ruleset) -> anyhow::Result<()> {
         age: settings.connection_age,
         grace: settings.connection_grace,
     };
-    let grpc = tokio::spawn(connection::serve(grpc_listener, routes, bounds, drain.clone()));
+    let mut grpc = tokio::spawn(connection::serve(grpc_listener, routes, bounds, drain.clone()));
     let router = http::router(service.clone(), drain.clone(), settings.message_bytes_max)?;
-    let mut http_drain = drain.clone();
-    let http = axum::serve(http_listener, router).with_graceful_shutdown(async move { http_drain.closing().await });
-    let http = tokio::spawn(http.into_future());
+    let mut http = tokio::spawn(http::serve(http_listener, router, drain.clone()));
     tokio::spawn(expire(service.clone()));
     announce(addresses, rules, domains);
 
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-    }
-    tokio::select! {
-        () = stop(&drainer, &health, settings.drain_delay) => {}
-        // Someone at a terminal who asks twice does not want to wait.
-        _ = interrupt.recv() => return Ok(()),
+        // A port that nobody serves any more must not look like one that is served.
+        ended = &mut grpc => anyhow::bail!("the gRPC port stopped: {ended:?}"),
+        ended = &mut http => anyhow::bail!("the HTTP port stopped: {ended:?}"),
     }
     let finished = async {
-        let _ = grpc.await;
-        let _ = http.await;
+        stop(&drainer, &health, settings.drain_delay).await;
+        let both = async { tokio::join!(&mut grpc, &mut http) };
+        if timeout(settings.drain_timeout, both).await.is_err() {
+            tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
+        }
     };
-    if timeout(settings.drain_timeout, finished).await.is_err() {
-        tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
+    tokio::select! {
+        () = finished => {}
+        // Someone at a terminal who asks twice does not want to wait.
+        _ = interrupt.recv() => {}
     }
     Ok(())
 }
@@ -162,10 +170,7 @@ async fn expire(service: Arc<Service>) {
 fn announce((grpc, http): (SocketAddr, SocketAddr), rules: usize, domains: usize) {
     tracing::info!(%grpc, %http, rules, domains, "serving");
     if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {
-        eprintln!(
-            "tidegate: serving {} in {} on {grpc} (gRPC) and {http} (HTTP)",
-            plural(rules, "rule"),
-            plural(domains, "domain")
-        );
+        let (rules, domains) = (plural(rules, "rule"), plural(domains, "domain"));
+        logging::say(&format!("tidegate: serving {rules} in {domains} on {grpc} (gRPC) and {http} (HTTP)"));
     }
 }

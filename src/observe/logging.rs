@@ -1,11 +1,16 @@
 //! Log lines: text for people, JSON for collectors.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt;
 
 use crate::settings::{LogFormat, LogLevel};
+
+/// Says a line on standard error, if anybody still reads it.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 /// Starts logging to standard error.
 pub fn start(level: LogLevel, format: LogFormat) {
@@ -18,6 +23,8 @@ pub fn start(level: LogLevel, format: LogFormat) {
     };
     let colours = std::io::stderr().is_terminal();
     let builder = fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(colours).with_target(false);
+    // Nobody reads standard error any more: that must not stop the service.
+    let builder = builder.log_internal_errors(false);
     // Fails only if logging was started before, as a test may have done.
     let _ = match format {
         LogFormat::Text => builder.try_init(),

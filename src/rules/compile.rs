@@ -6,6 +6,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
 use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, escaped_rule_step, rule_step};
 use crate::rules::policy::{Algorithm, Policy};
@@ -126,7 +128,12 @@ impl Compiler<'_> {
 
     fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
         let value = descriptor.value.as_ref().map(|value| value.value.as_str());
-        let id = self.rule_id(path, &descriptor.key.value, value);
+        if descriptor.sensitive {
+            self.tree.sensitive_keys.insert(descriptor.key.value.as_str().into());
+        }
+        // Rule ids are shown in many places, a sensitive value in none.
+        let shown = value.map(|value| if descriptor.sensitive { digest(value) } else { value.to_owned() });
+        let id = self.rule_id(path, &descriptor.key.value, shown.as_deref());
         let was_bounded = self.id_bytes <= ID_BYTES_MAX;
         self.id_bytes += id.len();
         if self.id_bytes > ID_BYTES_MAX {
@@ -171,7 +178,6 @@ impl Compiler<'_> {
             is_pattern: descriptor.is_pattern(),
             is_shared: descriptor.share_threshold,
             value_to_metric: descriptor.value_to_metric,
-            is_sensitive: descriptor.sensitive,
         }
     }
 
@@ -193,6 +199,13 @@ impl Compiler<'_> {
         });
         Some((self.tree.rules.len() - 1) as u32)
     }
+}
+
+/// Stands for a value that nobody may see: enough of its digest to tell two apart.
+fn digest(value: &str) -> String {
+    let digest = Sha256::digest(value.as_bytes());
+    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    format!("#{hex}")
 }
 
 fn name(limit: &LimitFile) -> Arc<str> {

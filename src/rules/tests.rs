@@ -111,6 +111,21 @@ descriptors:
 }
 
 #[test]
+fn a_sensitive_value_is_not_in_the_rule_id() {
+    let rules = ruleset(
+        "
+domain: d
+descriptors:
+  - {key: k, value: hunter2, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: hunter3, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
+",
+    );
+    let ids: Vec<String> = rules.domain("d").unwrap().rules().map(|rule| rule.id.to_string()).collect();
+    assert!(ids.iter().all(|id| id.starts_with("k=#") && id.len() == 15), "{ids:?}");
+    assert_ne!(ids[0], ids[1]);
+}
+
+#[test]
 fn every_field_of_a_limit_is_read() {
     let rules = ruleset(
         "
@@ -133,7 +148,7 @@ descriptors:
     assert_eq!(first.policy.slack_permille, Some(250));
     assert_eq!((second.terms.window_ms, second.terms.burst), (90 * 60_000, 3));
     assert_eq!((second.terms.algorithm, second.policy.scope), (Algorithm::Gcra, Some(Scope::Local)));
-    assert!(rule.detailed_metric && domain.tree().sensitive(&entries("k=v"))[0]);
+    assert!(rule.detailed_metric && domain.tree().sensitive_keys.contains("k"));
     let metadata = serde_json::Value::Object((**rule.metadata.as_ref().unwrap()).clone());
     assert_eq!(metadata, serde_json::json!({"team": "core", "nested": {"n": 1.0, "list": [true, null, "x"]}}));
 }

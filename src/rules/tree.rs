@@ -4,7 +4,7 @@
 //! and there is no way back: what was chosen is chosen, even if it has no rule below. Only the last entry's limit counts.
 //! On the way, the values that the rules leave open are collected: they make up the identifier.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::request::Entry;
@@ -33,8 +33,6 @@ pub struct Node {
     pub is_shared: bool,
     /// Metric keys name the value at this level.
     pub value_to_metric: bool,
-    /// The value is shown to nobody.
-    pub is_sensitive: bool,
 }
 
 /// The children below one key.
@@ -71,6 +69,9 @@ pub struct Tree {
     pub labels: Vec<Label>,
     pub levels: Vec<Level>,
     pub rules: Vec<Rule>,
+    /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
+    /// foresees.
+    pub sensitive_keys: HashSet<Box<str>>,
 }
 
 impl Tree {
@@ -105,19 +106,6 @@ impl Tree {
             identifier.push(last.value);
         }
         node.rule.map(|rule| &self.rules[rule as usize])
-    }
-}
-
-impl Tree {
-    /// Which of the entries have values that nobody may see.
-    pub fn sensitive(&self, entries: &[Entry<'_>]) -> Vec<bool> {
-        let mut level = Some(Tree::ROOT);
-        let mut is_sensitive = |entry: &Entry<'_>| {
-            let (node, _) = self.step(level?, entry)?;
-            level = node.level;
-            Some(node.is_sensitive)
-        };
-        entries.iter().map(|entry| is_sensitive(entry).unwrap_or(false)).collect()
     }
 }
 

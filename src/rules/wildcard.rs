@@ -227,7 +227,6 @@ mod tests {
             is_pattern: true,
             is_shared: false,
             value_to_metric: false,
-            is_sensitive: false,
         }
     }
 

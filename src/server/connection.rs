@@ -1,4 +1,4 @@
-//! The connections of the gRPC port: who may connect, for how long, and how they end.
+//! Connections: who may connect, for how long, and how they end.
 //!
 //! An own accept loop rather than tonic's, because connections get an age with jitter, a cap, and a deadline for their
 //! first bytes, which tonic's transport does not offer.
@@ -44,9 +44,21 @@ pub struct ConnectionBounds {
     pub grace: Duration,
 }
 
-/// Accepts and serves connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: TcpListener, routes: Routes, bounds: ConnectionBounds, mut drain: Drain) {
-    let slots = Arc::new(Semaphore::new(bounds.connections_max));
+/// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
+pub async fn serve(listener: TcpListener, routes: Routes, bounds: ConnectionBounds, drain: Drain) {
+    accept(listener, "gRPC", bounds.connections_max, drain, move |stream, drain| {
+        serve_one(stream, routes.clone(), bounds, drain)
+    })
+    .await;
+}
+
+/// The accept loop of any port.
+pub async fn accept<S, F>(listener: TcpListener, port: &'static str, max: usize, mut drain: Drain, serve_one: S)
+where
+    S: Fn(TcpStream, Drain) -> F,
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let slots = Arc::new(Semaphore::new(max));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -57,19 +69,19 @@ pub async fn serve(listener: TcpListener, routes: Routes, bounds: ConnectionBoun
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                pause_after(&error).await;
+                pause_after(port, &error).await;
                 continue;
             }
         };
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tracing::warn!(max = bounds.connections_max, "closed a new gRPC connection: too many are open");
+            tracing::warn!(port, max, "closed a new connection: too many are open");
             continue;
         };
-        let (routes, drain) = (routes.clone(), drain.clone());
+        let served = serve_one(stream, drain.clone());
         connections.spawn(async move {
             let _slot = slot;
-            if let Err(error) = serve_one(stream, routes, bounds, drain).await {
-                tracing::debug!(%error, "a gRPC connection ended with an error");
+            if let Err(error) = served.await {
+                tracing::debug!(port, %error, "a connection ended with an error");
             }
         });
     }
@@ -78,13 +90,13 @@ pub async fn serve(listener: TcpListener, routes: Routes, bounds: ConnectionBoun
 }
 
 /// Out of file descriptors is the one failure of accept that does not pass by itself at once.
-async fn pause_after(error: &io::Error) {
+async fn pause_after(port: &str, error: &io::Error) {
     let is_clients_fault = matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
     );
     if !is_clients_fault {
-        tracing::error!(%error, "can't accept gRPC connections");
+        tracing::error!(port, %error, "can't accept connections");
         sleep(Duration::from_millis(100)).await;
     }
 }

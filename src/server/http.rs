@@ -1,21 +1,28 @@
 //! The HTTP port: `/json` for people and tests, and the probes.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{any, get};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http::{HeaderValue, StatusCode, header};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::server::drain::Drain;
-use crate::server::grpc;
 use crate::server::service::Service;
+use crate::server::{connection, grpc};
 
 /// Names the reason of a refusal: the body says the same to everybody.
 const ERROR_HEADER: &str = "x-tidegate-error";
@@ -26,17 +33,44 @@ struct Port {
     service: Arc<Service>,
     drain: Drain,
     json: Arc<Json>,
+    body_bytes_max: usize,
+}
+
+/// How long a client may take to send its headers, and then its body.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Probes and people: so many that nobody is turned away, so few that files are left for gRPC.
+const CONNECTIONS_MAX: usize = 512;
+
+/// Accepts and serves connections until the drain says to close, then waits for those that are open.
+pub async fn serve(listener: TcpListener, router: Router, drain: Drain) {
+    connection::accept(listener, "HTTP", CONNECTIONS_MAX, drain, move |stream, mut drain| {
+        let service = TowerToHyperService::new(router.clone());
+        async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(READ_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service);
+            let mut connection = pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => return Ok(ended?),
+                () = drain.closing() => {}
+            }
+            connection.as_mut().graceful_shutdown();
+            Ok(connection.await?)
+        }
+    })
+    .await;
 }
 
 /// The handlers of the port. A body may be some times as large as the message it describes.
 pub fn router(service: Arc<Service>, drain: Drain, message_bytes_max: usize) -> anyhow::Result<Router> {
-    let port = Port { service, drain, json: Arc::new(Json::new()?) };
+    let body_bytes_max = message_bytes_max.saturating_mul(4);
+    let port = Port { service, drain, json: Arc::new(Json::new()?), body_bytes_max };
     Ok(Router::new()
         .route("/json", any(json))
         .route("/healthcheck", get(ready))
         .route("/readyz", get(ready))
         .route("/livez", get(|| async { "OK" }))
-        .layer(DefaultBodyLimit::max(message_bytes_max.saturating_mul(4)))
         .with_state(port))
 }
 
@@ -49,10 +83,11 @@ async fn ready(State(port): State<Port>) -> Response {
 }
 
 /// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT.
-async fn json(State(port): State<Port>, body: Result<Bytes, axum::extract::rejection::BytesRejection>) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(error) => return bad_request(&error.to_string()),
+async fn json(State(port): State<Port>, body: Body) -> Response {
+    let body = match timeout(READ_TIMEOUT, to_bytes(body, port.body_bytes_max)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) => return bad_request(&error.to_string()),
+        Err(_) => return bad_request("the body took too long to arrive"),
     };
     let message = match port.json.request(&body) {
         Ok(message) => message,
@@ -83,7 +118,8 @@ fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>
 
 fn bad_request(reason: &str) -> Response {
     let mut response = respond(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Bad Request\n");
-    let printable: String = reason.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+    let printable: String = reason.chars().take(200).map(printable).collect();
     if let Ok(value) = HeaderValue::from_str(&printable) {
         response.headers_mut().insert(ERROR_HEADER, value);
     }

@@ -24,11 +24,8 @@ pub fn dynamic_metadata(
     let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
     set("domain", string(request.domain()));
     let domain = ruleset.domain(request.domain());
-    let descriptors = message.descriptors.iter().zip(request.descriptors()).map(|(wire, descriptor)| {
-        let hidden = domain.map(|domain| domain.tree().sensitive(&descriptor.entries)).unwrap_or_default();
-        describe(wire, &hidden)
-    });
-    set("descriptors", list(descriptors.collect()));
+    let is_hidden = |key: &str| domain.is_some_and(|domain| domain.tree().sensitive_keys.contains(key));
+    set("descriptors", list(message.descriptors.iter().map(|wire| describe(wire, is_hidden)).collect()));
     if message.hits_addend != 0 {
         set("hitsAddend", number(f64::from(message.hits_addend)));
     }
@@ -40,11 +37,11 @@ pub fn dynamic_metadata(
     fields
 }
 
-fn describe(wire: &RateLimitDescriptor, hidden: &[bool]) -> Value {
-    let entries = wire.entries.iter().enumerate().map(|(index, entry)| {
-        let is_hidden = hidden.get(index).copied().unwrap_or(false);
-        string(format!("{}={}", entry.key, if is_hidden { HIDDEN } else { &entry.value }))
-    });
+fn describe(wire: &RateLimitDescriptor, is_hidden: impl Fn(&str) -> bool) -> Value {
+    let entries = wire
+        .entries
+        .iter()
+        .map(|entry| string(format!("{}={}", entry.key, if is_hidden(&entry.key) { HIDDEN } else { &entry.value })));
     let mut fields = Struct::default();
     fields.fields.insert("entries".into(), list(entries.collect()));
     if let Some(limit) = &wire.limit {
@@ -84,7 +81,8 @@ fn join(into: &mut serde_json::Map<String, serde_json::Value>, from: &serde_json
 
 /// Which rule settled the answer, and why.
 fn account(decision: &Decision<'_>) -> Value {
-    let decisive = decision.decisive();
+    let unlimited = || decision.statuses.iter().find(|status| matches!(status.kind, StatusKind::Unlimited));
+    let decisive = decision.decisive().or_else(unlimited);
     let is_shadowed = decision.is_globally_shadowed || decision.statuses.iter().any(|status| status.is_shadowed);
     let reason = match decisive {
         _ if decision.is_over => "over_limit",

@@ -34,6 +34,9 @@ pub struct LimitHeaders {
     pub reset: String,
 }
 
+/// What a protobuf Duration can hold, about ten thousand years.
+const DURATION_SECONDS_MAX: u64 = 315_576_000_000;
+
 /// The header that tells a denied client when to come back.
 pub const RETRY_AFTER: &str = "Retry-After";
 
@@ -164,7 +167,7 @@ fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d Limited<'d>> {
 
 /// Rounded up, and at least one: Envoy cuts fractions off, and a client must not come back too early.
 pub fn seconds(ms: u64) -> u64 {
-    ms.div_ceil(1000).max(1)
+    ms.div_ceil(1000).clamp(1, DURATION_SECONDS_MAX)
 }
 
 fn header<'a>(name: impl Into<Cow<'a, str>>, value: String) -> HeaderValue {
