@@ -1,1 +1,15 @@
+//! Tidegate from outside: real processes, real sockets, and what clients and operators see of them.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod commands;
+mod drain;
+mod envoy;
+mod flood;
+mod frames;
+mod grpc;
+mod hardening;
+mod harness;
+mod health;
+mod json;
+mod surfaces;
