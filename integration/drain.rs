@@ -177,3 +177,18 @@ async fn without_a_delay_it_stops_at_once() {
         assert!(asked.elapsed() < Duration::from_millis(1500), "not the two seconds of the default");
     }
 }
+
+#[test]
+fn asking_twice_does_not_wait_for_open_calls_either() {
+    let mut service = Service::start(RULES, &["--drain-delay", "0s", "--drain-timeout", "10m"]);
+    let mut connection = Connection::open(service.grpc);
+    connection.read_to(SETTINGS).expect("a greeting");
+    assert!(connection.send(&Frame::call(END_HEADERS, 1).bytes()));
+    assert!(connection.send(&Frame::ping().bytes()));
+    connection.read_to(PING).expect("a pong");
+    service.process.signal("INT");
+    connection.read_to(GOAWAY).expect("GOAWAY");
+    service.process.signal("INT");
+    let status = service.process.ends_within(MARGIN).expect("the service ends");
+    assert_eq!(status.code(), Some(0));
+}

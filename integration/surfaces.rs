@@ -5,7 +5,9 @@ use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Service, answer, ask, ask_one, descriptor, descriptor_for, rule_file, run, tidegate};
+use crate::harness::{
+    Service, answer, ask, ask_one, descriptor, descriptor_for, overridden, rule_file, run, said, tidegate,
+};
 
 const RULES: &str = "
 domain: d
@@ -32,6 +34,13 @@ async fn an_unlimited_rule_is_named_as_the_one_that_let_it_pass() {
     let service = Service::start_with(RULES, &[], &[("RESPONSE_DYNAMIC_METADATA", "true")]);
     let said = format!("{:?}", answer(&mut service.client().await, ask_one("free=x")).await.dynamic_metadata);
     assert!(said.contains("within_limit") && said.contains("\"free\""), "{said}");
+}
+
+#[tokio::test]
+async fn a_weekly_override_is_called_by_its_name() {
+    let service = Service::start_with(RULES, &[], &[("RESPONSE_DYNAMIC_METADATA", "true")]);
+    let response = answer(&mut service.client().await, ask([overridden("path=/x", 3, 7)])).await;
+    assert!(format!("{:?}", response.dynamic_metadata).contains("requests_per_unit:3 unit:WEEK"));
 }
 
 #[tokio::test]
@@ -114,4 +123,30 @@ fn a_very_long_connection_age_is_for_good() {
     runtime.block_on(async {
         answer(&mut service.client().await, ask_one("path=/x")).await;
     });
+}
+
+#[tokio::test]
+async fn sighup_reloads_the_rules_and_bad_ones_change_nothing() {
+    let (directory, file) =
+        rule_file("{domain: d, descriptors: [{key: path, rate_limit: {requests_per_unit: 5, unit: year}}]}");
+    let arguments = ["serve", "--rules", &file, "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1"];
+    let mut command = tidegate(&arguments);
+    command.args(["--grpc-port", "0", "--log-level", "warn"]);
+    let mut service = Service::of(command);
+    let mut client = service.client().await;
+    assert_eq!(said(&mut client, ask_one("path=/x")).await, "OK: OK 4");
+    std::fs::write(&file, "domain: [\n").expect("written");
+    service.process.signal("HUP");
+    service.process.line_with("not reloaded");
+    assert_eq!(said(&mut client, ask_one("path=/x")).await, "OK: OK 3");
+    std::fs::write(&file, "{domain: d, descriptors: [{key: path, rate_limit: {requests_per_unit: 50, unit: year}}]}")
+        .expect("written");
+    service.process.signal("HUP");
+    let started = Instant::now();
+    // Peeks do not count, so the answer tells when the new number is in force.
+    while said(&mut client, ask([descriptor_for("path=/x", 0)])).await != "OK: OK 48" {
+        assert!(started.elapsed() < Duration::from_secs(10), "the counts survive and the new number is in force");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(directory);
 }

@@ -22,7 +22,7 @@ use crate::server::connection::{self, ConnectionBounds};
 use crate::server::drain::{self, Drainer, Phase};
 use crate::server::service::{Service, wall_ms};
 use crate::server::{grpc, http};
-use crate::settings::{ServeFlags, Settings};
+use crate::settings::{RuleFlags, ServeFlags, Settings};
 use crate::sources::files;
 
 /// How often expired keys are looked for.
@@ -35,7 +35,7 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     let Some(ruleset) = report(loaded) else { return Ok(Exit::Failure) };
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
-    runtime.block_on(serve(settings, ruleset))?;
+    runtime.block_on(serve(settings, ruleset, &flags.rules))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
@@ -73,12 +73,13 @@ fn report(loaded: Loaded) -> Option<Ruleset> {
     }
 }
 
-async fn serve(settings: Settings, ruleset: Ruleset) -> anyhow::Result<()> {
+async fn serve(settings: Settings, ruleset: Ruleset, rules: &RuleFlags) -> anyhow::Result<()> {
+    let mut hang_up = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let grpc_listener = bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?;
     let http_listener = bind("HTTP", settings.http_addr, "--port (PORT)").await?;
-    let (rules, domains) = (ruleset.rules_count(), ruleset.domains().count());
+    let counted = (ruleset.rules_count(), ruleset.domains().count());
     let addresses = (grpc_listener.local_addr()?, http_listener.local_addr()?);
 
     let engine = Engine::new(settings.keys_max);
@@ -99,14 +100,17 @@ async fn serve(settings: Settings, ruleset: Ruleset) -> anyhow::Result<()> {
     let router = http::router(service.clone(), drain.clone(), settings.message_bytes_max)?;
     let mut http = tokio::spawn(http::serve(http_listener, router, drain.clone()));
     tokio::spawn(expire(service.clone()));
-    announce(addresses, rules, domains);
+    announce(addresses, counted);
 
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    loop {
+        tokio::select! {
+        _ = hang_up.recv() => reload(&service, rules),
+        _ = terminate.recv() => break,
+        _ = interrupt.recv() => break,
         // A port that nobody serves any more must not look like one that is served.
         ended = &mut grpc => anyhow::bail!("the gRPC port stopped: {ended:?}"),
         ended = &mut http => anyhow::bail!("the HTTP port stopped: {ended:?}"),
+        }
     }
     let finished = async {
         stop(&drainer, &health, settings.drain_delay).await;
@@ -121,6 +125,22 @@ async fn serve(settings: Settings, ruleset: Ruleset) -> anyhow::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Reads the rules again. Bad ones change nothing; counts survive in any case.
+fn reload(service: &Service, rules: &RuleFlags) {
+    let loaded = files::load(&rules.rules, &rules.options());
+    let (errors, _) = counts(&loaded.problems);
+    for problem in &loaded.problems {
+        tracing::warn!("{}: {}: {} ({})", problem.place, problem.severity, problem.message, problem.help);
+    }
+    match loaded.ruleset {
+        Some(ruleset) => {
+            tracing::info!(rules = ruleset.rules_count(), "the rules were reloaded");
+            service.install(ruleset);
+        }
+        None => tracing::error!(errors, "the rules were not reloaded, those from before stay in force"),
+    }
 }
 
 /// Announces the stop, waits for it to be noticed, then asks every connection to finish.
@@ -167,7 +187,7 @@ async fn expire(service: Arc<Service>) {
 }
 
 /// One line that says where to point Envoy, also when the log level is above it.
-fn announce((grpc, http): (SocketAddr, SocketAddr), rules: usize, domains: usize) {
+fn announce((grpc, http): (SocketAddr, SocketAddr), (rules, domains): (usize, usize)) {
     tracing::info!(%grpc, %http, rules, domains, "serving");
     if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {
         let (rules, domains) = (plural(rules, "rule"), plural(domains, "domain"));

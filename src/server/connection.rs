@@ -23,6 +23,8 @@ use crate::server::drain::Drain;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A client that has not sent them by then is not an HTTP/2 client.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Once the port closes, for those who had just connected.
+const LATE_PREFACE_TIMEOUT: Duration = Duration::from_millis(200);
 
 const STREAMS_MAX: u32 = 1024;
 /// Streams that a client may make us reset before the connection is closed (rapid reset).
@@ -60,22 +62,10 @@ where
 {
     let slots = Arc::new(Semaphore::new(max));
     let mut connections = JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
-            () = drain.closing() => break,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                pause_after(port, &error).await;
-                continue;
-            }
-        };
+    let begin = |stream: TcpStream, drain: &Drain, connections: &mut JoinSet<()>| {
         let Ok(slot) = slots.clone().try_acquire_owned() else {
             tracing::warn!(port, max, "closed a new connection: too many are open");
-            continue;
+            return;
         };
         let served = serve_one(stream, drain.clone());
         connections.spawn(async move {
@@ -84,6 +74,21 @@ where
                 tracing::debug!(port, %error, "a connection ended with an error");
             }
         });
+    };
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            () = drain.closing() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => begin(stream, &drain, &mut connections),
+            Err(error) => pause_after(port, &error).await,
+        }
+    }
+    // Who is connected already, as far as the client knows, is served to the end too.
+    while let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await {
+        begin(stream, &drain, &mut connections);
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -110,7 +115,7 @@ async fn serve_one(
     stream.set_nodelay(true)?;
     tokio::select! {
         greeted = timeout(PREFACE_TIMEOUT, preface(&stream)) => greeted??,
-        () = drain.closing() => return Ok(()),
+        () = drain.closing() => timeout(LATE_PREFACE_TIMEOUT, preface(&stream)).await??,
     }
     let service = TowerToHyperService::new(routes);
     let connection = http2::Builder::new(TokioExecutor::new())

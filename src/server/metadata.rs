@@ -3,7 +3,7 @@
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value, value::Kind};
 
 use crate::engine::{Decision, StatusKind};
@@ -45,7 +45,8 @@ fn describe(wire: &RateLimitDescriptor, is_hidden: impl Fn(&str) -> bool) -> Val
     let mut fields = Struct::default();
     fields.fields.insert("entries".into(), list(entries.collect()));
     if let Some(limit) = &wire.limit {
-        let unit = RateLimitUnit::try_from(limit.unit).unwrap_or(RateLimitUnit::Unknown).as_str_name();
+        // The answer's units have all the names; the request's own enum lacks the week.
+        let unit = Unit::try_from(limit.unit).unwrap_or(Unit::Unknown).as_str_name();
         let text = format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit);
         fields.fields.insert("limit".into(), string(text));
     }
