@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::rules::policy::Word;
 use crate::rules::problem::{Position, Problems};
-use crate::rules::yaml::{Kind, Meaning, Node, excerpt};
+use crate::rules::scalar::{Meaning, excerpt};
+use crate::rules::yaml::{Kind, Node};
 
 /// A value and where it stands.
 #[derive(Clone, Debug, PartialEq)]

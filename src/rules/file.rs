@@ -11,7 +11,8 @@ use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 use crate::rules::metadata;
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::problem::{Position, Problems};
-use crate::rules::yaml::{self, Node, excerpt};
+use crate::rules::scalar::excerpt;
+use crate::rules::yaml::{self, Node};
 
 /// Limits on one descriptor. Each is a counter per key.
 pub const LIMITS_PER_RULE_MAX: usize = 8;

@@ -3,7 +3,8 @@
 use serde_json::{Map, Number, Value};
 
 use crate::rules::fields::{Report, is_merge_key};
-use crate::rules::yaml::{Kind, Meaning, Node, Scalar};
+use crate::rules::scalar::{Meaning, Scalar};
+use crate::rules::yaml::{Kind, Node};
 
 /// Reads the map under `metadata`. Its keys are the operator's own and are not checked.
 pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> {

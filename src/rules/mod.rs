@@ -12,6 +12,7 @@ pub mod lint;
 pub mod metadata;
 pub mod policy;
 pub mod problem;
+pub mod scalar;
 #[cfg(test)]
 mod tests;
 pub mod tree;
