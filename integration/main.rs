@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod account;
 mod commands;
 mod drain;
 mod envoy;

@@ -104,12 +104,12 @@ async fn serve(settings: Settings, ruleset: Ruleset, rules: &RuleFlags) -> anyho
 
     loop {
         tokio::select! {
-        _ = hang_up.recv() => reload(&service, rules),
-        _ = terminate.recv() => break,
-        _ = interrupt.recv() => break,
-        // A port that nobody serves any more must not look like one that is served.
-        ended = &mut grpc => anyhow::bail!("the gRPC port stopped: {ended:?}"),
-        ended = &mut http => anyhow::bail!("the HTTP port stopped: {ended:?}"),
+            _ = hang_up.recv() => reload(&service, rules),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            // A port that nobody serves any more must not look like one that is served.
+            ended = &mut grpc => anyhow::bail!("the gRPC port stopped: {ended:?}"),
+            ended = &mut http => anyhow::bail!("the HTTP port stopped: {ended:?}"),
         }
     }
     let finished = async {

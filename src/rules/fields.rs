@@ -233,12 +233,17 @@ impl Fields {
 
     /// Whether a key is there, or something that was probably meant to be it.
     pub fn mentions(&self, key: &str) -> bool {
-        self.get(key).is_some() || self.meant.contains(&key)
+        self.get(key).is_some() || self.is_misspelt(key)
+    }
+
+    /// Whether something else was probably meant to be this key.
+    pub fn is_misspelt(&self, key: &str) -> bool {
+        self.meant.contains(&key)
     }
 
     /// Whether a key that is there can't be read, or is misspelt: what is wrong has been said.
     pub fn is_spoilt<T>(&self, key: &str, read: Option<&T>) -> bool {
-        read.is_none() && (self.node(key).is_some() || self.meant.contains(&key))
+        read.is_none() && (self.node(key).is_some() || self.is_misspelt(key))
     }
 
     fn get(&self, key: &str) -> Option<&Field> {

@@ -339,7 +339,7 @@ fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
 
 fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
     let requests_per_unit = fields.number("requests_per_unit", 0, report);
-    if fields.node("requests_per_unit").is_none() && !fields.is_spoilt("requests_per_unit", None::<&()>) {
+    if fields.node("requests_per_unit").is_none() && !fields.is_misspelt("requests_per_unit") {
         report.warning(
             fields.at,
             "the limit has no requests_per_unit, which means 0: every request is denied",
@@ -419,25 +419,24 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
     }
     if fields.node("window").is_none() {
         let at = fields.key_at("window").unwrap_or(fields.at);
-        if !fields.is_spoilt("window", None::<&()>) {
+        if !fields.is_misspelt("window") {
             report.error(at, "window is empty", WINDOW_HELP);
         }
         return None;
     }
     let text = fields.choice("window", WINDOW_HELP, report)?;
-    let help = WINDOW_HELP;
     let Ok(duration) = text.value.parse::<humantime::Duration>() else {
-        report.error(text.at, format!("window '{}' is not a duration", excerpt(&text.value)), help);
+        report.error(text.at, format!("window '{}' is not a duration", excerpt(&text.value)), WINDOW_HELP);
         return None;
     };
     let duration: Duration = duration.into();
     let window_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if !(WINDOW_MS_MIN..=WINDOW_MS_MAX).contains(&window_ms) {
-        report.error(text.at, format!("window '{}' is out of range", excerpt(&text.value)), help);
+        report.error(text.at, format!("window '{}' is out of range", excerpt(&text.value)), WINDOW_HELP);
         return None;
     }
     if !duration.subsec_nanos().is_multiple_of(1_000_000) {
-        report.error(text.at, format!("window '{}' is not whole milliseconds", excerpt(&text.value)), help);
+        report.error(text.at, format!("window '{}' is not whole milliseconds", excerpt(&text.value)), WINDOW_HELP);
         return None;
     }
     Some(Located { value: window_ms, at: text.at })

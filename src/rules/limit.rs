@@ -23,16 +23,6 @@ pub struct Terms {
     pub burst: u32,
 }
 
-impl Terms {
-    /// The most that can be admitted at one moment: hits above it never fit.
-    pub fn capacity(&self) -> u32 {
-        match self.algorithm {
-            Algorithm::Gcra => self.burst,
-            _ => self.limit,
-        }
-    }
-}
-
 /// Names a family of keys: the digest of domain and rule id. It outlives reloads, so counters do too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Space([u64; 2]);

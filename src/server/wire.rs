@@ -1,7 +1,5 @@
 //! Between Envoy's messages and ours: the only place that knows both.
 
-use std::borrow::Cow;
-
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
@@ -170,6 +168,6 @@ pub fn seconds(ms: u64) -> u64 {
     ms.div_ceil(1000).clamp(1, DURATION_SECONDS_MAX)
 }
 
-fn header<'a>(name: impl Into<Cow<'a, str>>, value: String) -> HeaderValue {
-    HeaderValue { key: name.into().into_owned(), value, ..HeaderValue::default() }
+fn header(name: &str, value: String) -> HeaderValue {
+    HeaderValue { key: name.to_owned(), value, ..HeaderValue::default() }
 }
