@@ -76,6 +76,8 @@ impl Limited<'_> {
 /// The answer to a request, before it is put into anyone's wire format.
 #[derive(Clone, Debug)]
 pub struct Decision<'r> {
+    /// `None` if no rules are for the domain.
+    pub domain: Option<&'r Domain>,
     pub is_over: bool,
     /// Would have been denied if it were not for the global shadow mode.
     pub is_globally_shadowed: bool,
@@ -225,7 +227,7 @@ impl Engine {
             }
         }
         let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
-        Decision { is_over: outcome.is_over, is_globally_shadowed, statuses }
+        Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses }
     }
 
     /// Removes expired keys. To be called about once a second.

@@ -1,3 +1,10 @@
-//! What operators see.
+//! What operators see: metrics, log lines.
+//!
+//! Nothing here makes a request wait: counters are striped over threads, labels are put together when somebody looks.
 
+pub mod histogram;
+pub mod hits;
+pub mod labels;
 pub mod logging;
+pub mod outcome;
+pub mod stripes;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
-use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, escaped_rule_step, rule_step};
+use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, rule_step};
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
 use crate::rules::tree::{Label, Level, Node, Tree, Values};
@@ -40,7 +40,8 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
     }
     merged
         .into_iter()
-        .map(|(name, files)| {
+        .zip(0..)
+        .map(|((name, files), number)| {
             let name: Arc<str> = name.into();
             let mut compiler =
                 Compiler { domain: &name, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
@@ -48,7 +49,7 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
             compiler.level(&descriptors, &Path::default());
             let override_space = Space::new(&name, OVERRIDE_RULE_ID);
-            let domain = Domain { name: name.clone(), tree: compiler.tree, override_space };
+            let domain = Domain { number, name: name.clone(), tree: compiler.tree, override_space };
             (name, domain)
         })
         .collect()
@@ -73,6 +74,31 @@ struct Path {
     id: String,
     /// As envoyproxy/ratelimit writes it in its messages, with a dot at the end.
     trail: String,
+    steps: Vec<PathStep>,
+}
+
+/// A level of the way, with what decides how metrics name it.
+#[derive(Clone)]
+struct PathStep {
+    key: Arc<str>,
+    written: Arc<str>,
+    /// Values differ from request to request, each has its own count, and they may be shown.
+    has_open_value: bool,
+    value_to_metric: bool,
+}
+
+impl PathStep {
+    /// `shown` is the value as it may be seen.
+    fn new(descriptor: &DescriptorFile, shown: Option<&str>) -> PathStep {
+        let key = descriptor.key.value.as_str();
+        let is_open = descriptor.value.is_none() || (descriptor.is_pattern() && !descriptor.share_threshold);
+        PathStep {
+            key: key.into(),
+            written: composite(key, shown).into(),
+            has_open_value: is_open && !descriptor.sensitive,
+            value_to_metric: descriptor.value_to_metric,
+        }
+    }
 }
 
 /// The children of one key while they are gathered.
@@ -143,12 +169,14 @@ impl Compiler<'_> {
             }
             return self.label(file, descriptor, "");
         }
-        let rule = self.rule(file, descriptor, &id);
+        let mut steps = path.steps.clone();
+        steps.push(PathStep::new(descriptor, shown.as_deref()));
+        let rule = self.rule(file, descriptor, &id, &steps);
         let mut node = Node { rule, ..self.label(file, descriptor, &id) };
         if !descriptor.descriptors.is_empty() {
             let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
             let composite = composite(&descriptor.key.value, value);
-            let path = Path { id, trail: format!("{}{composite}.", path.trail) };
+            let path = Path { id, trail: format!("{}{composite}.", path.trail), steps };
             node.level = Some(self.level(&children, &path));
         }
         node
@@ -177,27 +205,33 @@ impl Compiler<'_> {
             level: None,
             is_pattern: descriptor.is_pattern(),
             is_shared: descriptor.share_threshold,
-            value_to_metric: descriptor.value_to_metric,
         }
     }
 
-    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str) -> Option<u32> {
+    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str, steps: &[PathStep]) -> Option<u32> {
         let first = descriptor.limits.first()?;
         let demand = match &first.terms {
             None => Demand::Unlimited { name: name(first), replaces: replaces(first) },
             Some(_) => Demand::Limits(descriptor.limits.iter().filter_map(limit).collect()),
         };
+        let trail = steps.iter().map(|step| TrailStep {
+            key: step.key.clone(),
+            written: step.written.clone(),
+            takes_value: step.has_open_value && (descriptor.detailed_metric || step.value_to_metric),
+        });
+        let number = self.tree.rules.len() as u32;
         self.tree.rules.push(Rule {
+            number,
             id: id.into(),
             space: Space::new(self.domain, id),
             demand,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
-            detailed_metric: descriptor.detailed_metric,
+            trail: trail.collect(),
             metadata: descriptor.metadata.clone().map(Arc::new),
             at: Place { file: file.clone(), position: descriptor.at },
         });
-        Some((self.tree.rules.len() - 1) as u32)
+        Some(number)
     }
 }
 

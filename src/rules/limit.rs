@@ -75,9 +75,21 @@ pub enum Demand {
     Limits(Vec<Limit>),
 }
 
+/// One level on the way to a rule, as metrics and `/rlconfig` name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrailStep {
+    pub key: Arc<str>,
+    /// What the file says: `key`, `key_value` or `key_pattern`. A sensitive value is a digest.
+    pub written: Arc<str>,
+    /// Metrics name the value of the request here, because the rule asks for it.
+    pub takes_value: bool,
+}
+
 /// A configured rule: where it stands, what it demands, how it is reported.
 #[derive(Clone, Debug)]
 pub struct Rule {
+    /// Its place among the rules of its domain, in the order of declaration.
+    pub number: u32,
     /// The stable path `key=value/key2`, unique in its domain.
     pub id: Arc<str>,
     pub space: Space,
@@ -86,8 +98,8 @@ pub struct Rule {
     pub shadow_mode: bool,
     /// Denies only together with every other quota descriptor of the request.
     pub quota_mode: bool,
-    /// Metric keys carry every value of the request.
-    pub detailed_metric: bool,
+    /// The levels down to the rule.
+    pub trail: Box<[TrailStep]>,
     /// Returned in the dynamic metadata of requests that this rule lets pass.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// Where the rule is written.

@@ -48,6 +48,8 @@ pub struct Options {
 /// The rules of one domain.
 #[derive(Debug)]
 pub struct Domain {
+    /// Its place among the domains, in the order of their names.
+    pub number: u32,
     pub name: Arc<str>,
     tree: Tree,
     /// The keys of request overrides that no rule matches.

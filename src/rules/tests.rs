@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rules::explain::explain;
+use crate::rules::limit::TrailStep;
 use crate::rules::policy::{Algorithm, Charge, OnOutage, Scope};
 use crate::rules::problem::Severity;
 
@@ -148,7 +149,7 @@ descriptors:
     assert_eq!(first.policy.slack_permille, Some(250));
     assert_eq!((second.terms.window_ms, second.terms.burst), (90 * 60_000, 3));
     assert_eq!((second.terms.algorithm, second.policy.scope), (Algorithm::Gcra, Some(Scope::Local)));
-    assert!(rule.detailed_metric && domain.tree().sensitive_keys.contains("k"));
+    assert!(!rule.trail[0].takes_value && domain.tree().sensitive_keys.contains("k"), "a sensitive value is not shown");
     let metadata = serde_json::Value::Object((**rule.metadata.as_ref().unwrap()).clone());
     assert_eq!(metadata, serde_json::json!({"team": "core", "nested": {"n": 1.0, "list": [true, null, "x"]}}));
 }
@@ -367,4 +368,38 @@ proptest! {
         }
         load_with(&[&text], Options::default());
     }
+}
+
+#[test]
+fn a_trail_says_which_values_metrics_name() {
+    let rules = ruleset(
+        "
+domain: d
+descriptors:
+  - key: a
+    value_to_metric: true
+    descriptors:
+      - {key: b, value: x, rate_limit: {requests_per_unit: 1, unit: second}}
+      - {key: c, rate_limit: {requests_per_unit: 1, unit: second}}
+      - {key: e, detailed_metric: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - key: p
+    value: x*
+    share_threshold: true
+    value_to_metric: true
+    descriptors:
+      - {key: q, value: y*, value_to_metric: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: s, value: hidden, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
+",
+    );
+    let trails: Vec<String> = rules
+        .domain("d")
+        .unwrap()
+        .rules()
+        .map(|rule| {
+            let step = |step: &TrailStep| format!("{}{}", step.written, if step.takes_value { "=" } else { "" });
+            rule.trail.iter().map(step).collect::<Vec<_>>().join(".")
+        })
+        .collect();
+    assert_eq!(trails[..4], ["a=.b_x", "a=.c", "a=.e=", "p_x*.q_y*="]);
+    assert!(trails[4].starts_with("s_#") && !trails[4].contains("hidden"), "{}", trails[4]);
 }

@@ -31,8 +31,6 @@ pub struct Node {
     pub is_pattern: bool,
     /// All values that the pattern matches share one count.
     pub is_shared: bool,
-    /// Metric keys name the value at this level.
-    pub value_to_metric: bool,
 }
 
 /// The children below one key.

@@ -220,14 +220,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn node(number: usize) -> Node {
-        Node {
-            number: number as u32,
-            rule: None,
-            level: None,
-            is_pattern: true,
-            is_shared: false,
-            value_to_metric: false,
-        }
+        Node { number: number as u32, rule: None, level: None, is_pattern: true, is_shared: false }
     }
 
     fn matches(pattern: &str, value: &str) -> bool {

@@ -1,0 +1,446 @@
+//! The reference's counters of a rule: `ratelimit_service_rate_limit_*{domain,key1,key2}`.
+//!
+//! A rule's counters are found by its number, without a lock and without putting a label together. They belong to the
+//! labels, not to the ruleset, so that they go on where they were when rules are reloaded. A rule whose metrics name
+//! values of the request ([`ByValue`]) looks the values up in a map that is replaced whenever it grows, and stops growing
+//! at [`SERIES_PER_RULE_MAX`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::observe::labels::{Labels, clipped};
+use crate::observe::stripes::Stripes;
+use crate::request::{Descriptor, Hits, Request};
+use crate::rules::limit::{Rule, TrailStep};
+use crate::rules::policy::Algorithm;
+use crate::rules::{Domain, OVERRIDE_RULE_ID, Ruleset};
+
+/// Series of one rule that names values; all values beyond share one.
+pub const SERIES_PER_RULE_MAX: usize = 1000;
+/// What stands for those values.
+const OTHER: &str = "other";
+/// Levels that labels tell apart: deeper ones are added up.
+const LABELS_MAX: usize = 2;
+
+/// Which of the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    Total,
+    OverLimit,
+    NearLimit,
+    WithinLimit,
+    Shadow,
+}
+
+impl Count {
+    pub const ALL: [Count; 5] = [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow];
+
+    /// The end of the metric's name, and what it means.
+    pub fn name_and_help(self) -> (&'static str, &'static str) {
+        match self {
+            Count::Total => ("total_hits", "Hits evaluated on a rule"),
+            Count::OverLimit => ("over_limit", "Hits that were over the limit"),
+            Count::NearLimit => ("near_limit", "Charged hits above the near limit ratio"),
+            Count::WithinLimit => ("within_limit", "Charged hits within the limit"),
+            Count::Shadow => ("shadow_mode", "Hits that were over the limit of a rule in shadow mode"),
+        }
+    }
+}
+
+pub type Counts = [u64; Count::ALL.len()];
+
+/// The counters of one set of labels.
+#[derive(Debug, Default)]
+pub struct HitCounters(Stripes<{ Count::ALL.len() }>);
+
+impl HitCounters {
+    fn record(&self, hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) {
+        let counts = counts(hits, status, limited, near_ratio);
+        for count in Count::ALL {
+            self.0.add(count as usize, counts[count as usize]);
+        }
+    }
+
+    fn read(&self) -> Counts {
+        Count::ALL.map(|count| self.0.sum(count as usize))
+    }
+}
+
+/// What one descriptor adds, with the reference's arithmetic where its hits straddle a threshold.
+fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) -> Counts {
+    let verdict = &limited.verdict;
+    let limit = match limited.terms.algorithm {
+        Algorithm::Gcra => limited.terms.burst,
+        _ => limited.terms.limit,
+    };
+    let near = (limit as f32 * near_ratio).floor() as u64;
+    let before = u64::try_from(i64::from(limit).saturating_sub(verdict.available)).unwrap_or(0);
+    let limit = u64::from(limit);
+    let mut counts = Counts::default();
+    let mut set = |count: Count, hits: u64| counts[count as usize] = hits;
+    set(Count::Total, hits);
+    if verdict.is_over {
+        let fitting = limit.saturating_sub(before);
+        let over = hits.saturating_sub(fitting).max(hits.min(1));
+        set(Count::OverLimit, over);
+        if verdict.charged > 0 {
+            set(Count::NearLimit, limit.saturating_sub(near.max(before)));
+        }
+        if status.is_shadowed {
+            set(Count::Shadow, over);
+        }
+    } else if verdict.charged > 0 {
+        set(Count::WithinLimit, hits);
+        set(Count::NearLimit, before.saturating_add(hits).saturating_sub(near.max(before)));
+    }
+    counts
+}
+
+type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::RandomState>;
+
+/// The series of a rule whose metrics name values of the request.
+#[derive(Debug)]
+struct ByValue {
+    domain: Arc<str>,
+    trail: Box<[TrailStep]>,
+    series: ArcSwap<SeriesOfValues>,
+    /// Taken by whoever adds a series; nobody waits for it to read.
+    adding: Mutex<()>,
+    other: Arc<(Labels, HitCounters)>,
+}
+
+impl ByValue {
+    fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
+        let other: Vec<Arc<str>> = trail
+            .iter()
+            .map(|step| if step.takes_value { format!("{}_{OTHER}", step.key).into() } else { step.written.clone() })
+            .collect();
+        ByValue {
+            domain: domain.clone(),
+            trail: trail.into(),
+            series: ArcSwap::default(),
+            adding: Mutex::new(()),
+            other: Arc::new((Labels::new(domain, &other), HitCounters::default())),
+        }
+    }
+
+    /// The counters for the values of a descriptor.
+    fn find(&self, descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
+        let key = self.key(descriptor);
+        let series = self.series.load();
+        if let Some(found) = series.get(&*key) {
+            return found.clone();
+        }
+        if series.len() >= SERIES_PER_RULE_MAX { self.other.clone() } else { self.add(&key, descriptor) }
+    }
+
+    #[cold]
+    fn add(&self, key: &[u8], descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
+        let _adding = self.adding.lock();
+        let current = self.series.load();
+        if let Some(found) = current.get(key) {
+            return found.clone();
+        }
+        if current.len() >= SERIES_PER_RULE_MAX {
+            return self.other.clone();
+        }
+        let mut grown = SeriesOfValues::clone(&current);
+        let added = Arc::new((self.labels(descriptor), HitCounters::default()));
+        grown.insert(key.into(), added.clone());
+        self.series.store(Arc::new(grown));
+        added
+    }
+
+    /// The values that the labels name, each after its length.
+    fn key(&self, descriptor: &Descriptor<'_>) -> SmallVec<[u8; 64]> {
+        let mut key = SmallVec::new();
+        for (step, entry) in self.trail.iter().zip(&descriptor.entries) {
+            if step.takes_value {
+                let value = clipped(entry.value);
+                key.push(value.len() as u8);
+                key.extend_from_slice(value.as_bytes());
+            }
+        }
+        key
+    }
+
+    fn labels(&self, descriptor: &Descriptor<'_>) -> Labels {
+        let name = |(step, value): (&TrailStep, &str)| match clipped(value) {
+            value if step.takes_value && !value.is_empty() => format!("{}_{value}", step.key).into(),
+            _ if step.takes_value => step.key.clone(),
+            _ => step.written.clone(),
+        };
+        let values = descriptor.entries.iter().map(|entry| entry.value);
+        let steps: Vec<Arc<str>> = self.trail.iter().zip(values).map(name).collect();
+        Labels::new(&self.domain, &steps)
+    }
+}
+
+/// Where a rule's hits are counted.
+#[derive(Debug)]
+enum OfRule {
+    Fixed(Arc<HitCounters>),
+    ByValue(Arc<ByValue>),
+}
+
+#[derive(Debug)]
+struct OfDomain {
+    /// By the rule's number.
+    rules: Vec<OfRule>,
+    /// Limits that requests bring along and that no rule matches.
+    overrides: Arc<HitCounters>,
+}
+
+/// The counters of a ruleset.
+#[derive(Debug, Default)]
+pub struct HitMetrics {
+    /// By the domain's number.
+    domains: Vec<OfDomain>,
+    fixed: HashMap<Labels, Arc<HitCounters>>,
+    by_value: HashMap<(Arc<str>, Arc<str>), Arc<ByValue>>,
+}
+
+impl HitMetrics {
+    /// The counters of a ruleset, going on from those of the one before. What no rule counts any more is dropped.
+    pub fn new(ruleset: &Ruleset, before: &HitMetrics) -> HitMetrics {
+        let mut metrics = HitMetrics::default();
+        for domain in ruleset.domains() {
+            let rules = domain.rules().map(|rule| metrics.of_rule(domain, rule, before)).collect();
+            let overrides = metrics.fixed(Labels::new(&domain.name, &[OVERRIDE_RULE_ID.into()]), before);
+            metrics.domains.push(OfDomain { rules, overrides });
+        }
+        metrics
+    }
+
+    fn of_rule(&mut self, domain: &Domain, rule: &Rule, before: &HitMetrics) -> OfRule {
+        let trail = &rule.trail[..rule.trail.len().min(LABELS_MAX)];
+        if !trail.iter().any(|step| step.takes_value) {
+            let steps: Vec<Arc<str>> = trail.iter().map(|step| step.written.clone()).collect();
+            return OfRule::Fixed(self.fixed(Labels::new(&domain.name, &steps), before));
+        }
+        let name = (domain.name.clone(), rule.id.clone());
+        let known = before.by_value.get(&name).filter(|known| *known.trail == *trail);
+        let series = known.cloned().unwrap_or_else(|| Arc::new(ByValue::new(&domain.name, trail)));
+        self.by_value.insert(name, series.clone());
+        OfRule::ByValue(series)
+    }
+
+    fn fixed(&mut self, labels: Labels, before: &HitMetrics) -> Arc<HitCounters> {
+        let known = || before.fixed.get(&labels).cloned().unwrap_or_default();
+        match self.fixed.get(&labels) {
+            Some(counters) => counters.clone(),
+            None => {
+                let counters = known();
+                self.fixed.insert(labels, counters.clone());
+                counters
+            }
+        }
+    }
+
+    /// Counts a decision. Refunds are no hits; what has no limit is not counted here.
+    pub fn record(&self, request: &Request<'_>, decision: &Decision<'_>, near_ratio: f32) {
+        let Some(of_domain) = decision.domain.and_then(|domain| self.domains.get(domain.number as usize)) else {
+            return;
+        };
+        for (descriptor, status) in request.descriptors().iter().zip(&decision.statuses) {
+            let (StatusKind::Limited(limited), Hits::OfRequest(hits) | Hits::Own(hits)) =
+                (&status.kind, descriptor.hits)
+            else {
+                continue;
+            };
+            match status.rule.map(|rule| of_domain.rules.get(rule.number as usize)) {
+                None => of_domain.overrides.record(hits, status, limited, near_ratio),
+                Some(Some(OfRule::Fixed(counters))) => counters.record(hits, status, limited, near_ratio),
+                Some(Some(OfRule::ByValue(series))) => {
+                    series.find(descriptor).1.record(hits, status, limited, near_ratio);
+                }
+                // A rule of another ruleset: its decision is not for these counters.
+                Some(None) => {}
+            }
+        }
+    }
+
+    /// Every set of labels that was ever hit, and its counts.
+    pub fn read(&self) -> BTreeMap<Labels, Counts> {
+        let mut read: BTreeMap<Labels, Counts> = BTreeMap::new();
+        let mut add = |labels: &Labels, counters: &HitCounters| {
+            let counts = counters.read();
+            if counts[Count::Total as usize] > 0 {
+                let sums = read.entry(labels.clone()).or_default();
+                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
+            }
+        };
+        self.fixed.iter().for_each(|(labels, counters)| add(labels, counters));
+        for series in self.by_value.values() {
+            series.series.load().values().chain([&series.other]).for_each(|it| add(&it.0, &it.1));
+        }
+        read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, Modes};
+    use crate::request::{Bounds, Entry};
+    use crate::rules::{Options, Source};
+
+    fn ruleset(text: &str) -> Ruleset {
+        let source = Source { name: "rules.yaml".into(), text: text.to_owned() };
+        Ruleset::load(&[source], &Options::default()).ruleset.unwrap()
+    }
+
+    fn descriptor<'a>(pairs: &[(&'a str, &'a str)], hits: Hits) -> Descriptor<'a> {
+        let entries = pairs.iter().map(|(key, value)| Entry { key, value }).collect();
+        Descriptor { entries, hits, limit: None }
+    }
+
+    struct Metered {
+        engine: Engine,
+        ruleset: Ruleset,
+        metrics: HitMetrics,
+    }
+
+    impl Metered {
+        fn new(text: &str) -> Metered {
+            let ruleset = ruleset(text);
+            let metrics = HitMetrics::new(&ruleset, &HitMetrics::default());
+            Metered { engine: Engine::new(100_000), ruleset, metrics }
+        }
+
+        fn ask(&self, descriptors: &[Descriptor<'_>]) {
+            let request = Request::new("d", descriptors.iter().cloned().collect(), &Bounds::default()).unwrap();
+            let decision = self.engine.decide(&self.ruleset, &request, Modes::default(), 1_000_000);
+            self.metrics.record(&request, &decision, 0.8);
+        }
+
+        fn hit(&self, key: &str, value: &str, hits: Hits) {
+            self.ask(&[descriptor(&[(key, value)], hits)]);
+        }
+
+        /// `key1.key2 total/over/near/within/shadow`, in order.
+        fn said(&self) -> Vec<String> {
+            let line = |(labels, counts): (&Labels, &Counts)| {
+                let key2 = labels.key2.as_ref().map_or(String::new(), |key2| format!(".{key2}"));
+                let counts: Vec<String> = counts.iter().map(ToString::to_string).collect();
+                format!("{}{key2} {}", labels.key1, counts.join("/"))
+            };
+            self.metrics.read().iter().map(line).collect()
+        }
+    }
+
+    const LIMIT_10: &str = "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {requests_per_unit: 10, unit: year}}
+  - {key: s, shadow_mode: true, rate_limit: {requests_per_unit: 10, unit: year}}
+  - {key: z, rate_limit: {requests_per_unit: 0, unit: year}}
+";
+
+    #[test]
+    fn hits_that_straddle_a_threshold_are_split() {
+        let metered = Metered::new(LIMIT_10);
+        metered.hit("a", "x", Hits::OfRequest(7));
+        assert_eq!(metered.said(), ["a 7/0/0/7/0"]);
+        metered.hit("a", "x", Hits::OfRequest(2));
+        assert_eq!(metered.said(), ["a 9/0/1/9/0"], "one of two is above 8");
+        metered.hit("a", "x", Hits::OfRequest(3));
+        assert_eq!(metered.said(), ["a 12/2/1/9/0"], "denied: what would not have fit is over, nothing is charged");
+        metered.hit("a", "x", Hits::Own(3));
+        assert_eq!(metered.said(), ["a 15/4/2/9/0"], "charged over the limit: the one that fit was near it");
+        metered.hit("a", "x", Hits::OfRequest(5));
+        assert_eq!(metered.said(), ["a 20/9/2/9/0"]);
+        metered.hit("a", "x", Hits::Own(0));
+        metered.hit("a", "x", Hits::Refund(5));
+        assert_eq!(metered.said(), ["a 20/9/2/9/0"], "peeks and refunds are no hits");
+    }
+
+    #[test]
+    fn a_shadow_rule_counts_what_it_would_have_denied() {
+        let metered = Metered::new(LIMIT_10);
+        metered.hit("s", "x", Hits::OfRequest(12));
+        metered.hit("s", "x", Hits::OfRequest(1));
+        assert_eq!(metered.said(), ["s 13/3/2/0/3"]);
+    }
+
+    #[test]
+    fn what_another_rule_denies_is_neither_within_nor_near() {
+        let metered = Metered::new(LIMIT_10);
+        metered.ask(&[
+            descriptor(&[("a", "x")], Hits::OfRequest(1)),
+            descriptor(&[("z", "x")], Hits::OfRequest(1)),
+            descriptor(&[("unknown", "x")], Hits::OfRequest(1)),
+        ]);
+        assert_eq!(metered.said(), ["a 1/0/0/0/0", "z 1/1/0/0/0"]);
+    }
+
+    #[test]
+    fn deeper_levels_are_added_up_and_values_are_named_on_request() {
+        let metered = Metered::new(
+            "
+domain: d
+descriptors:
+  - key: a
+    value: one
+    descriptors:
+      - key: b
+        rate_limit: {requests_per_unit: 10, unit: year}
+        descriptors:
+          - {key: c, rate_limit: {requests_per_unit: 10, unit: year}}
+  - key: v
+    value_to_metric: true
+    rate_limit: {requests_per_unit: 10, unit: year}
+    descriptors:
+      - {key: w, value: 'x*', detailed_metric: true, rate_limit: {requests_per_unit: 10, unit: year}}
+",
+        );
+        let one = Hits::OfRequest(1);
+        metered.ask(&[descriptor(&[("a", "one"), ("b", "x")], one)]);
+        metered.ask(&[descriptor(&[("a", "one"), ("b", "y"), ("c", "z")], one)]);
+        metered.ask(&[descriptor(&[("v", "10.0.0.1")], one)]);
+        metered.ask(&[descriptor(&[("v", "")], one)]);
+        metered.ask(&[descriptor(&[("v", "a:b"), ("w", "xyz")], one)]);
+        let line = |labels: &str, count: u64| format!("{labels} {count}/0/0/{count}/0");
+        let expected = [line("a_one.b", 2), line("v", 1), line("v_10_0_0_1", 1), line("v_a_b.w_xyz", 1)];
+        assert_eq!(metered.said(), expected);
+    }
+
+    #[test]
+    fn values_beyond_the_bound_share_a_series() {
+        let metered = Metered::new(
+            "
+domain: d
+descriptors:
+  - {key: a, detailed_metric: true, rate_limit: {requests_per_unit: 10, unit: year}}
+",
+        );
+        for number in 0..10_000 {
+            metered.hit("a", &format!("v{number}"), Hits::OfRequest(1));
+        }
+        let said = metered.said();
+        assert_eq!(said.len(), SERIES_PER_RULE_MAX + 1);
+        assert!(said.contains(&"a_other 9000/0/0/9000/0".to_owned()), "{:?}", said.first());
+    }
+
+    #[test]
+    fn counters_go_on_after_a_reload_and_leave_with_their_rules() {
+        let rules = |keys: &[&str]| {
+            let rule = |key: &&str| {
+                format!("  - {{key: {key}, value_to_metric: true, rate_limit: {{requests_per_unit: 9, unit: year}}}}\n")
+            };
+            format!("domain: d\ndescriptors:\n{}", keys.iter().map(rule).collect::<String>())
+        };
+        let mut metered = Metered::new(&rules(&["a", "b"]));
+        metered.hit("a", "x", Hits::OfRequest(1));
+        metered.hit("b", "x", Hits::OfRequest(1));
+        metered.ruleset = ruleset(&rules(&["c", "b"]));
+        metered.metrics = HitMetrics::new(&metered.ruleset, &metered.metrics);
+        metered.hit("b", "x", Hits::OfRequest(1));
+        assert_eq!(metered.said(), ["b_x 2/0/0/2/0"]);
+    }
+}
