@@ -1,3 +1,5 @@
-//! Where rules come from.
+//! Where rules come from, and when files change.
 
+pub mod changes;
 pub mod files;
+pub mod trail;

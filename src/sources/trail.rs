@@ -1,0 +1,208 @@
+//! What a path leads to at this moment, so that two moments can be compared.
+//!
+//! Comparing the file alone is not enough: Kubernetes replaces a link in the middle of the path, a deployment replaces
+//! a whole directory. So the path is resolved here step by step, the way the system does it, and every step is kept:
+//! each link with its target, each directory with its identity, and the end with its size and times. Whatever a reader
+//! of the path would notice makes the trail a different one; what happens beside the path does not.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// As many links as Linux follows before it says that they lead in a circle.
+const LINKS_MAX: usize = 40;
+
+/// The steps that a path takes, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trail(Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Step {
+    /// Where this step is, free of links.
+    path: PathBuf,
+    found: Found,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Found {
+    Link {
+        target: PathBuf,
+    },
+    /// On the way. Its times are left out, because neighbours of the next step change them.
+    Directory {
+        device: u64,
+        inode: u64,
+    },
+    /// The end. A directory at the end has other times once an entry comes or goes.
+    End {
+        device: u64,
+        inode: u64,
+        size: u64,
+        modified: (i64, i64),
+        changed: (i64, i64),
+        is_directory: bool,
+    },
+    /// Nothing that can be followed. The kind tells a missing file from one that may not be seen.
+    Nothing(io::ErrorKind),
+}
+
+impl Found {
+    fn on_the_way(metadata: &Metadata) -> Found {
+        Found::Directory { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    fn end(metadata: &Metadata) -> Found {
+        Found::End {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            is_directory: metadata.is_dir(),
+        }
+    }
+}
+
+impl Trail {
+    pub fn of(path: &Path) -> Trail {
+        let mut steps = Vec::new();
+        // Where we stand, free of links, and the names still to go.
+        let mut here = match path.is_absolute() {
+            true => PathBuf::from("/"),
+            false => std::env::current_dir().unwrap_or_default(),
+        };
+        let mut ahead: VecDeque<OsString> = names(path).collect();
+        let mut links_left = LINKS_MAX;
+        while let Some(name) = ahead.pop_front() {
+            if name == ".." {
+                here.pop();
+                continue;
+            }
+            let next = here.join(name);
+            let found = match look(&next, ahead.is_empty()) {
+                Found::Link { .. } if links_left == 0 => Found::Nothing(io::ErrorKind::Other),
+                found => found,
+            };
+            match &found {
+                Found::Link { target } => {
+                    links_left -= 1;
+                    for name in names(target).collect::<Vec<_>>().into_iter().rev() {
+                        ahead.push_front(name);
+                    }
+                    if target.is_absolute() {
+                        here = PathBuf::from("/");
+                    }
+                }
+                Found::Directory { .. } | Found::End { .. } => here.clone_from(&next),
+                Found::Nothing(_) => ahead.clear(),
+            }
+            steps.push(Step { path: next, found });
+        }
+        // `.`, `/` and what ends with `..` have no last name to look at.
+        if !matches!(steps.last(), Some(Step { found: Found::End { .. } | Found::Nothing(_), .. })) {
+            steps.push(Step { found: look(&here, true), path: here });
+        }
+        Trail(steps)
+    }
+
+    /// The directories in which something has to happen for the trail to change, as far as it is not a directory that
+    /// itself goes away: those that hold a link, and the one where the trail ends.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().flat_map(|step| {
+            let parent = match step.found {
+                Found::Directory { .. } => None,
+                Found::Link { .. } | Found::End { .. } | Found::Nothing(_) => step.path.parent(),
+            };
+            let itself = match step.found {
+                Found::End { is_directory: true, .. } => Some(step.path.as_path()),
+                _ => None,
+            };
+            parent.into_iter().chain(itself)
+        })
+    }
+}
+
+/// The names of a path, with `..` among them.
+fn names(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsString::from("..")),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    })
+}
+
+fn look(path: &Path, is_last: bool) -> Found {
+    let found = fs::symlink_metadata(path).and_then(|metadata| {
+        if metadata.is_symlink() {
+            return Ok(Found::Link { target: fs::read_link(path)? });
+        }
+        if is_last {
+            return Ok(Found::end(&metadata));
+        }
+        if metadata.is_dir() {
+            return Ok(Found::on_the_way(&metadata));
+        }
+        Err(io::ErrorKind::NotADirectory.into())
+    });
+    found.unwrap_or_else(|error| Found::Nothing(error.kind()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn directories(path: &Path) -> Vec<PathBuf> {
+        Trail::of(path).directories().map(Path::to_owned).collect()
+    }
+
+    #[test]
+    fn a_trail_is_the_same_until_something_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "1").unwrap();
+        let before = Trail::of(&file);
+        fs::write(directory.path().join("neighbour"), "").unwrap();
+        assert_eq!(Trail::of(&file), before, "a neighbour is not on the trail");
+        fs::write(&file, "12").unwrap();
+        assert_ne!(Trail::of(&file), before);
+    }
+
+    #[test]
+    fn links_are_followed_whatever_they_look_like() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/file"), "").unwrap();
+        symlink("../a/./b", root.join("a/up")).unwrap();
+        symlink(root.join("a"), root.join("absolute")).unwrap();
+        symlink("absolute/up/../up", root.join("both")).unwrap();
+        let end = |path: &Path| Trail::of(path).0.pop().unwrap();
+        let file = end(&root.join("a/b/file"));
+        assert!(matches!(file.found, Found::End { .. }));
+        // `up/..` leads to where the link points, and up from there, as the system has it.
+        fs::create_dir(root.join("a/b/up")).unwrap();
+        assert_eq!(end(&root.join("absolute/up/file")), file);
+        assert_eq!(end(&root.join("./a/../absolute/b/file")), file);
+        assert!(matches!(end(&root.join("both/file")).found, Found::End { .. }));
+        assert_eq!(directories(&root.join("absolute/up/file")), [root.clone(), root.join("a"), root.join("a/b")]);
+    }
+
+    #[test]
+    fn a_circle_and_a_missing_file_are_ends_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        symlink("there", root.join("here")).unwrap();
+        symlink("here", root.join("there")).unwrap();
+        assert!(matches!(Trail::of(&root.join("here/file")).0.last().unwrap().found, Found::Nothing(_)));
+        assert_eq!(directories(&root.join("no/such/file")), [root.clone()], "where the first name would appear");
+        assert!(directories(&root.join("..")).contains(&root.parent().unwrap().to_owned()));
+        assert!(directories(Path::new(".")).contains(&std::env::current_dir().unwrap()));
+        fs::write(root.join("plain"), "").unwrap();
+        let through_a_file = Trail::of(&root.join("plain/file")).0.pop().unwrap();
+        assert_eq!(through_a_file.found, Found::Nothing(io::ErrorKind::NotADirectory));
+    }
+}
