@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::cli::descriptor::TypedDescriptor;
 use crate::cli::{Exit, Output, check};
-use crate::request::Entry;
 use crate::rules::Ruleset;
 use crate::rules::explain::{Explanation, explain};
 use crate::rules::limit::{Limit, Rule};
@@ -31,42 +31,12 @@ pub struct ExplainFlags {
     pub domain: String,
 
     /// Descriptors, each as key=value,key2=value2 in Envoy's order
-    #[arg(required = true, value_name = "DESCRIPTOR", value_parser = descriptor)]
+    #[arg(required = true, value_name = "DESCRIPTOR", value_parser = TypedDescriptor::read)]
     pub descriptors: Vec<TypedDescriptor>,
 
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     pub output: Output,
-}
-
-/// A descriptor as typed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TypedDescriptor(Vec<(String, String)>);
-
-impl TypedDescriptor {
-    fn entries(&self) -> Vec<Entry<'_>> {
-        self.0.iter().map(|(key, value)| Entry { key, value }).collect()
-    }
-}
-
-/// Reads `key=value,key2=value2`. The first `=` separates; commas and backslashes in values are escaped.
-pub fn descriptor(text: &str) -> Result<TypedDescriptor, String> {
-    let mut parts = vec![String::new()];
-    let mut chars = text.chars();
-    while let Some(c) = chars.next() {
-        match (c, parts.last_mut()) {
-            ('\\', Some(part)) => part.extend(chars.next()),
-            (',', _) => parts.push(String::new()),
-            (c, Some(part)) => part.push(c),
-            (_, None) => {}
-        }
-    }
-    let entry = |part: String| match part.split_once('=') {
-        Some(("", _)) => Err(format!("'{part}' has an empty key: write key=value")),
-        Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
-        None => Err(format!("'{part}' has no '=': write key=value")),
-    };
-    Ok(TypedDescriptor(parts.into_iter().map(entry).collect::<Result<_, _>>()?))
 }
 
 pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
@@ -79,7 +49,7 @@ pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
         bail!("no domain '{}' in the rules: there are {}", flags.domain, domain_names(&ruleset));
     };
     let explained: Vec<_> =
-        flags.descriptors.iter().map(|descriptor| (descriptor, explain(domain, &descriptor.entries()))).collect();
+        flags.descriptors.iter().map(|descriptor| (descriptor, explain(domain, &descriptor.entries().collect::<Vec<_>>()))).collect();
     let mut out = std::io::stdout().lock();
     if flags.output == Output::Json {
         let document: Vec<Value> = explained.iter().map(|(typed, it)| as_json(&flags.domain, typed, it)).collect();
@@ -121,7 +91,7 @@ fn as_json(domain: &str, typed: &TypedDescriptor, explanation: &Explanation<'_>)
     });
     json!({
         "domain": domain,
-        "descriptor": typed.0.iter().map(|(key, value)| json!({"key": key, "value": value})).collect::<Vec<_>>(),
+        "descriptor": typed.entries().map(|entry| json!({"key": entry.key, "value": entry.value})).collect::<Vec<_>>(),
         "steps": explanation.steps,
         "rule": rule,
         "identifier": explanation.rule.map(|_| &explanation.identifier),
@@ -135,8 +105,7 @@ fn print(
     typed: &TypedDescriptor,
     explanation: &Explanation<'_>,
 ) -> std::io::Result<()> {
-    let asked: Vec<String> = typed.0.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    writeln!(out, "{} in domain {domain}", asked.join(","))?;
+    writeln!(out, "{typed} in domain {domain}")?;
     for step in &explanation.steps {
         writeln!(out, "  {}", step.entry)?;
         if let Some(chosen) = &step.chosen {
@@ -199,21 +168,5 @@ fn window(limit: &Limit) -> String {
     match limit.unit() {
         Some(unit) => unit.word().to_owned(),
         None => humantime::format_duration(std::time::Duration::from_millis(limit.terms.window_ms)).to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn descriptors_are_typed_as_pairs() {
-        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        assert_eq!(descriptor("a=b,c=d=e").unwrap().0, [pair("a", "b"), pair("c", "d=e")]);
-        assert_eq!(descriptor("a=b\\,c\\\\").unwrap().0, [pair("a", "b,c\\")]);
-        assert_eq!(descriptor("a=").unwrap().0, [pair("a", "")]);
-        assert!(descriptor("a").unwrap_err().contains("write key=value"));
-        assert!(descriptor("a=b,,c=d").is_err());
-        assert!(descriptor("=b").is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod check;
+pub mod descriptor;
 pub mod explain;
 pub mod serve;
 
