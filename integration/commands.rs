@@ -261,7 +261,7 @@ fn serve_names_the_setting_that_can_not_be_used() {
         ran.stderr
     };
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], &'static str);
-    let cases: [Case; 10] = [
+    let cases: [Case; 16] = [
         (&["--keys-max", "0"], &[], "--keys-max (TIDEGATE_KEYS_MAX) is 0: write a number from 1 to"),
         (&[], &[("TIDEGATE_MAX_IN_FLIGHT", "0")], "--max-in-flight (TIDEGATE_MAX_IN_FLIGHT) is 0"),
         (&["--max-descriptors", "0"], &[], "--max-descriptors (TIDEGATE_MAX_DESCRIPTORS) is 0"),
@@ -272,6 +272,12 @@ fn serve_names_the_setting_that_can_not_be_used() {
         (&[], &[("SHADOW_MODE", "maybe")], "write true or false"),
         (&["--grpc-port", "70000"], &[], "70000"),
         (&["--no-such-flag"], &[], "--no-such-flag"),
+        (&[], &[("CONFIG_TYPE", "GRPC_XDS_SOTW")], "rules come from files here, write FILE"),
+        (&[], &[("CONFIG_TYPE", "HTTP")], "'HTTP'"),
+        (&[], &[("NEAR_LIMIT_RATIO", "80")], "write a number from 0 to 1"),
+        (&[], &[("USE_PROMETHEUS", "1"), ("PROMETHEUS_PATH", "metrics")], "(PROMETHEUS_PATH) is 'metrics'"),
+        (&[], &[("PROMETHEUS_ADDR", "9090")], "write :9090"),
+        (&[], &[("EXTRA_TAGS", "domain:x")], "choose another name"),
     ];
     for (flags, env, part) in cases {
         let said = serve(flags, env);
@@ -287,11 +293,15 @@ fn serve_says_which_port_is_taken() {
     let port = address.port().to_string();
     for (flags, said) in [
         (
-            ["--grpc-port", &port, "--port", "0"],
+            ["--debug-port", &port, "--grpc-port", "0", "--port", "0"],
+            format!("can't open the admin port {address}: choose another with --debug-port"),
+        ),
+        (
+            ["--grpc-port", &port, "--port", "0", "--debug-port", "0"],
             format!("can't open the gRPC port {address}: choose another with --grpc-port"),
         ),
         (
-            ["--grpc-port", "0", "--port", &port],
+            ["--grpc-port", "0", "--port", &port, "--debug-port", "0"],
             format!("can't open the HTTP port {address}: choose another with --port"),
         ),
     ] {
@@ -306,10 +316,26 @@ fn serve_says_which_port_is_taken() {
 fn help_mentions_every_flag_and_its_variable() {
     let rules = [
         "--rules TIDEGATE_RULES",
+        "--runtime-root RUNTIME_ROOT",
+        "--runtime-subdirectory RUNTIME_SUBDIRECTORY",
+        "--runtime-appdirectory RUNTIME_APPDIRECTORY",
+        "--runtime-watch-root RUNTIME_WATCH_ROOT",
+        "--runtime-ignoredotfiles RUNTIME_IGNOREDOTFILES",
         "--merge-domain-config MERGE_DOMAIN_CONFIG",
         "--lenient-rules TIDEGATE_LENIENT_RULES",
     ];
     let serve = [
+        "--config-type CONFIG_TYPE",
+        "--force-start-without-initial-config FORCE_START_WITHOUT_INITIAL_CONFIG",
+        "--healthy-with-at-least-one-config-loaded HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+        "--debug-host DEBUG_HOST",
+        "--debug-port DEBUG_PORT",
+        "--near-limit-ratio NEAR_LIMIT_RATIO",
+        "--use-prometheus USE_PROMETHEUS",
+        "--prometheus-addr PROMETHEUS_ADDR",
+        "--prometheus-path PROMETHEUS_PATH",
+        "--prometheus-response-time-as-milliseconds PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        "--extra-tags EXTRA_TAGS",
         "--host HOST",
         "--port PORT",
         "--grpc-host GRPC_HOST",
@@ -360,16 +386,20 @@ fn help_mentions_every_flag_and_its_variable() {
 async fn without_a_command_it_serves_as_the_environment_says() {
     let (_directory, file) =
         rule_file("domain: edge\ndescriptors:\n  - {key: api_key, rate_limit: {requests_per_unit: 100, unit: year}}\n");
-    let [grpc_port, port] = [free_port(), free_port()];
+    let [grpc_port, port, admin_port] = [free_port(), free_port(), free_port()];
     let mut command = tidegate(&[]);
     command.env("TIDEGATE_RULES", &file).env("HOST", "127.0.0.1").env("GRPC_HOST", "localhost");
     command.env("GRPC_PORT", grpc_port.to_string()).env("PORT", port.to_string());
+    command.env("DEBUG_PORT", admin_port.to_string());
     command.env("LIMIT_RESPONSE_HEADERS_ENABLED", "T").env("LOG_LEVEL", "WARN").env("TIDEGATE_MAX_DESCRIPTORS", "1");
     let service = Service::of(command);
     assert_eq!((service.grpc.port(), service.http.port()), (grpc_port, port));
     assert_eq!(
         service.process.said,
-        [format!("tidegate: serving 1 rule in 1 domain on 127.0.0.1:{grpc_port} (gRPC) and 127.0.0.1:{port} (HTTP)")]
+        [format!(
+            "tidegate: serving 1 rule in 1 domain on 127.0.0.1:{grpc_port} (gRPC), 127.0.0.1:{port} (HTTP) and \
+             127.0.0.1:{admin_port} (admin)"
+        )]
     );
     let mut client = service.client().await;
     let mut request = ask_one("api_key=alice");

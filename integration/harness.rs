@@ -102,6 +102,7 @@ pub struct Service {
     pub process: Process,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
+    pub admin: SocketAddr,
     _directory: Option<TempDir>,
 }
 
@@ -115,6 +116,7 @@ impl Service {
         let (directory, file) = rule_file(rules);
         let mut command = tidegate(&["serve", "--rules", &file]);
         command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
+        command.args(["--debug-port", "0"]);
         command.args(flags).envs(env.iter().copied());
         Service { _directory: Some(directory), ..Service::of(command) }
     }
@@ -127,7 +129,8 @@ impl Service {
             let before = line.split(&format!(" ({port})")).next().unwrap_or_default();
             before.rsplit(' ').next().and_then(|address| address.parse().ok()).expect("the line names the ports")
         };
-        Service { grpc: address("gRPC"), http: address("HTTP"), process, _directory: None }
+        let (grpc, http, admin) = (address("gRPC"), address("HTTP"), address("admin"));
+        Service { grpc, http, admin, process, _directory: None }
     }
 
     pub async fn channel(&self) -> Channel {

@@ -1,7 +1,6 @@
 //! The commands, one file each.
 
 pub mod check;
-pub mod descriptor;
 pub mod explain;
 pub mod serve;
 
@@ -49,6 +48,17 @@ fn unset_empty(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| if arg.get_env().is_some_and(is_empty) { arg.env(None::<&str>) } else { arg })
         .mut_subcommands(unset_empty)
+}
+
+/// The environment variables that any command knows.
+pub fn known_variables() -> Vec<String> {
+    let command = Cli::command();
+    let commands = std::iter::once(&command).chain(command.get_subcommands());
+    let variables = commands.flat_map(|command| command.get_arguments().filter_map(|arg| arg.get_env()));
+    let mut names: Vec<String> = variables.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 /// How a command ended. Errors that it could not report itself travel as `anyhow::Error`.

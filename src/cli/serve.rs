@@ -7,38 +7,64 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{interval, sleep, timeout};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::cli::Exit;
 use crate::cli::check::{counts, plural, print};
+use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::observe::logging;
 use crate::rules::lint::not_honoured;
-use crate::rules::{Loaded, Ruleset};
+use crate::server::admin::Admin;
 use crate::server::connection::{self, ConnectionBounds};
 use crate::server::drain::{self, Drainer, Phase};
-use crate::server::service::{Service, wall_ms};
+use crate::server::reload::{self, Reloader};
+use crate::server::service::Service;
 use crate::server::{grpc, http};
-use crate::settings::{RuleFlags, ServeFlags, Settings};
-use crate::sources::files;
+use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
+use crate::sources::changes::Changes;
+use crate::sources::config::now_s;
 
-/// How often expired keys are looked for.
-const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often what has expired is looked for.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     let settings = Settings::new(flags)?;
     logging::start(flags.log_level, flags.log_format);
-    let loaded = files::load(&flags.rules.rules, &flags.rules.options());
-    let Some(ruleset) = report(loaded) else { return Ok(Exit::Failure) };
+    warn_of_ineffective_settings();
+    let engine = Engine::new(settings.keys_max);
+    let reloader = Reloader {
+        location: flags.rules.location(),
+        options: flags.rules.options(),
+        service: Arc::new(Service::new(engine, settings.service.clone())),
+        config: Arc::default(),
+    };
+    // Before the first load, so that no change falls in between.
+    let location = reloader.location.clone();
+    let changes = Changes::of(move || location.watched());
+    if !first_load(&reloader, settings.force_start) {
+        return Ok(Exit::Failure);
+    }
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
-    runtime.block_on(serve(settings, ruleset, &flags.rules))?;
+    runtime.block_on(serve(settings, reloader, changes))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
+}
+
+fn warn_of_ineffective_settings() {
+    let environment: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .collect();
+    for sentence in
+        ineffective::sentence(&environment).into_iter().chain(ineffective::unknown(&environment, &known_variables()))
+    {
+        tracing::warn!("{sentence}");
+    }
 }
 
 /// Connections are files: as many as the system lets us have.
@@ -48,74 +74,87 @@ fn raise_open_files() {
     }
 }
 
-/// Says what was found in the rules. `None` if they can't be used.
-fn report(loaded: Loaded) -> Option<Ruleset> {
-    let (errors, warnings) = counts(&loaded.problems);
-    match loaded.ruleset {
-        None => {
+/// Loads the first rules and says what was found in them. False if the start has to be given up.
+fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
+    match reloader.load() {
+        Ok(problems) => {
+            reload::log(&problems);
+            let in_force = reloader.service.in_force();
+            for sentence in in_force.iter().flat_map(|in_force| not_honoured(&in_force.ruleset)) {
+                tracing::warn!("{sentence}");
+            }
+            true
+        }
+        Err(problems) if is_forced => {
+            reload::log(&problems);
+            tracing::error!("started without rules: calls fail until there are good ones in {}", reloader.location);
+            true
+        }
+        Err(problems) => {
             // Nobody to tell if standard error is gone.
-            let _ = print(&mut std::io::stderr(), &loaded.problems);
+            let _ = print(&mut std::io::stderr(), &problems);
+            let (errors, warnings) = counts(&problems);
             let (errors, warnings) = (plural(errors, "error"), plural(warnings, "warning"));
             logging::say(&format!(
                 "tidegate: not started: {errors} and {warnings} in the rules; tidegate check shows the same"
             ));
-            None
-        }
-        Some(ruleset) => {
-            for problem in &loaded.problems {
-                tracing::warn!("{}: {} ({})", problem.place, problem.message, problem.help);
-            }
-            for sentence in not_honoured(&ruleset) {
-                tracing::warn!("{sentence}");
-            }
-            Some(ruleset)
+            false
         }
     }
 }
 
-async fn serve(settings: Settings, ruleset: Ruleset, rules: &RuleFlags) -> anyhow::Result<()> {
-    let mut hang_up = signal(SignalKind::hangup())?;
+async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let hang_up = signal(SignalKind::hangup())?;
     let grpc_listener = bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?;
     let http_listener = bind("HTTP", settings.http_addr, "--port (PORT)").await?;
-    let counted = (ruleset.rules_count(), ruleset.domains().count());
-    let addresses = (grpc_listener.local_addr()?, http_listener.local_addr()?);
+    let admin_listener = bind("admin", settings.admin_addr, "--debug-port (DEBUG_PORT)").await?;
+    let addresses = [grpc_listener.local_addr()?, http_listener.local_addr()?, admin_listener.local_addr()?];
 
-    let engine = Engine::new(settings.keys_max);
-    let service = Service::new(engine, settings.bounds, settings.modes, settings.answers, settings.in_flight_max);
-    service.install(ruleset);
-    let service = Arc::new(service);
-    let health = HealthReporter::new();
-    report_health(&health, ServingStatus::Serving).await;
+    let service = reloader.service.clone();
+    let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
+    health.report(&service).await;
     let (drainer, drain) = drain::channel();
-
-    let routes = grpc::routes(service.clone(), health.clone(), settings.message_bytes_max)?;
+    let calls = grpc::calls(service.clone(), health.reporter.clone(), settings.message_bytes_max)?;
     let bounds = ConnectionBounds {
         connections_max: settings.connections_max,
         age: settings.connection_age,
         grace: settings.connection_grace,
     };
-    let mut grpc = tokio::spawn(connection::serve(grpc_listener, routes, bounds, drain.clone()));
-    let router = http::router(service.clone(), drain.clone(), settings.message_bytes_max)?;
-    let mut http = tokio::spawn(http::serve(http_listener, router, drain.clone()));
-    tokio::spawn(expire(service.clone()));
-    announce(addresses, counted);
+    let admin = Admin {
+        service: service.clone(),
+        config: reloader.config.clone(),
+        connections: Arc::default(),
+        scrape: Arc::new(settings.scrape.clone()),
+        rules_at: reloader.location.to_string().into(),
+        started_at_s: now_s(),
+    };
+    let mut ports = JoinSet::new();
+    if let Some(PrometheusPort { addr, path }) = &settings.prometheus {
+        let listener = bind("metrics", *addr, "--prometheus-addr (PROMETHEUS_ADDR)").await?;
+        ports.spawn(http::serve(listener, "metrics", admin.clone().metrics_router(path), drain.clone()));
+    }
+    let router =
+        http::router(service.clone(), drain.clone(), settings.message_bytes_max, is_ready_without_rules(&settings))?;
+    ports.spawn(connection::serve(grpc_listener, calls, bounds, drain.clone()));
+    ports.spawn(http::serve(http_listener, "HTTP", router, drain.clone()));
+    ports.spawn(http::serve(admin_listener, "admin", admin.router(), drain.clone()));
+    std::thread::Builder::new().name("tidy".into()).spawn(move || tidy(&service))?;
+    let config = reloader.config.read();
+    announce(addresses, (config.rules, config.domains));
 
-    loop {
-        tokio::select! {
-            _ = hang_up.recv() => reload(&service, rules),
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            // A port that nobody serves any more must not look like one that is served.
-            ended = &mut grpc => anyhow::bail!("the gRPC port stopped: {ended:?}"),
-            ended = &mut http => anyhow::bail!("the HTTP port stopped: {ended:?}"),
-        }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = reload(reloader, &health, changes, hang_up) => {}
+        // A port that nobody serves any more must not look like one that is served.
+        ended = ports.join_next() => anyhow::bail!("a port stopped: {ended:?}"),
     }
     let finished = async {
-        stop(&drainer, &health, settings.drain_delay).await;
-        let both = async { tokio::join!(&mut grpc, &mut http) };
-        if timeout(settings.drain_timeout, both).await.is_err() {
+        stop(&drainer, &health.reporter, settings.drain_delay).await;
+        let all = async { while ports.join_next().await.is_some() {} };
+        if timeout(settings.drain_timeout, all).await.is_err() {
             tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
         }
     };
@@ -127,19 +166,36 @@ async fn serve(settings: Settings, ruleset: Ruleset, rules: &RuleFlags) -> anyho
     Ok(())
 }
 
-/// Reads the rules again. Bad ones change nothing; counts survive in any case.
-fn reload(service: &Service, rules: &RuleFlags) {
-    let loaded = files::load(&rules.rules, &rules.options());
-    let (errors, _) = counts(&loaded.problems);
-    for problem in &loaded.problems {
-        tracing::warn!("{}: {}: {} ({})", problem.place, problem.severity, problem.message, problem.help);
-    }
-    match loaded.ruleset {
-        Some(ruleset) => {
-            tracing::info!(rules = ruleset.rules_count(), "the rules were reloaded");
-            service.install(ruleset);
+/// Loads the rules again whenever their files change or somebody asks for it.
+async fn reload(reloader: Reloader, health: &Health, mut changes: Changes, mut hang_up: Signal) {
+    loop {
+        tokio::select! {
+            () = changes.next() => {}
+            _ = hang_up.recv() => {}
         }
-        None => tracing::error!(errors, "the rules were not reloaded, those from before stay in force"),
+        let reloading = reloader.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
+            tracing::error!(%error, "the rules could not be reloaded");
+        }
+        health.report(&reloader.service).await;
+    }
+}
+
+fn is_ready_without_rules(settings: &Settings) -> bool {
+    settings.force_start && !settings.ready_with_rules_only
+}
+
+/// What gRPC health says while nobody has asked us to stop.
+struct Health {
+    reporter: HealthReporter,
+    needs_rules: bool,
+}
+
+impl Health {
+    async fn report(&self, service: &Service) {
+        let is_ready = service.has_rules() || !self.needs_rules;
+        let status = if is_ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        report_health(&self.reporter, status).await;
     }
 }
 
@@ -178,19 +234,21 @@ async fn bind(what: &str, address: SocketAddr, flag: &str) -> anyhow::Result<Tcp
     Ok(TcpListener::from_std(socket.into())?)
 }
 
-async fn expire(service: Arc<Service>) {
-    let mut ticks = interval(EXPIRE_INTERVAL);
+/// On a thread of its own, because a request must not wait for a sweep.
+fn tidy(service: &Service) {
     loop {
-        ticks.tick().await;
-        service.engine().expire(wall_ms());
+        std::thread::sleep(TIDY_INTERVAL);
+        service.tidy();
     }
 }
 
 /// One line that says where to point Envoy, also when the log level is above it.
-fn announce((grpc, http): (SocketAddr, SocketAddr), (rules, domains): (usize, usize)) {
-    tracing::info!(%grpc, %http, rules, domains, "serving");
+fn announce([grpc, http, admin]: [SocketAddr; 3], (rules, domains): (usize, usize)) {
+    tracing::info!(%grpc, %http, %admin, rules, domains, "serving");
     if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {
         let (rules, domains) = (plural(rules, "rule"), plural(domains, "domain"));
-        logging::say(&format!("tidegate: serving {rules} in {domains} on {grpc} (gRPC) and {http} (HTTP)"));
+        logging::say(&format!(
+            "tidegate: serving {rules} in {domains} on {grpc} (gRPC), {http} (HTTP) and {admin} (admin)"
+        ));
     }
 }

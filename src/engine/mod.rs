@@ -9,6 +9,7 @@ pub mod exact;
 pub mod gcra;
 pub mod index;
 pub mod key;
+pub mod peek;
 pub mod table;
 #[cfg(test)]
 mod tests;

@@ -341,6 +341,18 @@ impl Table {
         self.shards[shard as usize].lock()
     }
 
+    /// A copy of a key's counter, without marking the key as used.
+    pub fn peek(&self, key: &Key<'_>) -> Option<Counter> {
+        let hash = self.hash(key);
+        let mut shard = self.lock(self.shard_of(hash));
+        let slot = shard.find(key, hash)?;
+        Some(shard.slot(slot).counter.clone())
+    }
+
+    pub fn keys_max(&self) -> usize {
+        self.keys_max
+    }
+
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs.
     pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> u32 {

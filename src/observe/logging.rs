@@ -1,9 +1,16 @@
 //! Log lines: text for people, JSON for collectors.
 
+use std::fmt;
 use std::io::{IsTerminal, Write};
+use std::time::SystemTime;
 
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::fmt;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::settings::{LogFormat, LogLevel};
 
@@ -22,12 +29,66 @@ pub fn start(level: LogLevel, format: LogFormat) {
         LogLevel::Error => LevelFilter::ERROR,
     };
     let colours = std::io::stderr().is_terminal();
-    let builder = fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(colours).with_target(false);
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
     // Nobody reads standard error any more: that must not stop the service.
     let builder = builder.log_internal_errors(false);
     // Fails only if logging was started before, as a test may have done.
     let _ = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Text => builder.with_ansi(colours).with_target(false).try_init(),
+        LogFormat::Json => builder.event_format(JsonLines).try_init(),
     };
+}
+
+/// One JSON object a line, with the names that envoyproxy/ratelimit uses: `@timestamp`, `@message` and `level`.
+struct JsonLines;
+
+impl<S, N> FormatEvent<S, N> for JsonLines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut fields = Fields(Map::new());
+        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        fields.0.insert("@timestamp".into(), at.into());
+        fields.0.insert("level".into(), event.metadata().level().as_str().to_lowercase().into());
+        event.record(&mut fields);
+        writeln!(out, "{}", Value::Object(fields.0))
+    }
+}
+
+/// The fields of an event. The message is one of them.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn set(&mut self, field: &Field, value: impl Into<Value>) {
+        let name = if field.name() == "message" { "@message" } else { field.name() };
+        self.0.insert(name.to_owned(), value.into());
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.set(field, format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.set(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.set(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.set(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.set(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.set(field, value);
+    }
 }

@@ -7,4 +7,6 @@ pub mod hits;
 pub mod labels;
 pub mod logging;
 pub mod outcome;
+pub mod process;
+pub mod scrape;
 pub mod stripes;

@@ -44,6 +44,8 @@ pub struct PassedOver {
 /// The whole walk.
 #[derive(Debug)]
 pub struct Explanation<'r> {
+    pub domain: &'r str,
+    pub asked: Vec<Entry<'r>>,
     pub steps: Vec<Step>,
     pub rule: Option<&'r Rule>,
     /// Values that are part of the key.
@@ -53,9 +55,16 @@ pub struct Explanation<'r> {
 }
 
 /// Explains one descriptor.
-pub fn explain<'r>(domain: &'r Domain, entries: &[Entry<'_>]) -> Explanation<'r> {
+pub fn explain<'r>(domain: &'r Domain, entries: Vec<Entry<'r>>) -> Explanation<'r> {
     let tree = domain.tree();
-    let mut explanation = Explanation { steps: Vec::new(), rule: None, identifier: Vec::new(), outcome: String::new() };
+    let mut explanation = Explanation {
+        domain: &domain.name,
+        asked: entries.clone(),
+        steps: Vec::new(),
+        rule: None,
+        identifier: Vec::new(),
+        outcome: String::new(),
+    };
     let mut level = Some(Tree::ROOT);
     for (index, entry) in entries.iter().enumerate() {
         let Some(current) = level else {

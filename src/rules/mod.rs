@@ -17,6 +17,7 @@ pub mod scalar;
 mod tests;
 pub mod tree;
 pub mod wildcard;
+pub mod wording;
 pub mod yaml;
 
 use std::collections::BTreeMap;

@@ -284,7 +284,7 @@ fn an_explanation_names_what_was_passed_over_and_why() {
     let rules = ruleset(TREE);
     let domain = rules.domain("d").unwrap();
     let asked = entries("path=/abc");
-    let explanation = explain(domain, &asked);
+    let explanation = explain(domain, asked.clone());
     assert_eq!(&*explanation.rule.unwrap().id, "path=/a*");
     assert_eq!(explanation.identifier, ["/abc"]);
     let why = |path: &str| {
@@ -303,7 +303,7 @@ fn an_explanation_names_what_was_passed_over_and_why() {
         ("path=/q,method=GET", "no rule for the key method matches the value 'GET'"),
     ] {
         let asked = entries(asked);
-        let explanation = explain(domain, &asked);
+        let explanation = explain(domain, asked.clone());
         assert!(explanation.rule.is_none() && explanation.outcome.contains(outcome), "{}", explanation.outcome);
     }
 }
@@ -337,7 +337,7 @@ proptest! {
             let domain = rules.domain("d").unwrap();
             let mut values = Values::default();
             let rule = domain.find(&asked, &mut values);
-            let explanation = explain(domain, &asked);
+            let explanation = explain(domain, asked.clone());
             prop_assert_eq!(rule.map(|rule| &rule.id), explanation.rule.map(|rule| &rule.id));
             if rule.is_some() {
                 prop_assert_eq!(values.0, explanation.identifier);

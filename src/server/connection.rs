@@ -15,8 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::service::Routes;
 
+use crate::server::call::Calls;
 use crate::server::drain::Drain;
 
 /// Every HTTP/2 connection starts with these bytes.
@@ -47,9 +47,9 @@ pub struct ConnectionBounds {
 }
 
 /// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: TcpListener, routes: Routes, bounds: ConnectionBounds, drain: Drain) {
+pub async fn serve(listener: TcpListener, calls: Calls, bounds: ConnectionBounds, drain: Drain) {
     accept(listener, "gRPC", bounds.connections_max, drain, move |stream, drain| {
-        serve_one(stream, routes.clone(), bounds, drain)
+        serve_one(stream, calls.clone(), bounds, drain)
     })
     .await;
 }
@@ -106,18 +106,13 @@ async fn pause_after(port: &str, error: &io::Error) {
     }
 }
 
-async fn serve_one(
-    stream: TcpStream,
-    routes: Routes,
-    bounds: ConnectionBounds,
-    mut drain: Drain,
-) -> anyhow::Result<()> {
+async fn serve_one(stream: TcpStream, calls: Calls, bounds: ConnectionBounds, mut drain: Drain) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     tokio::select! {
         greeted = timeout(PREFACE_TIMEOUT, preface(&stream)) => greeted??,
         () = drain.closing() => timeout(LATE_PREFACE_TIMEOUT, preface(&stream)).await??,
     }
-    let service = TowerToHyperService::new(routes);
+    let service = TowerToHyperService::new(calls);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)

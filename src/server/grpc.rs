@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
 use tonic_health::server::HealthReporter;
 
+use crate::server::call::Calls;
 use crate::server::service::{NoAnswer, Service};
 
 /// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
@@ -35,18 +36,20 @@ impl RateLimitService for RateLimit {
     }
 }
 
-fn status(error: &NoAnswer) -> Status {
+pub fn status(error: &NoAnswer) -> Status {
     let text = error.to_string();
     match error {
         NoAnswer::Refused(_) => Status::invalid_argument(text),
         NoAnswer::NoRules => Status::unavailable(text),
         NoAnswer::Overload { .. } => Status::resource_exhausted(text),
+        NoAnswer::Deadline => Status::deadline_exceeded(text),
     }
 }
 
 /// The services of the port. The reporter is the only way to change what health says.
-pub fn routes(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Routes> {
-    let rate_limit = RateLimitServiceServer::new(RateLimit(service)).max_decoding_message_size(message_bytes_max);
+pub fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
+    let rate_limit =
+        RateLimitServiceServer::new(RateLimit(service.clone())).max_decoding_message_size(message_bytes_max);
     let health = tonic_health::server::HealthService::from_health_reporter(health);
     let health =
         tonic_health::pb::health_server::HealthServer::new(health).max_decoding_message_size(message_bytes_max);
@@ -58,9 +61,10 @@ pub fn routes(service: Arc<Service>, health: HealthReporter, message_bytes_max: 
             .with_service_name("envoy.service.ratelimit.v3.RateLimitService")
             .with_service_name("grpc.health.v1.Health")
     };
-    Ok(Routes::new(rate_limit)
+    let routes = Routes::new(rate_limit)
         .add_service(health)
         .add_service(reflection().with_service_name("grpc.reflection.v1.ServerReflection").build_v1()?)
         .add_service(reflection().with_service_name("grpc.reflection.v1alpha.ServerReflection").build_v1alpha()?)
-        .prepare())
+        .prepare();
+    Ok(Calls::new(routes, service))
 }

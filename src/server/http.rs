@@ -34,6 +34,7 @@ struct Port {
     drain: Drain,
     json: Arc<Json>,
     body_bytes_max: usize,
+    is_ready_without_rules: bool,
 }
 
 /// How long a client may take to send its headers, and then its body.
@@ -42,8 +43,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: TcpListener, router: Router, drain: Drain) {
-    connection::accept(listener, "HTTP", CONNECTIONS_MAX, drain, move |stream, mut drain| {
+pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
+    connection::accept(listener, port, CONNECTIONS_MAX, drain, move |stream, mut drain| {
         let service = TowerToHyperService::new(router.clone());
         async move {
             let connection = http1::Builder::new()
@@ -63,9 +64,14 @@ pub async fn serve(listener: TcpListener, router: Router, drain: Drain) {
 }
 
 /// The handlers of the port. A body may be some times as large as the message it describes.
-pub fn router(service: Arc<Service>, drain: Drain, message_bytes_max: usize) -> anyhow::Result<Router> {
+pub fn router(
+    service: Arc<Service>,
+    drain: Drain,
+    message_bytes_max: usize,
+    is_ready_without_rules: bool,
+) -> anyhow::Result<Router> {
     let body_bytes_max = message_bytes_max.saturating_mul(4);
-    let port = Port { service, drain, json: Arc::new(Json::new()?), body_bytes_max };
+    let port = Port { service, drain, json: Arc::new(Json::new()?), body_bytes_max, is_ready_without_rules };
     Ok(Router::new()
         .route("/json", any(json))
         .route("/healthcheck", get(ready))
@@ -74,9 +80,10 @@ pub fn router(service: Arc<Service>, drain: Drain, message_bytes_max: usize) -> 
         .with_state(port))
 }
 
-/// Ready is: rules are loaded and nobody has asked us to stop. The port is open, or this would not run.
+/// Ready is: rules are loaded (unless the start was forced without) and nobody has asked us to stop. The port is open, or
+/// this would not run.
 async fn ready(State(port): State<Port>) -> Response {
-    if port.service.has_rules() && !port.drain.has_begun() {
+    if (port.service.has_rules() || port.is_ready_without_rules) && !port.drain.has_begun() {
         return respond(StatusCode::OK, "text/plain; charset=utf-8", "OK");
     }
     respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", "")
@@ -84,6 +91,10 @@ async fn ready(State(port): State<Port>) -> Response {
 
 /// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT.
 async fn json(State(port): State<Port>, body: Body) -> Response {
+    let _in_flight = match port.service.enter() {
+        Ok(in_flight) => in_flight,
+        Err(overload) => return bad_request(&overload.to_string()),
+    };
     let body = match timeout(READ_TIMEOUT, to_bytes(body, port.body_bytes_max)).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => return bad_request(&error.to_string()),
@@ -109,7 +120,7 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
     response
 }
 
-fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
+pub fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));

@@ -2,28 +2,50 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use parking_lot::Mutex;
 use thiserror::Error;
 
 use crate::engine::{Engine, Modes};
+use crate::observe::hits::HitMetrics;
+use crate::observe::outcome::{Failure, Outcomes};
 use crate::request::{Bounds, Refused};
 use crate::rules::Ruleset;
 use crate::server::wire::{self, AnswerOptions};
+
+/// How requests are read, decided and answered.
+#[derive(Clone, Debug)]
+pub struct ServiceOptions {
+    pub bounds: Bounds,
+    pub modes: Modes,
+    pub answers: AnswerOptions,
+    pub in_flight_max: usize,
+    /// The share of a limit from which on hits count as near it.
+    pub near_limit_ratio: f32,
+}
+
+/// Rules, and the counters that belong to them.
+#[derive(Debug)]
+pub struct InForce {
+    pub ruleset: Ruleset,
+    pub hits: HitMetrics,
+}
 
 /// Everything that a request needs, shared by all ports.
 #[derive(Debug)]
 pub struct Service {
     engine: Engine,
     /// The rules in force. A request takes one look and keeps to what it saw.
-    ruleset: ArcSwapOption<Ruleset>,
-    bounds: Bounds,
-    modes: Modes,
-    answers: AnswerOptions,
+    in_force: ArcSwapOption<InForce>,
+    /// Rules that were replaced and may still be seen by a request. Dropped here, because a large ruleset takes
+    /// milliseconds to drop, which no request should pay.
+    retired: Mutex<Vec<Arc<InForce>>>,
+    options: ServiceOptions,
     in_flight: AtomicUsize,
-    in_flight_max: usize,
+    outcomes: Outcomes,
 }
 
 /// Why there is no answer.
@@ -33,8 +55,21 @@ pub enum NoAnswer {
     Refused(#[from] Refused),
     #[error("no rate limit configuration loaded")]
     NoRules,
-    #[error("{max} requests are being decided, which is the most that is allowed")]
+    #[error("{max} requests are open, which is the most that is allowed (TIDEGATE_MAX_IN_FLIGHT)")]
     Overload { max: usize },
+    #[error("the deadline of the call had passed before it could be decided")]
+    Deadline,
+}
+
+impl NoAnswer {
+    fn failure(&self) -> Failure {
+        match self {
+            NoAnswer::Refused(_) => Failure::Invalid,
+            NoAnswer::NoRules => Failure::NoRules,
+            NoAnswer::Overload { .. } => Failure::Overload,
+            NoAnswer::Deadline => Failure::Deadline,
+        }
+    }
 }
 
 /// An answer and what goes around it.
@@ -45,60 +80,105 @@ pub struct Answer {
     pub retry_after_s: Option<u64>,
 }
 
-/// Takes part in the count of requests being decided for as long as it lives.
-struct InFlight<'s>(&'s AtomicUsize);
+/// A request that is open, for as long as this lives.
+#[derive(Debug)]
+pub struct InFlight(Arc<Service>);
 
-impl Drop for InFlight<'_> {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Service {
-    pub fn new(engine: Engine, bounds: Bounds, modes: Modes, answers: AnswerOptions, in_flight_max: usize) -> Service {
+    pub fn new(engine: Engine, options: ServiceOptions) -> Service {
         Service {
             engine,
-            ruleset: ArcSwapOption::empty(),
-            bounds,
-            modes,
-            answers,
+            in_force: ArcSwapOption::empty(),
+            retired: Mutex::default(),
+            options,
             in_flight: AtomicUsize::new(0),
-            in_flight_max,
+            outcomes: Outcomes::default(),
         }
     }
 
     /// Puts rules into force. Requests that are being decided finish with those they began with.
     pub fn install(&self, ruleset: Ruleset) {
-        self.ruleset.store(Some(Arc::new(ruleset)));
+        let mut retired = self.retired.lock();
+        let before = self.in_force.load_full();
+        let hits = match &before {
+            Some(before) => HitMetrics::new(&ruleset, &before.hits),
+            None => HitMetrics::new(&ruleset, &HitMetrics::default()),
+        };
+        self.in_force.store(Some(Arc::new(InForce { ruleset, hits })));
+        retired.extend(before);
+        retired.retain(is_seen_by_others);
+    }
+
+    /// Forgets what has expired: keys, and rules that no request sees any more. To be called about once a second.
+    pub fn tidy(&self) {
+        self.engine.expire(wall_ms());
+        self.retired.lock().retain(is_seen_by_others);
+    }
+
+    /// The rules in force, for those who look rather than ask.
+    pub fn in_force(&self) -> Option<Arc<InForce>> {
+        self.in_force.load_full()
     }
 
     pub fn has_rules(&self) -> bool {
-        self.ruleset.load().is_some()
+        self.in_force.load().is_some()
     }
 
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Answers a request.
-    pub fn answer(&self, message: &RateLimitRequest) -> Result<Answer, NoAnswer> {
-        let _in_flight = self.enter()?;
-        let request = wire::request(message, &self.bounds)?;
-        let ruleset = self.ruleset.load();
-        let ruleset = ruleset.as_ref().ok_or(NoAnswer::NoRules)?;
-        let decision = self.engine.decide(ruleset, &request, self.modes, wall_ms());
-        let response = wire::response(message, &request, &decision, ruleset, &self.answers);
-        Ok(Answer { response, retry_after_s: wire::retry_after_s(&decision, &self.answers) })
+    pub fn options(&self) -> &ServiceOptions {
+        &self.options
     }
 
-    fn enter(&self) -> Result<InFlight<'_>, NoAnswer> {
-        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let in_flight = InFlight(&self.in_flight);
-        if before >= self.in_flight_max {
-            return Err(NoAnswer::Overload { max: self.in_flight_max });
-        }
-        Ok(in_flight)
+    pub fn outcomes(&self) -> &Outcomes {
+        &self.outcomes
     }
+
+    /// Requests that are open now.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Admits a request to be read and decided, unless too many are open.
+    pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let in_flight = InFlight(self.clone());
+        let max = self.options.in_flight_max;
+        if before >= max { Err(self.fail(NoAnswer::Overload { max })) } else { Ok(in_flight) }
+    }
+
+    /// Counts why there is no answer.
+    pub fn fail(&self, reason: NoAnswer) -> NoAnswer {
+        self.outcomes.record_failure(reason.failure());
+        reason
+    }
+
+    /// Answers a request.
+    pub fn answer(&self, message: &RateLimitRequest) -> Result<Answer, NoAnswer> {
+        let began = Instant::now();
+        let options = &self.options;
+        let request = wire::request(message, &options.bounds).map_err(|refused| self.fail(refused.into()))?;
+        let in_force = self.in_force.load();
+        let Some(InForce { ruleset, hits }) = in_force.as_deref() else { return Err(self.fail(NoAnswer::NoRules)) };
+        let decision = self.engine.decide(ruleset, &request, options.modes, wall_ms());
+        let response = wire::response(message, &request, &decision, ruleset, &options.answers);
+        hits.record(&request, &decision, options.near_limit_ratio);
+        let answer = Answer { response, retry_after_s: wire::retry_after_s(&decision, &options.answers) };
+        self.outcomes.record(&decision, began.elapsed());
+        Ok(answer)
+    }
+}
+
+fn is_seen_by_others(rules: &Arc<InForce>) -> bool {
+    Arc::strong_count(rules) > 1
 }
 
 /// Wall time in whole milliseconds since the epoch. A clock before the epoch reads as the epoch.

@@ -4,8 +4,11 @@
 //! everything parsed, bounded and checked before a port is opened. Environment names are those of envoyproxy/ratelimit
 //! where it has the setting; ours start with `TIDEGATE_`.
 
+pub mod ineffective;
+pub mod parse;
+pub mod rules;
+
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -13,37 +16,12 @@ use thiserror::Error;
 
 use crate::engine::Modes;
 use crate::engine::table::KEYS_MAX;
+use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
-use crate::rules::Options;
-use crate::rules::problem::Strictness;
+use crate::server::service::ServiceOptions;
 use crate::server::wire::{AnswerOptions, LimitHeaders};
-
-/// Where rules come from and how they are read: the same for `serve`, `check` and `explain`.
-#[derive(Args, Clone, Debug)]
-pub struct RuleFlags {
-    /// A rule file, or a directory whose *.yaml and *.yml files are read in name order (not recursive)
-    #[arg(long, env = "TIDEGATE_RULES", value_name = "PATH", default_value = "config", help_heading = "Rules")]
-    pub rules: PathBuf,
-
-    /// Allow a domain to be spread over several files or documents
-    #[arg(long, env = "MERGE_DOMAIN_CONFIG", help_heading = "Rules", value_name = "BOOL", default_value = "false")]
-    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
-    pub merge_domain_config: bool,
-
-    /// Load what envoyproxy/ratelimit accepts (misplaced keys and the like) with warnings instead of errors
-    #[arg(long, env = "TIDEGATE_LENIENT_RULES", help_heading = "Rules", value_name = "BOOL", default_value = "false")]
-    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
-    pub lenient_rules: bool,
-}
-
-impl RuleFlags {
-    pub fn options(&self) -> Options {
-        Options {
-            strictness: if self.lenient_rules { Strictness::Lenient } else { Strictness::Strict },
-            merge_domains: self.merge_domain_config,
-        }
-    }
-}
+use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
+use crate::settings::rules::RuleFlags;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -63,11 +41,36 @@ pub enum LogLevel {
     Error,
 }
 
+/// Where rules come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConfigType {
+    #[value(name = "FILE")]
+    File,
+    #[value(name = "GRPC_XDS_SOTW")]
+    Xds,
+}
+
 /// The flags of `tidegate serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeFlags {
     #[command(flatten)]
     pub rules: RuleFlags,
+
+    /// Where rules come from: FILE is the only one here, GRPC_XDS_SOTW is refused
+    #[arg(long, env = "CONFIG_TYPE", value_enum, value_name = "TYPE", default_value = "FILE", help_heading = "Rules")]
+    pub config_type: ConfigType,
+
+    /// Start even if there are no usable rules yet; calls fail with UNAVAILABLE until there are
+    #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    #[arg(help_heading = "Rules")]
+    pub force_start_without_initial_config: bool,
+
+    /// After a forced start, be ready only once rules are loaded
+    #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    #[arg(help_heading = "Rules")]
+    pub healthy_with_at_least_one_config_loaded: bool,
 
     /// Address of the HTTP port (/json, /healthcheck, /livez, /readyz)
     #[arg(long, env = "HOST", value_name = "ADDRESS", default_value = "0.0.0.0", help_heading = "Listeners")]
@@ -85,6 +88,14 @@ pub struct ServeFlags {
     #[arg(long, env = "GRPC_PORT", value_name = "PORT", default_value_t = 8081, help_heading = "Listeners")]
     pub grpc_port: u16,
 
+    /// Address of the admin port (/metrics, /rlconfig, /config/status, /stats, /explain)
+    #[arg(long, env = "DEBUG_HOST", value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = "Listeners")]
+    pub debug_host: String,
+
+    /// Admin port
+    #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value_t = 6070, help_heading = "Listeners")]
+    pub debug_port: u16,
+
     /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
     #[arg(value_parser = duration, help_heading = "Listeners")]
@@ -99,7 +110,7 @@ pub struct ServeFlags {
     #[arg(long, env = "TIDEGATE_KEYS_MAX", value_name = "COUNT", default_value_t = 1_000_000, help_heading = "Bounds")]
     pub keys_max: usize,
 
-    /// Requests decided at the same time; more are refused with RESOURCE_EXHAUSTED
+    /// Requests open at the same time, over all connections; more are refused with RESOURCE_EXHAUSTED
     #[arg(long, env = "TIDEGATE_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     #[arg(help_heading = "Bounds")]
     pub max_in_flight: usize,
@@ -166,6 +177,36 @@ pub struct ServeFlags {
     #[arg(action = clap::ArgAction::Set)]
     pub response_dynamic_metadata: bool,
 
+    /// The share of a limit from which on hits are counted as near it
+    #[arg(long, env = "NEAR_LIMIT_RATIO", value_name = "RATIO", default_value = "0.8", value_parser = ratio)]
+    #[arg(help_heading = "Metrics")]
+    pub near_limit_ratio: f32,
+
+    /// Serve metrics on --prometheus-addr too, not only on the admin port
+    #[arg(long, env = "USE_PROMETHEUS", help_heading = "Metrics", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub use_prometheus: bool,
+
+    /// Where to; without an address it is every one
+    #[arg(long, env = "PROMETHEUS_ADDR", value_name = "ADDRESS:PORT", default_value = ":9090")]
+    #[arg(help_heading = "Metrics")]
+    pub prometheus_addr: SocketAddress,
+
+    /// The path of the metrics there
+    #[arg(long, env = "PROMETHEUS_PATH", value_name = "PATH", default_value = "/metrics", help_heading = "Metrics")]
+    pub prometheus_path: String,
+
+    /// Report ratelimit_service_response_time_seconds in milliseconds, under the same name
+    #[arg(long, env = "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    #[arg(help_heading = "Metrics")]
+    pub prometheus_response_time_as_milliseconds: bool,
+
+    /// Labels for every metric, as name:value,name2:value2
+    #[arg(long, env = "EXTRA_TAGS", value_name = "TAGS", default_value = "", hide_default_value = true)]
+    #[arg(help_heading = "Metrics")]
+    pub extra_tags: Tags,
+
     /// After SIGTERM, go on accepting and answering for this long while health says NOT_SERVING
     #[arg(long, env = "TIDEGATE_DRAIN_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration)]
     #[arg(help_heading = "Stopping")]
@@ -192,17 +233,27 @@ const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 pub struct Settings {
     pub http_addr: SocketAddr,
     pub grpc_addr: SocketAddr,
+    pub admin_addr: SocketAddr,
+    pub prometheus: Option<PrometheusPort>,
+    pub scrape: ScrapeOptions,
+    pub force_start: bool,
+    /// After a forced start, not ready before there are rules.
+    pub ready_with_rules_only: bool,
     pub connection_age: Duration,
     pub connection_grace: Duration,
     pub keys_max: usize,
-    pub in_flight_max: usize,
     pub connections_max: usize,
     pub message_bytes_max: usize,
-    pub bounds: Bounds,
-    pub modes: Modes,
-    pub answers: AnswerOptions,
+    pub service: ServiceOptions,
     pub drain_delay: Duration,
     pub drain_timeout: Duration,
+}
+
+/// The second place that metrics are served at.
+#[derive(Clone, Debug)]
+pub struct PrometheusPort {
+    pub addr: SocketAddr,
+    pub path: String,
 }
 
 /// A setting that can't be used.
@@ -214,11 +265,18 @@ pub enum SettingError {
     Range { flag: &'static str, env: &'static str, value: u128, min: u128, max: u128 },
     #[error("--{flag} ({env}) is '{value}', which is not an HTTP header name: use letters, digits and -")]
     HeaderName { flag: &'static str, env: &'static str, value: String },
+    #[error("--prometheus-path (PROMETHEUS_PATH) is '{0}', which is not a path: write /metrics or the like")]
+    MetricsPath(String),
+    #[error("--config-type (CONFIG_TYPE) is GRPC_XDS_SOTW: rules come from files here, write FILE and mount them")]
+    Xds,
 }
 
 impl Settings {
     /// Checks the flags as a whole.
     pub fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
+        if flags.config_type == ConfigType::Xds {
+            return Err(SettingError::Xds);
+        }
         let headers = LimitHeaders {
             limit: header_name("limit-limit-header", "LIMIT_LIMIT_HEADER", &flags.limit_limit_header)?,
             remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
@@ -233,11 +291,18 @@ impl Settings {
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
             grpc_addr: SocketAddr::new(address("grpc-host", "GRPC_HOST", &flags.grpc_host)?, flags.grpc_port),
+            admin_addr: SocketAddr::new(address("debug-host", "DEBUG_HOST", &flags.debug_host)?, flags.debug_port),
+            prometheus: flags.use_prometheus.then(|| prometheus_port(flags)).transpose()?,
+            scrape: ScrapeOptions {
+                labels: flags.extra_tags.0.clone(),
+                response_time_as_ms: flags.prometheus_response_time_as_milliseconds,
+            },
+            force_start: flags.force_start_without_initial_config,
+            ready_with_rules_only: flags.healthy_with_at_least_one_config_loaded,
             // Longer than this is for good; much longer could not be added to a clock.
             connection_age: flags.grpc_max_connection_age.clamp(Duration::from_secs(1), FOR_GOOD),
             connection_grace: flags.grpc_max_connection_age_grace.min(FOR_GOOD),
             keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
-            in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
             message_bytes_max: count(
                 "max-message-bytes",
@@ -246,15 +311,25 @@ impl Settings {
                 1024,
                 16 * 1024 * 1024,
             )?,
-            bounds: Bounds {
-                descriptors_max: count("max-descriptors", "TIDEGATE_MAX_DESCRIPTORS", flags.max_descriptors, 1, 1024)?,
-                entries_max: count("max-entries", "TIDEGATE_MAX_ENTRIES", flags.max_entries, 1, 64)?,
-            },
-            modes: Modes { shadow: flags.shadow_mode, quota: flags.quota_mode },
-            answers: AnswerOptions {
-                headers: flags.limit_response_headers_enabled.then_some(headers),
-                retry_after: flags.retry_after,
-                dynamic_metadata: flags.response_dynamic_metadata,
+            service: ServiceOptions {
+                bounds: Bounds {
+                    descriptors_max: count(
+                        "max-descriptors",
+                        "TIDEGATE_MAX_DESCRIPTORS",
+                        flags.max_descriptors,
+                        1,
+                        1024,
+                    )?,
+                    entries_max: count("max-entries", "TIDEGATE_MAX_ENTRIES", flags.max_entries, 1, 64)?,
+                },
+                modes: Modes { shadow: flags.shadow_mode, quota: flags.quota_mode },
+                answers: AnswerOptions {
+                    headers: flags.limit_response_headers_enabled.then_some(headers),
+                    retry_after: flags.retry_after,
+                    dynamic_metadata: flags.response_dynamic_metadata,
+                },
+                in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
+                near_limit_ratio: flags.near_limit_ratio,
             },
             drain_delay: flags.drain_delay.min(FOR_GOOD),
             drain_timeout: flags.drain_timeout.min(FOR_GOOD),
@@ -270,24 +345,21 @@ fn address(flag: &'static str, env: &'static str, value: &str) -> Result<IpAddr,
     }
 }
 
+fn prometheus_port(flags: &ServeFlags) -> Result<PrometheusPort, SettingError> {
+    let path = flags.prometheus_path.as_str();
+    // Braces and stars would mean something to the router.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    if !path.starts_with('/') || !path.bytes().all(is_plain) {
+        return Err(SettingError::MetricsPath(path.to_owned()));
+    }
+    Ok(PrometheusPort { addr: flags.prometheus_addr.0, path: path.to_owned() })
+}
+
 fn header_name(flag: &'static str, env: &'static str, value: &str) -> Result<String, SettingError> {
     match http::HeaderName::from_bytes(value.as_bytes()) {
         Ok(_) => Ok(value.to_owned()),
         Err(_) => Err(SettingError::HeaderName { flag, env, value: value.to_owned() }),
     }
-}
-
-/// The words that envoyproxy/ratelimit takes for booleans.
-fn boolean(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("write true or false".into()),
-    }
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "write a duration such as 500ms, 2s, 10m or 1h".into())
 }
 
 #[cfg(test)]
@@ -309,17 +381,18 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_documentation() {
         let settings = settings(&[]).unwrap();
+        assert_eq!(settings.admin_addr.to_string(), "127.0.0.1:6070");
         assert_eq!(settings.http_addr.to_string(), "0.0.0.0:8080");
         assert_eq!(settings.grpc_addr.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain_delay, Duration::from_secs(2));
-        assert!(settings.answers.retry_after && settings.answers.headers.is_none());
+        assert!(settings.service.answers.retry_after && settings.service.answers.headers.is_none());
     }
 
     #[test]
     fn booleans_are_flags_and_values() {
-        assert!(settings(&["--shadow-mode"]).unwrap().modes.shadow);
-        assert!(settings(&["--shadow-mode", "T"]).unwrap().modes.shadow);
-        assert!(!settings(&["--retry-after=false"]).unwrap().answers.retry_after);
+        assert!(settings(&["--shadow-mode"]).unwrap().service.modes.shadow);
+        assert!(settings(&["--shadow-mode", "T"]).unwrap().service.modes.shadow);
+        assert!(!settings(&["--retry-after=false"]).unwrap().service.answers.retry_after);
     }
 
     #[test]
@@ -328,6 +401,8 @@ mod tests {
         assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
         assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
         assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));
+        assert!(said(&["--prometheus-path", "metrics", "--use-prometheus"]).contains("PROMETHEUS_PATH"));
+        assert!(said(&["--config-type", "GRPC_XDS_SOTW"]).contains("write FILE"));
         assert_eq!(settings(&["--host", "[::1]"]).unwrap().http_addr.to_string(), "[::1]:8080");
     }
 }

@@ -1,25 +1,77 @@
 //! Rule files on disk: which files of a directory count, and their text.
 
+use std::fmt;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rules::problem::{Place, Position, Problem, Severity};
 use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::sources::runtime::RuntimeDirectory;
 
 /// Larger files are refused unread. 100,000 rules are about 10 MiB.
 const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
-/// Loads a rule file, or the rule files of a directory.
-pub fn load(path: &Path, options: &Options) -> Loaded {
+/// Where rule files are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A file, or a directory whose rule files count, not those below it.
+    Path(PathBuf),
+    Runtime(RuntimeDirectory),
+}
+
+impl Location {
+    /// The rule files, in name order.
+    fn files(&self) -> io::Result<Vec<PathBuf>> {
+        let (mut files, ignores_dot_files) = match self {
+            Location::Path(path) if !fs::metadata(path)?.is_dir() => return Ok(vec![path.clone()]),
+            Location::Path(path) => (files_of(path)?, true),
+            Location::Runtime(directory) => (directory.files()?, directory.ignores_dot_files),
+        };
+        files.retain(|file| is_rule_file_name(file, ignores_dot_files));
+        files.sort();
+        Ok(files)
+    }
+
+    /// What to look at to notice a change: the files, or where they would be.
+    pub fn watched(&self) -> Vec<PathBuf> {
+        match self.files() {
+            Ok(files) if !files.is_empty() => files,
+            _ => vec![self.directory()],
+        }
+    }
+
+    fn directory(&self) -> PathBuf {
+        match self {
+            Location::Path(path) => path.clone(),
+            Location::Runtime(directory) => directory.directory(),
+        }
+    }
+
+    fn settings(&self) -> &'static str {
+        match self {
+            Location::Path(_) => "--rules (TIDEGATE_RULES)",
+            Location::Runtime(_) => "RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY",
+        }
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.directory().display().fmt(f)
+    }
+}
+
+/// Loads the rule files of a location, as a whole.
+pub fn load(location: &Location, options: &Options) -> Loaded {
     let mut unreadable = Vec::new();
     let mut sources = Vec::new();
-    match rule_files(path) {
+    match location.files() {
         Ok(files) if files.is_empty() => unreadable.push(problem(
-            path,
+            &location.directory(),
             "no rule file found: the directory has no *.yaml or *.yml",
-            "put a rule file there, or point --rules (TIDEGATE_RULES) at the right directory",
+            &format!("put a rule file there, or point {} at the right directory", location.settings()),
         )),
         Ok(files) => {
             for file in files {
@@ -30,9 +82,9 @@ pub fn load(path: &Path, options: &Options) -> Loaded {
             }
         }
         Err(error) => unreadable.push(problem(
-            path,
+            &location.directory(),
             &format!("can't be read: {error}"),
-            "point --rules (TIDEGATE_RULES) at a rule file or a directory of rule files",
+            &format!("point {} at a rule file or a directory of rule files", location.settings()),
         )),
     }
     let mut loaded = Ruleset::load(&sources, options);
@@ -61,30 +113,20 @@ fn problem_at(file: &Path, position: Position, message: &str, help: &str) -> Pro
     }
 }
 
-/// The rule files under a path, in name order. A file that is named outright is read whatever its name.
-fn rule_files(path: &Path) -> std::io::Result<Vec<PathBuf>> {
-    if !fs::metadata(path)?.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path)? {
-        let file = entry?.path();
-        // Follows links: a Kubernetes ConfigMap is made of them.
-        if is_rule_file_name(&file) && fs::metadata(&file).is_ok_and(|metadata| metadata.is_file()) {
-            files.push(file);
-        }
-    }
-    files.sort();
-    Ok(files)
+/// Every file of a directory. Follows links: a Kubernetes ConfigMap is made of them.
+fn files_of(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let paths: Vec<PathBuf> =
+        fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
+    Ok(paths.into_iter().filter(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file())).collect())
 }
 
-/// `*.yaml` and `*.yml`, but no dot files and nothing that an editor left behind.
-fn is_rule_file_name(file: &Path) -> bool {
-    let is_hidden = file
-        .file_name()
-        .is_none_or(|name| name.as_encoded_bytes().starts_with(b".") || name.as_encoded_bytes().starts_with(b"#"));
+/// `*.yaml` and `*.yml`, but nothing that an editor left behind.
+fn is_rule_file_name(file: &Path, ignores_dot_files: bool) -> bool {
+    let name = file.file_name().unwrap_or_default().as_encoded_bytes();
+    let is_leftover = name.starts_with(b"#") || name.starts_with(b".#") || name.starts_with(b"..");
+    let is_hidden = ignores_dot_files && name.starts_with(b".");
     let extension = file.extension().and_then(|extension| extension.to_str());
-    !is_hidden && matches!(extension, Some("yaml" | "yml"))
+    !is_hidden && !is_leftover && matches!(extension, Some("yaml" | "yml"))
 }
 
 fn read(file: &Path) -> Result<String, Problem> {
@@ -112,6 +154,10 @@ fn read(file: &Path) -> Result<String, Problem> {
 mod tests {
     use super::*;
 
+    fn load_path(path: &Path) -> Loaded {
+        load(&Location::Path(path.to_owned()), &Options::default())
+    }
+
     #[test]
     fn only_rule_files_of_the_directory_are_read_in_name_order() {
         let directory = tempfile::tempdir().unwrap();
@@ -120,7 +166,12 @@ mod tests {
             fs::write(path.join(name), "domain: x\n").unwrap();
         }
         fs::create_dir(path.join("sub.yaml")).unwrap();
-        let names: Vec<_> = rule_files(path).unwrap().iter().map(|file| file.file_name().unwrap().to_owned()).collect();
+        let names: Vec<_> = Location::Path(path.to_owned())
+            .files()
+            .unwrap()
+            .iter()
+            .map(|file| file.file_name().unwrap().to_owned())
+            .collect();
         assert_eq!(names, ["a.yml", "b.yaml"]);
     }
 
@@ -130,20 +181,20 @@ mod tests {
         let path = directory.path();
         fs::write(path.join("a.yaml"), b"domain: a\n# \xff\n").unwrap();
         fs::write(path.join("b.yaml"), "domain: ''\n").unwrap();
-        let loaded = load(path, &Options::default());
+        let loaded = load_path(path);
         assert!(loaded.ruleset.is_none());
         let messages: Vec<String> = loaded.problems.iter().map(ToString::to_string).collect();
         assert!(messages[0].contains("a.yaml:2:3: error: the file is not UTF-8"), "{messages:?}");
         assert!(messages[1].contains("b.yaml:1:9: error: config file cannot have empty domain"), "{messages:?}");
-        assert!(load(&path.join("nothing"), &Options::default()).problems[0].message.contains("can't be read"));
+        assert!(load_path(&path.join("nothing")).problems[0].message.contains("can't be read"));
         let empty = tempfile::tempdir().unwrap();
-        assert!(load(empty.path(), &Options::default()).problems[0].message.contains("no rule file found"));
+        assert!(load_path(empty.path()).problems[0].message.contains("no rule file found"));
     }
 
     #[test]
     fn a_file_that_is_too_large_is_refused_unread() {
         let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
         file.as_file().set_len(FILE_BYTES_MAX + 1).unwrap();
-        assert!(load(file.path(), &Options::default()).problems[0].message.contains("larger than 32 MiB"));
+        assert!(load_path(file.path()).problems[0].message.contains("larger than 32 MiB"));
     }
 }

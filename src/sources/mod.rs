@@ -1,5 +1,7 @@
 //! Where rules come from, and when files change.
 
 pub mod changes;
+pub mod config;
 pub mod files;
+pub mod runtime;
 pub mod trail;

@@ -1,4 +1,4 @@
-//! A descriptor as people type it: `key=value,key2=value2`, the same for every command that takes one.
+//! A descriptor as people type it: `key=value,key2=value2`, the same for every command and page that takes one.
 
 use std::fmt;
 

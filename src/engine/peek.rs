@@ -1,0 +1,81 @@
+//! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
+
+use crate::engine::counter::Counter;
+use crate::engine::key::{IdentifierBuffer, Key};
+use crate::engine::{Engine, find};
+use crate::request::{Hits, Request};
+use crate::rules::Ruleset;
+use crate::rules::limit::{Limit, Rule, Terms};
+use crate::rules::policy::Algorithm;
+
+/// One limit of a descriptor, as it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Peek<'r> {
+    /// `None` for a request override.
+    pub limit: Option<&'r Limit>,
+    pub terms: Terms,
+    /// The key has been counted before and is still held.
+    pub is_known: bool,
+    /// What counts against the limit now.
+    pub counted: u64,
+    pub remaining: u64,
+    /// Whether the hits that were asked about fit.
+    pub fits: bool,
+    /// Milliseconds until they fit: 0 if they do, `None` if they never will.
+    pub frees_in_ms: Option<u64>,
+    /// Milliseconds until the limit starts afresh.
+    pub resets_in_ms: u64,
+}
+
+impl Engine {
+    /// The limits that each descriptor of a request meets. Limits that another rule of the request replaces are there too.
+    pub fn peek<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, now_ms: u64) -> Vec<Vec<Peek<'r>>> {
+        let domain = ruleset.domain(request.domain());
+        let mut identifiers = IdentifierBuffer::default();
+        request
+            .descriptors()
+            .iter()
+            .map(|descriptor| {
+                let found = find(domain, descriptor, &mut identifiers);
+                let identifier = identifiers.get(found.identifier.clone());
+                let hits = match descriptor.hits {
+                    Hits::OfRequest(hits) | Hits::Own(hits) => hits,
+                    Hits::Refund(_) => 0,
+                };
+                let own = |rule: &'r Rule| {
+                    let limits = rule.limits().iter();
+                    limits.map(|limit| (rule.space, limit.terms, Some(limit))).collect::<Vec<_>>()
+                };
+                let limits = match &found.override_terms {
+                    Some((space, terms, _)) => vec![(*space, *terms, None)],
+                    None => found.rule.map(own).unwrap_or_default(),
+                };
+                let peek = |(space, terms, limit)| {
+                    self.peek_key(&Key::new(space, &terms, identifier), terms, limit, hits, now_ms)
+                };
+                limits.into_iter().map(peek).collect()
+            })
+            .collect()
+    }
+
+    fn peek_key<'r>(&self, key: &Key<'_>, terms: Terms, limit: Option<&'r Limit>, hits: u64, now_ms: u64) -> Peek<'r> {
+        let held = self.table.peek(key);
+        let is_known = held.is_some();
+        // A copy: bringing a counter up to date must not touch the one that decisions use.
+        let mut counter = held.unwrap_or_else(|| Counter::new(&terms, now_ms));
+        let look = counter.look(&terms, now_ms);
+        let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
+        let fits = i128::from(look.available) >= i128::from(hits);
+        let admits_at_ms = if fits { Some(now_ms) } else { counter.admits_at(&terms, &look, hits) };
+        Peek {
+            limit,
+            terms,
+            is_known,
+            counted: u64::try_from(i64::from(most).saturating_sub(look.available)).unwrap_or(0),
+            remaining: u64::try_from(look.available).unwrap_or(0),
+            fits,
+            frees_in_ms: admits_at_ms.map(|at_ms| at_ms.saturating_sub(now_ms)),
+            resets_in_ms: counter.resets_at_ms(&terms, &look, 0).saturating_sub(now_ms),
+        }
+    }
+}

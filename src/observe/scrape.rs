@@ -1,0 +1,297 @@
+//! Everything that is measured, in Prometheus' text format.
+//!
+//! The counters live where they are counted; a scrape reads them once ([`Figures`]) and writes them down. Names that start
+//! with `ratelimit_service` are those of envoyproxy/ratelimit, so they have no `_total` at the end, which prometheus-client
+//! puts behind every counter of its own; that is why counters are written the way it writes gauges, under their own type.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::engine::table::TableStats;
+use crate::observe::histogram::{BUCKETS, Histogram};
+use crate::observe::hits::{Count, Counts};
+use crate::observe::labels::Labels;
+use crate::observe::outcome::{Failure, Outcome, Outcomes};
+use crate::observe::process::ProcessFigures;
+use crate::rules::problem::Severity;
+use crate::sources::config::{Config, now_s};
+
+/// What `/metrics` answers with.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Errors of the last attempt to load rules that are named; `/config/status` has all of them.
+const ERRORS_NAMED_MAX: usize = 10;
+
+#[derive(Clone, Debug, Default)]
+pub struct ScrapeOptions {
+    /// On every metric.
+    pub labels: Vec<(String, String)>,
+    /// `ratelimit_service_response_time_seconds` in milliseconds.
+    pub response_time_as_ms: bool,
+}
+
+/// A histogram, read.
+#[derive(Clone, Debug)]
+struct Times {
+    buckets: [(f64, u64); BUCKETS],
+    sum_s: f64,
+}
+
+impl Times {
+    fn of(histogram: &Histogram) -> Times {
+        let (buckets, sum_s) = histogram.read();
+        Times { buckets, sum_s }
+    }
+
+    fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    /// The same in another unit.
+    fn times(mut self, factor: f64) -> Times {
+        self.buckets.iter_mut().for_each(|(upper, _)| *upper *= factor);
+        self.sum_s *= factor;
+        self
+    }
+}
+
+/// Every outcome and failure, read.
+#[derive(Clone, Debug)]
+pub struct OutcomeFigures {
+    pub decisions: [(Outcome, u64); Outcome::ALL.len()],
+    pub failures: [(Failure, u64); Failure::ALL.len()],
+    pub globally_shadowed: u64,
+    pub unknown_domain: u64,
+    decision_time: Times,
+    response_time: Times,
+}
+
+impl OutcomeFigures {
+    pub fn of(outcomes: &Outcomes) -> OutcomeFigures {
+        OutcomeFigures {
+            decisions: Outcome::ALL.map(|outcome| (outcome, outcomes.decisions(outcome))),
+            failures: Failure::ALL.map(|failure| (failure, outcomes.failures(failure))),
+            globally_shadowed: outcomes.globally_shadowed(),
+            unknown_domain: outcomes.unknown_domain(),
+            decision_time: Times::of(&outcomes.decision_time),
+            response_time: Times::of(&outcomes.response_time),
+        }
+    }
+}
+
+/// gRPC connections, now and since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectionFigures {
+    pub open: u64,
+    pub refused: u64,
+    pub handshake_failures: u64,
+}
+
+/// All that is measured, at one moment.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    pub hits: BTreeMap<Labels, Counts>,
+    pub outcomes: OutcomeFigures,
+    pub table: TableStats,
+    pub keys_max: usize,
+    pub in_flight: usize,
+    pub in_flight_max: usize,
+    pub connections: ConnectionFigures,
+    pub config: Config,
+    pub process: ProcessFigures,
+    pub started_at_s: u64,
+}
+
+impl Figures {
+    /// The figures as Prometheus reads them.
+    pub fn to_text(self, options: &ScrapeOptions) -> Result<String, fmt::Error> {
+        let labels = options.labels.iter().map(|(name, value)| (Cow::Owned(name.clone()), Cow::Owned(value.clone())));
+        let mut registry = Registry::with_labels(labels);
+        registry.register_collector(Box::new(Scrape { figures: self, as_ms: options.response_time_as_ms }));
+        let mut written = String::with_capacity(16 * 1024);
+        text::encode_registry(&mut written, &registry)?;
+        Ok(written)
+    }
+}
+
+#[derive(Debug)]
+struct Scrape {
+    figures: Figures,
+    as_ms: bool,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page(encoder);
+        self.of_the_reference(&mut page)?;
+        self.of_decisions(&mut page)?;
+        self.of_config(&mut page)?;
+        self.of_the_process(&mut page)
+    }
+}
+
+impl Scrape {
+    fn of_the_reference(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Figures { hits, outcomes, config, .. } = &self.figures;
+        for count in Count::ALL {
+            let (name, help) = count.name_and_help();
+            let series = hits.iter().map(|(labels, counts)| {
+                let mut pairs = vec![("domain", &*labels.domain), ("key1", &*labels.key1)];
+                pairs.extend(labels.key2.as_deref().map(|key2| ("key2", key2)));
+                (pairs, counts[count as usize])
+            });
+            page.family(&format!("ratelimit_service_rate_limit_{name}"), help, MetricType::Counter, series)?;
+        }
+        page.counter(
+            "ratelimit_service_rate_limit_domain_not_found",
+            "Requests of domains that no rules are for",
+            outcomes.unknown_domain,
+        )?;
+        let method = || vec![("grpc_method", "ShouldRateLimit")];
+        page.family(
+            "ratelimit_service_total_requests",
+            "gRPC calls that were answered, errors included",
+            MetricType::Counter,
+            [(method(), outcomes.response_time.count())],
+        )?;
+        let times = outcomes.response_time.clone().times(if self.as_ms { 1000.0 } else { 1.0 });
+        let help = "From the arrival of a gRPC call to its answer";
+        page.histogram("ratelimit_service_response_time_seconds", help, &method(), &times)?;
+        let failures = outcomes.failures.iter().map(|(_, count)| count).sum::<u64>();
+        page.family(
+            "ratelimit_service_should_rate_limit_error",
+            "Requests without a decision",
+            MetricType::Counter,
+            [(vec![("err_type", "service_error")], failures)],
+        )?;
+        page.counter(
+            "ratelimit_service_global_shadow_mode",
+            "Requests that only SHADOW_MODE let pass",
+            outcomes.globally_shadowed,
+        )?;
+        page.counter("ratelimit_service_config_load_success", "Rules that came into force", config.loads_succeeded)?;
+        page.counter("ratelimit_service_config_load_error", "Rules that were refused", config.loads_failed)
+    }
+
+    fn of_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Figures { outcomes, table, keys_max, in_flight, in_flight_max, connections, .. } = &self.figures;
+        let decisions = outcomes.decisions.iter().map(|(outcome, count)| (vec![("outcome", outcome.word())], *count));
+        page.family("tidegate_decisions_total", "Decisions by what they said", MetricType::Counter, decisions)?;
+        let failures = outcomes.failures.iter().map(|(failure, count)| (vec![("reason", failure.word())], *count));
+        page.family("tidegate_errors_total", "Requests without a decision", MetricType::Counter, failures)?;
+        let help = "From a message to its answer, in the process";
+        page.histogram("tidegate_decision_duration_seconds", help, &[], &outcomes.decision_time)?;
+        page.gauge("tidegate_keys", "Keys held in memory", table.keys)?;
+        page.gauge("tidegate_keys_max", "The most keys that are held", *keys_max)?;
+        page.counter("tidegate_keys_expired_total", "Keys forgotten because their windows had passed", table.expired)?;
+        page.counter("tidegate_keys_evicted_total", "Keys given up because the table was full", table.evicted)?;
+        page.counter(
+            "tidegate_keys_evicted_over_limit_total",
+            "Of those, keys that were over their limit",
+            table.evicted_over_limit,
+        )?;
+        page.gauge("tidegate_in_flight", "Requests that are open", *in_flight)?;
+        page.gauge("tidegate_in_flight_max", "The most requests that may be open", *in_flight_max)?;
+        page.gauge("tidegate_connections", "Open gRPC connections", connections.open)?;
+        page.counter(
+            "tidegate_connections_refused_total",
+            "Connections closed at once, too many were open",
+            connections.refused,
+        )?;
+        page.counter(
+            "tidegate_handshake_failures_total",
+            "Connections that came to no TLS handshake or HTTP/2 greeting",
+            connections.handshake_failures,
+        )
+    }
+
+    fn of_config(&self, page: &mut Page<'_>) -> fmt::Result {
+        let config = &self.figures.config;
+        page.gauge("tidegate_config_generation", "Rulesets that have come into force", config.generation)?;
+        if let Some(loaded_at_s) = config.loaded_at_s {
+            let age_s = now_s().saturating_sub(loaded_at_s);
+            page.gauge("tidegate_config_age_seconds", "Since the rules in force were loaded", age_s)?;
+        }
+        page.gauge("tidegate_config_rules", "Rules in force", config.rules)?;
+        page.gauge("tidegate_config_domains", "Domains with rules in force", config.domains)?;
+        let Some(attempt) = &config.last_attempt else { return Ok(()) };
+        page.gauge(
+            "tidegate_config_last_load_ok",
+            "1 if the last load was good, 0 if it was refused",
+            u64::from(attempt.ok),
+        )?;
+        page.gauge("tidegate_config_last_load_timestamp_seconds", "When the last load was tried", attempt.at_s)?;
+        page.gauge("tidegate_config_last_load_errors", "Errors that the last load had", attempt.errors)?;
+        let errors = attempt.problems.iter().filter(|problem| problem.severity == Severity::Error);
+        let places: Vec<[String; 3]> = errors
+            .take(ERRORS_NAMED_MAX)
+            .map(|problem| {
+                let position = problem.place.position;
+                [problem.place.file.to_string(), position.line.to_string(), position.column.to_string()]
+            })
+            .collect();
+        let mut series: Vec<(Vec<(&str, &str)>, u64)> = Vec::new();
+        for [file, line, column] in &places {
+            let labels = vec![("file", file.as_str()), ("line", line.as_str()), ("column", column.as_str())];
+            // One place may have two errors, but a series is written once.
+            if !series.iter().any(|(other, _)| *other == labels) {
+                series.push((labels, 1));
+            }
+        }
+        page.family("tidegate_config_error", "Where the last load found errors", MetricType::Gauge, series)
+    }
+
+    fn of_the_process(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Figures { process, started_at_s, .. } = &self.figures;
+        let build = vec![("version", env!("CARGO_PKG_VERSION"))];
+        page.family("tidegate_build_info", "What runs here", MetricType::Gauge, [(build, 1u64)])?;
+        page.single("process_cpu_seconds_total", "CPU time", MetricType::Counter, process.cpu_s)?;
+        page.gauge("process_resident_memory_bytes", "Resident memory", process.resident_bytes)?;
+        page.gauge("process_open_fds", "Open file descriptors", process.open_files)?;
+        page.gauge("process_threads", "Threads", process.threads)?;
+        page.gauge("process_start_time_seconds", "When the process started, since the epoch", *started_at_s)
+    }
+}
+
+/// Where metrics are written, one family after the other.
+struct Page<'p>(DescriptorEncoder<'p>);
+
+impl Page<'_> {
+    fn family<'l, V: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        series: impl IntoIterator<Item = (Vec<(&'l str, &'l str)>, V)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
+        for (labels, value) in series {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    fn single(&mut self, name: &str, help: &str, kind: MetricType, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, kind)?.encode_gauge(&value)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.single(name, help, MetricType::Counter, value)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.single(name, help, MetricType::Gauge, value)
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, labels: &[(&str, &str)], times: &Times) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let mut metric = metric.encode_family(&labels)?;
+        metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)
+    }
+}

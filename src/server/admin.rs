@@ -1,0 +1,224 @@
+//! The admin port: what operators look at. Nothing here changes anything, and nothing here is on a request's way.
+//!
+//! Open on loopback by default. It answers reads only; anything else is refused and logged.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::get;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::observe::process::ProcessFigures;
+use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
+use crate::server::connection_stats::ConnectionStats;
+use crate::server::explain;
+use crate::server::service::Service;
+use crate::sources::config::{ConfigStatus, now_s};
+
+/// What the port can show.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    pub service: Arc<Service>,
+    pub config: Arc<ConfigStatus>,
+    pub connections: Arc<ConnectionStats>,
+    pub scrape: Arc<ScrapeOptions>,
+    pub rules_at: Arc<str>,
+    pub started_at_s: u64,
+}
+
+const PAGES: [(&str, &str); 5] = [
+    ("/config/status", "the rules in force, and every problem of the last load (JSON)"),
+    ("/explain", "which rule a descriptor meets and how it stands: ?domain=d&descriptor=k=v,k2=v2&hits=1&output=json"),
+    ("/metrics", "everything that is measured, for Prometheus"),
+    ("/rlconfig", "the rules in force, a line each"),
+    ("/stats", "keys, requests and connections at a glance (JSON)"),
+];
+
+impl Admin {
+    /// The pages of the admin port.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/", get(index))
+            .route("/metrics", get(metrics))
+            .route("/rlconfig", get(rlconfig))
+            .route("/config/status", get(config_status))
+            .route("/stats", get(stats))
+            .route("/explain", get(explain_page))
+            .fallback(nothing_there)
+            .method_not_allowed_fallback(refuse)
+            .with_state(self)
+    }
+
+    /// The metrics alone, for a port that more can reach.
+    pub fn metrics_router(self, path: &str) -> Router {
+        Router::new().route(path, get(metrics)).method_not_allowed_fallback(refuse).with_state(self)
+    }
+
+    fn figures(&self) -> Figures {
+        let service = &self.service;
+        let table = service.engine().table();
+        Figures {
+            hits: service.in_force().map(|in_force| in_force.hits.read()).unwrap_or_default(),
+            outcomes: OutcomeFigures::of(service.outcomes()),
+            table: table.stats(),
+            keys_max: table.keys_max(),
+            in_flight: service.in_flight(),
+            in_flight_max: service.options().in_flight_max,
+            connections: ConnectionFigures {
+                open: self.connections.open(),
+                refused: self.connections.refused(),
+                handshake_failures: self.connections.handshake_failures(),
+            },
+            config: self.config.read(),
+            process: ProcessFigures::read(),
+            started_at_s: self.started_at_s,
+        }
+    }
+}
+
+async fn index() -> Response {
+    let mut page = format!("Tidegate {}\n\n", env!("CARGO_PKG_VERSION"));
+    for (path, help) in PAGES {
+        // Writing to a String can't fail.
+        let _ = writeln!(page, "{path}: {help}");
+    }
+    text(StatusCode::OK, page)
+}
+
+async fn nothing_there(request: Request) -> Response {
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        return refuse(request).await;
+    }
+    let pages: Vec<&str> = PAGES.iter().map(|(path, _)| *path).collect();
+    text(StatusCode::NOT_FOUND, format!("no such page: there are {}\n", pages.join(", ")))
+}
+
+/// Whoever tries to change something learns that nothing can be changed, and the log learns who tried. The body is not
+/// read.
+async fn refuse(request: Request) -> Response {
+    let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok()).unwrap_or("-");
+    let path = request.uri().path();
+    tracing::warn!(method = %request.method(), path, origin, "refused a request to the admin port, which is for reading");
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "the admin port is for reading: use GET\n");
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    match admin.figures().to_text(&admin.scrape) {
+        Ok(page) => respond(StatusCode::OK, scrape::CONTENT_TYPE, page),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+/// A line for each limit, as envoyproxy/ratelimit writes them, in the order of declaration.
+async fn rlconfig(State(admin): State<Admin>) -> Response {
+    let mut page = String::new();
+    let in_force = admin.service.in_force();
+    for domain in in_force.iter().flat_map(|in_force| in_force.ruleset.domains()) {
+        for rule in domain.rules() {
+            let steps: Vec<&str> = rule.trail.iter().map(|step| &*step.written).collect();
+            let path = format!("{}.{}", domain.name, steps.join("."));
+            let modes = format!("shadow_mode: {}, quota_mode: {}", rule.shadow_mode, rule.quota_mode);
+            if rule.is_unlimited() {
+                let _ = writeln!(page, "{path}: unit=UNKNOWN requests_per_unit=0, {modes}");
+            }
+            for limit in rule.limits() {
+                let unit = match limit.unit() {
+                    Some(unit) => unit.word().to_uppercase(),
+                    None => {
+                        let window = std::time::Duration::from_millis(limit.terms.window_ms);
+                        format!("UNKNOWN window={}", humantime::format_duration(window).to_string().replace(' ', ""))
+                    }
+                };
+                let _ = writeln!(page, "{path}: unit={unit} requests_per_unit={}, {modes}", limit.terms.limit);
+            }
+        }
+    }
+    text(StatusCode::OK, page)
+}
+
+async fn config_status(State(admin): State<Admin>) -> Response {
+    let config = admin.config.read();
+    let mut document = json!(config);
+    document["rules_at"] = json!(&*admin.rules_at);
+    document["age_s"] = json!(config.loaded_at_s.map(|at_s| now_s().saturating_sub(at_s)));
+    page_json(&document)
+}
+
+async fn stats(State(admin): State<Admin>) -> Response {
+    let figures = admin.figures();
+    let named = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        Value::Object(pairs.map(|(name, count)| (name.to_owned(), count.into())).collect())
+    };
+    page_json(&json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": now_s().saturating_sub(figures.started_at_s),
+        "config": {
+            "generation": figures.config.generation,
+            "domains": figures.config.domains,
+            "rules": figures.config.rules,
+            "last_load_ok": figures.config.last_attempt.as_ref().map(|attempt| attempt.ok),
+        },
+        "keys": {
+            "held": figures.table.keys,
+            "max": figures.keys_max,
+            "expired": figures.table.expired,
+            "evicted": figures.table.evicted,
+            "evicted_over_limit": figures.table.evicted_over_limit,
+        },
+        "requests": {
+            "in_flight": figures.in_flight,
+            "in_flight_max": figures.in_flight_max,
+            "decisions": named(&mut figures.outcomes.decisions.iter().map(|(outcome, count)| (outcome.word(), *count))),
+            "errors": named(&mut figures.outcomes.failures.iter().map(|(failure, count)| (failure.word(), *count))),
+            "unknown_domain": figures.outcomes.unknown_domain,
+        },
+        "connections": {
+            "open": figures.connections.open,
+            "refused": figures.connections.refused,
+            "handshake_failures": figures.connections.handshake_failures,
+        },
+        "process": {
+            "cpu_s": figures.process.cpu_s,
+            "resident_bytes": figures.process.resident_bytes,
+            "open_files": figures.process.open_files,
+            "threads": figures.process.threads,
+        },
+    }))
+}
+
+async fn explain_page(State(admin): State<Admin>, headers: HeaderMap, request: Request) -> Response {
+    let query = match explain::Query::read(request.uri().query().unwrap_or_default()) {
+        Ok(query) => query,
+        Err(reason) => return text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
+    };
+    let wants_json = headers.get(header::ACCEPT).is_some_and(|accept| accept.as_bytes() == b"application/json");
+    match explain::explain(&admin.service, &query) {
+        Ok(explained) if query.is_json || wants_json => page_json(&explained.to_json()),
+        Ok(explained) => text(StatusCode::OK, explained.to_string()),
+        Err(reason) => text(StatusCode::NOT_FOUND, format!("{reason}\n")),
+    }
+}
+
+fn page_json(document: &Value) -> Response {
+    respond(StatusCode::OK, "application/json", format!("{document:#}\n"))
+}
+
+fn text(status: StatusCode, body: impl Into<Body>) -> Response {
+    respond(status, "text/plain; charset=utf-8", body)
+}
+
+fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = crate::server::http::respond(status, content_type, body);
+    // A browser must not take a page for something else because of what a rule is called.
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,97 @@
+//! Rules into force: read as a whole, checked as a whole, and taken or refused as a whole.
+//!
+//! Refused rules change nothing: those from before stay in force, and the log, the metrics and `/config/status` say which
+//! file is wrong and where.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::rules::problem::{Problem, Severity};
+use crate::rules::{Options, Ruleset};
+use crate::server::service::Service;
+use crate::sources::config::ConfigStatus;
+use crate::sources::files::{self, Location};
+
+/// Problems that are logged one by one; `/config/status` has more of them.
+const LOGGED_MAX: usize = 20;
+
+/// Knows where rules are, and who wants them.
+#[derive(Clone, Debug)]
+pub struct Reloader {
+    pub location: Location,
+    pub options: Options,
+    pub service: Arc<Service>,
+    pub config: Arc<ConfigStatus>,
+}
+
+impl Reloader {
+    /// Loads the rules and puts them into force if they are good. Returns what was found wrong with them.
+    ///
+    /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
+    pub fn load(&self) -> Result<Vec<Problem>, Vec<Problem>> {
+        let began = Instant::now();
+        let loaded = files::load(&self.location, &self.options);
+        match loaded.ruleset {
+            Some(ruleset) => {
+                self.install(ruleset, loaded.problems.clone(), began);
+                Ok(loaded.problems)
+            }
+            None => {
+                self.config.failed(loaded.problems.clone(), began.elapsed());
+                Err(loaded.problems)
+            }
+        }
+    }
+
+    fn install(&self, ruleset: Ruleset, problems: Vec<Problem>, began: Instant) {
+        let (domains, rules) = (ruleset.domains().count(), ruleset.rules_count());
+        self.service.install(ruleset);
+        self.config.succeeded((domains, rules), problems, began.elapsed());
+    }
+
+    /// Loads the rules again and logs what came of it.
+    pub fn reload(&self) {
+        let before = self.config.read();
+        let outcome = self.load();
+        let now = self.config.read();
+        let (Ok(problems) | Err(problems)) = &outcome;
+        let is_news = before.last_attempt.is_none_or(|before| {
+            now.last_attempt.as_ref().is_none_or(|now| (now.ok, &now.problems) != (before.ok, &before.problems))
+        });
+        // The same again, as with files that are touched and touched: once is enough.
+        if is_news {
+            log(problems);
+        }
+        match outcome {
+            Ok(_) => tracing::info!(
+                rules = now.rules,
+                domains = now.domains,
+                generation = now.generation,
+                "the rules were reloaded"
+            ),
+            Err(problems) if is_news => {
+                let errors = problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+                let first = problems.iter().find(|problem| problem.severity == Severity::Error);
+                let first = first.map_or_else(String::new, |problem| format!("{}: {}", problem.place, problem.message));
+                tracing::error!(errors, first, "the rules were not reloaded, those from before stay in force");
+            }
+            Err(_) => tracing::debug!("the rules were not reloaded: nothing new about them"),
+        }
+    }
+}
+
+/// Errors before warnings, and not too many of them.
+pub fn log(problems: &[Problem]) {
+    let (errors, warnings): (Vec<&Problem>, Vec<&Problem>) =
+        problems.iter().partition(|problem| problem.severity == Severity::Error);
+    for problem in errors.iter().chain(&warnings).take(LOGGED_MAX) {
+        let Problem { place, severity, message, help } = problem;
+        match severity {
+            Severity::Error => tracing::error!("{place}: {severity}: {message} ({help})"),
+            Severity::Warning => tracing::warn!("{place}: {severity}: {message} ({help})"),
+        }
+    }
+    if problems.len() > LOGGED_MAX {
+        tracing::warn!("and {} more problems: /config/status has them", problems.len() - LOGGED_MAX);
+    }
+}

@@ -1,0 +1,166 @@
+//! Values as they are typed: booleans, durations, addresses and maps in the forms that envoyproxy/ratelimit takes, too.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The words that envoyproxy/ratelimit takes for booleans.
+pub fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("write true or false".into()),
+    }
+}
+
+/// `500ms`, `2s`, `1h30m`, and fractions such as `1.5h`, which Go's syntax has.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .ok()
+        .or_else(|| fractional_duration(text))
+        .ok_or_else(|| "write a duration such as 500ms, 2s, 10m or 1h".into())
+}
+
+fn fractional_duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut sum = Duration::ZERO;
+    while !rest.is_empty() {
+        let number_ends = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(number_ends);
+        let unit_ends = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_ends);
+        let unit_s = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" | "μs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        let seconds = number.parse::<f64>().ok()? * unit_s;
+        sum = sum.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
+        rest = tail;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
+/// A share between nothing and everything.
+pub fn ratio(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
+        _ => Err("write a number from 0 to 1, such as 0.8".into()),
+    }
+}
+
+/// `address:port`; without an address, every address of both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAddress(pub SocketAddr);
+
+impl FromStr for SocketAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SocketAddress, String> {
+        let help = || "write :9090, 127.0.0.1:9090 or [::1]:9090".to_owned();
+        let addr = match text.strip_prefix(':').or_else(|| text.strip_prefix("localhost:")) {
+            Some(port) if text.starts_with(':') => {
+                SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port.parse().map_err(|_| help())?)
+            }
+            Some(port) => SocketAddr::from(([127, 0, 0, 1], port.parse().map_err(|_| help())?)),
+            None => text.parse().map_err(|_| help())?,
+        };
+        Ok(SocketAddress(addr))
+    }
+}
+
+/// `name:value,name2:value2`, as labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tags(pub Vec<(String, String)>);
+
+impl FromStr for Tags {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Tags, String> {
+        let mut tags: Vec<(String, String)> = Vec::new();
+        for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once(':') else {
+                return Err(format!("'{pair}' has no ':': write name:value,name2:value2"));
+            };
+            if !is_label_name(name) {
+                return Err(format!("'{name}' is not a label name: use letters, digits and _, not a digit first"));
+            }
+            // Two labels of one name would make every scrape invalid.
+            if RESERVED.contains(&name) || tags.iter().any(|(other, _)| other == name) {
+                return Err(format!("the label '{name}' is there already: choose another name"));
+            }
+            tags.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(Tags(tags))
+    }
+}
+
+/// The names of labels that metrics have of their own.
+const RESERVED: [&str; 15] = [
+    "domain",
+    "key1",
+    "key2",
+    "outcome",
+    "reason",
+    "le",
+    "grpc_method",
+    "err_type",
+    "file",
+    "line",
+    "column",
+    "version",
+    "state",
+    "port",
+    "rustc",
+];
+
+fn is_label_name(name: &str) -> bool {
+    let is_first = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'_';
+    let bytes = name.as_bytes();
+    bytes.first().is_some_and(is_first) && bytes.iter().all(|byte| is_first(byte) || byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_in_both_syntaxes() {
+        let ms = |text: &str| duration(text).map(|duration| duration.as_millis());
+        assert_eq!(ms("500ms"), Ok(500));
+        assert_eq!(ms("1h30m"), Ok(5_400_000));
+        assert_eq!(ms("1.5h"), Ok(5_400_000));
+        assert_eq!(ms("1m0.5s"), Ok(60_500));
+        assert_eq!(ms("150us").unwrap(), 0);
+        assert_eq!(ms("0"), Ok(0));
+        for nonsense in ["", "5", "s", "1.2.3s", "-1s", "1 fortnight", "1e300h", "."] {
+            assert!(duration(nonsense).is_err(), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn an_address_may_leave_out_the_host() {
+        let read = |text: &str| text.parse::<SocketAddress>().map(|address| address.0.to_string());
+        assert_eq!(read(":19001").unwrap(), "[::]:19001");
+        assert_eq!(read("127.0.0.1:1").unwrap(), "127.0.0.1:1");
+        assert_eq!(read("[::1]:1").unwrap(), "[::1]:1");
+        assert_eq!(read("localhost:1").unwrap(), "127.0.0.1:1");
+        for nonsense in ["", ":", "9090", ":x", "example.com:1", "1.2.3.4", ":65536"] {
+            assert!(read(nonsense).is_err(), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn tags_are_labels() {
+        let read = |text: &str| text.parse::<Tags>();
+        assert_eq!(read("a:b,c:d:e").unwrap().0, [("a".into(), "b".into()), ("c".into(), "d:e".into())]);
+        assert_eq!(read("").unwrap().0, []);
+        for nonsense in ["a", "a-b:c", "1:c", "domain:x", "a:b,a:c", ":x"] {
+            assert!(read(nonsense).is_err(), "{nonsense}");
+        }
+    }
+}

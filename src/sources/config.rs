@@ -1,0 +1,80 @@
+//! What is known about the rules in force, and about the last attempt to put others into force.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::rules::problem::{Problem, Severity};
+
+/// Problems that are kept of an attempt: a broken generator should not fill the memory.
+const PROBLEMS_MAX: usize = 1000;
+
+/// The state of the rules, for `/config/status`, metrics and the log.
+#[derive(Debug, Default)]
+pub struct ConfigStatus(Mutex<Config>);
+
+/// What there is to say, at one moment.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Config {
+    /// How many rulesets have come into force; 0 before the first.
+    pub generation: u64,
+    /// When the rules in force came into force.
+    pub loaded_at_s: Option<u64>,
+    pub domains: usize,
+    pub rules: usize,
+    pub loads_succeeded: u64,
+    pub loads_failed: u64,
+    pub last_attempt: Option<Attempt>,
+}
+
+/// One attempt to load rules.
+#[derive(Clone, Debug, Serialize)]
+pub struct Attempt {
+    pub at_s: u64,
+    pub ok: bool,
+    pub took_ms: u64,
+    pub errors: usize,
+    pub warnings: usize,
+    /// Errors first.
+    pub problems: Vec<Problem>,
+}
+
+impl ConfigStatus {
+    /// Rules have come into force: so many domains, and rules.
+    pub fn succeeded(&self, (domains, rules): (usize, usize), problems: Vec<Problem>, took: Duration) {
+        let mut config = self.0.lock();
+        config.generation += 1;
+        config.loads_succeeded += 1;
+        config.loaded_at_s = Some(now_s());
+        (config.domains, config.rules) = (domains, rules);
+        config.last_attempt = Some(Attempt::new(true, problems, took));
+    }
+
+    /// Rules were refused; those in force stay.
+    pub fn failed(&self, problems: Vec<Problem>, took: Duration) {
+        let mut config = self.0.lock();
+        config.loads_failed += 1;
+        config.last_attempt = Some(Attempt::new(false, problems, took));
+    }
+
+    pub fn read(&self) -> Config {
+        self.0.lock().clone()
+    }
+}
+
+impl Attempt {
+    fn new(ok: bool, mut problems: Vec<Problem>, took: Duration) -> Attempt {
+        let errors = problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+        let warnings = problems.len() - errors;
+        problems.sort_by_key(|problem| problem.severity != Severity::Error);
+        problems.truncate(PROBLEMS_MAX);
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        Attempt { at_s: now_s(), ok, took_ms, errors, warnings, problems }
+    }
+}
+
+/// Whole seconds since the epoch.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

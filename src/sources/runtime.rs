@@ -1,0 +1,146 @@
+//! The directory layout of envoyproxy/ratelimit: rule files somewhere below `ROOT/SUBDIRECTORY/APPDIRECTORY`.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Deeper directories are not searched.
+const DEPTH_MAX: usize = 16;
+/// The most files that are taken.
+const FILES_MAX: usize = 100_000;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeDirectory {
+    /// `ROOT/SUBDIRECTORY`.
+    pub base: PathBuf,
+    /// `APPDIRECTORY`.
+    pub application: String,
+    /// Files beside the application's directory count too if their name begins with its name and a dot.
+    pub takes_neighbours: bool,
+    pub ignores_dot_files: bool,
+}
+
+impl RuntimeDirectory {
+    /// Where most rules are.
+    pub fn directory(&self) -> PathBuf {
+        self.base.join(self.application.trim_start_matches('/'))
+    }
+
+    /// Every file that may hold rules.
+    pub fn files(&self) -> io::Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        if self.takes_neighbours {
+            let prefix = format!("{}.", self.application);
+            let is_neighbour = |file: &Path| {
+                file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+                    && file.is_file()
+            };
+            files.extend(entries(&self.base)?.into_iter().filter(|file| is_neighbour(file)));
+        }
+        match self.walk(&self.directory(), 0, &mut HashSet::new(), &mut files) {
+            // There may be neighbours only.
+            Err(error) if files.is_empty() => Err(error),
+            _ => Ok(files),
+        }
+    }
+
+    /// `seen` are the directories that were searched: links may lead to one again.
+    fn walk(
+        &self,
+        directory: &Path,
+        depth: usize,
+        seen: &mut HashSet<PathBuf>,
+        files: &mut Vec<PathBuf>,
+    ) -> io::Result<()> {
+        if !seen.insert(fs::canonicalize(directory)?) {
+            return Ok(());
+        }
+        for path in entries(directory)? {
+            if path.file_name().is_some_and(|name| self.ignores(name)) || files.len() >= FILES_MAX {
+                continue;
+            }
+            // Follows links: a Kubernetes ConfigMap is made of them. A link to nothing is no file.
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() && depth < DEPTH_MAX => {
+                    // A directory that can't be read has files that can't be read: say so.
+                    self.walk(&path, depth + 1, seen, files)?;
+                }
+                Ok(metadata) if metadata.is_file() => files.push(path),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Two dots are Kubernetes' own: the same files again, by another way.
+    fn ignores(&self, name: &OsStr) -> bool {
+        let name = name.as_encoded_bytes();
+        name.starts_with(b"..") || (self.ignores_dot_files && name.starts_with(b"."))
+    }
+}
+
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn layout(files: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "domain: d\n").unwrap();
+        }
+        root
+    }
+
+    fn found(root: &Path, change: impl Fn(&mut RuntimeDirectory)) -> Vec<String> {
+        let mut directory = RuntimeDirectory {
+            base: root.join("ratelimit"),
+            application: "config".into(),
+            takes_neighbours: true,
+            ignores_dot_files: true,
+        };
+        change(&mut directory);
+        let name = |file: &PathBuf| file.strip_prefix(root).unwrap().display().to_string();
+        let mut names: Vec<String> = directory.files().unwrap().iter().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_are_found_in_the_directory_below_it_and_beside_it() {
+        let root = layout(&[
+            "ratelimit/config/a.yaml",
+            "ratelimit/config/sub/b.yaml",
+            "ratelimit/config/.hidden.yaml",
+            "ratelimit/config.yaml",
+            "ratelimit/configuration.yaml",
+            "ratelimit/other/c.yaml",
+        ]);
+        let inside = ["ratelimit/config/a.yaml", "ratelimit/config/sub/b.yaml"];
+        let beside = ["ratelimit/config.yaml", inside[0], inside[1]];
+        assert_eq!(found(root.path(), |_| {}), beside);
+        assert_eq!(found(root.path(), |it| it.takes_neighbours = false), inside);
+        let hidden = found(root.path(), |it| (it.ignores_dot_files, it.takes_neighbours) = (false, false));
+        assert_eq!(hidden, ["ratelimit/config/.hidden.yaml", inside[0], inside[1]]);
+    }
+
+    #[test]
+    fn a_config_map_is_read_once_and_a_circle_ends() {
+        let root = layout(&["ratelimit/config/..2026_11/a.yaml"]);
+        let config = root.path().join("ratelimit/config");
+        symlink("..2026_11", config.join("..data")).unwrap();
+        symlink("..data/a.yaml", config.join("a.yaml")).unwrap();
+        symlink("..data/gone.yaml", config.join("gone.yaml")).unwrap();
+        assert_eq!(found(root.path(), |it| it.ignores_dot_files = false), ["ratelimit/config/a.yaml"]);
+        symlink(".", config.join("circle")).unwrap();
+        assert_eq!(found(root.path(), |_| {}), ["ratelimit/config/a.yaml"]);
+    }
+}
