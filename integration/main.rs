@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod account;
+mod certificates;
 mod commands;
 mod drain;
 mod envoy;
@@ -13,4 +14,7 @@ mod hardening;
 mod harness;
 mod health;
 mod json;
+mod rotation;
 mod surfaces;
+mod tls;
+mod unix_socket;

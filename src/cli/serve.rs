@@ -19,10 +19,13 @@ use crate::engine::Engine;
 use crate::observe::logging;
 use crate::rules::lint::not_honoured;
 use crate::server::admin::Admin;
-use crate::server::connection::{self, ConnectionBounds};
+use crate::server::connection::{self, ConnectionBounds, GrpcPort};
+use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::{self, Drainer, Phase};
+use crate::server::listener::{GrpcListener, UnixSocket};
 use crate::server::reload::{self, Reloader};
 use crate::server::service::Service;
+use crate::server::tls::Tls;
 use crate::server::{grpc, http};
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
 use crate::sources::changes::Changes;
@@ -35,6 +38,9 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     let settings = Settings::new(flags)?;
     logging::start(flags.log_level, flags.log_format);
     warn_of_ineffective_settings();
+    if let Some(warning) = flags.tls.warning() {
+        tracing::warn!("{warning}");
+    }
     let engine = Engine::new(settings.keys_max);
     let reloader = Reloader {
         location: flags.rules.location(),
@@ -107,10 +113,14 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let hang_up = signal(SignalKind::hangup())?;
-    let grpc_listener = bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?;
+    let tls = settings.tls.clone().map(Tls::start).transpose()?;
+    let grpc_listener = match &settings.grpc_socket {
+        Some(socket) => GrpcListener::Unix(UnixSocket::open(socket)?),
+        None => GrpcListener::Tcp(bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?),
+    };
     let http_listener = bind("HTTP", settings.http_addr, "--port (PORT)").await?;
     let admin_listener = bind("admin", settings.admin_addr, "--debug-port (DEBUG_PORT)").await?;
-    let addresses = [grpc_listener.local_addr()?, http_listener.local_addr()?, admin_listener.local_addr()?];
+    let addresses = (grpc_listener.address()?, http_listener.local_addr()?, admin_listener.local_addr()?);
 
     let service = reloader.service.clone();
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
@@ -122,10 +132,11 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
         age: settings.connection_age,
         grace: settings.connection_grace,
     };
+    let connections = Arc::new(ConnectionStats::default());
     let admin = Admin {
         service: service.clone(),
         config: reloader.config.clone(),
-        connections: Arc::default(),
+        connections: connections.clone(),
         scrape: Arc::new(settings.scrape.clone()),
         rules_at: reloader.location.to_string().into(),
         started_at_s: now_s(),
@@ -137,7 +148,8 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
     }
     let router =
         http::router(service.clone(), drain.clone(), settings.message_bytes_max, is_ready_without_rules(&settings))?;
-    ports.spawn(connection::serve(grpc_listener, calls, bounds, drain.clone()));
+    let port = GrpcPort { calls, tls: tls.clone(), bounds, stats: connections };
+    ports.spawn(connection::serve(grpc_listener, port, drain.clone()));
     ports.spawn(http::serve(http_listener, "HTTP", router, drain.clone()));
     ports.spawn(http::serve(admin_listener, "admin", admin.router(), drain.clone()));
     std::thread::Builder::new().name("tidy".into()).spawn(move || tidy(&service))?;
@@ -147,7 +159,7 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = reload(reloader, &health, changes, hang_up) => {}
+        () = reload(reloader, tls, &health, changes, hang_up) => {}
         // A port that nobody serves any more must not look like one that is served.
         ended = ports.join_next() => anyhow::bail!("a port stopped: {ended:?}"),
     }
@@ -167,11 +179,15 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.
-async fn reload(reloader: Reloader, health: &Health, mut changes: Changes, mut hang_up: Signal) {
+async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut changes: Changes, mut hang_up: Signal) {
     loop {
         tokio::select! {
             () = changes.next() => {}
-            _ = hang_up.recv() => {}
+            _ = hang_up.recv() => {
+                if let Some(tls) = &tls {
+                    tls.reload();
+                }
+            }
         }
         let reloading = reloader.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
@@ -243,7 +259,7 @@ fn tidy(service: &Service) {
 }
 
 /// One line that says where to point Envoy, also when the log level is above it.
-fn announce([grpc, http, admin]: [SocketAddr; 3], (rules, domains): (usize, usize)) {
+fn announce((grpc, http, admin): (String, SocketAddr, SocketAddr), (rules, domains): (usize, usize)) {
     tracing::info!(%grpc, %http, %admin, rules, domains, "serving");
     if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {
         let (rules, domains) = (plural(rules, "rule"), plural(domains, "domain"));

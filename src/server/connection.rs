@@ -11,20 +11,24 @@ use std::time::Duration;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::server::call::Calls;
+use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::Drain;
+use crate::server::listener::{GrpcListener, Listen, Peer, Transport};
+use crate::server::log_budget::LogBudget;
+use crate::server::preface::{Greeted, NotGreeted};
+use crate::server::tls::{HandshakeFailure, Tls};
 
-/// Every HTTP/2 connection starts with these bytes.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// A client that has not sent them by then is not an HTTP/2 client.
-const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that has not finished its TLS handshake and begun HTTP/2 by then never will.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Once the port closes, for those who had just connected.
-const LATE_PREFACE_TIMEOUT: Duration = Duration::from_millis(200);
+const LATE_GREETING_TIMEOUT: Duration = Duration::from_millis(500);
 
 const STREAMS_MAX: u32 = 1024;
 /// Streams that a client may make us reset before the connection is closed (rapid reset).
@@ -46,30 +50,70 @@ pub struct ConnectionBounds {
     pub grace: Duration,
 }
 
+/// What the gRPC port offers to those who connect.
+#[derive(Clone, Debug)]
+pub struct GrpcPort {
+    pub calls: Calls,
+    /// `None`: connections are in plain text.
+    pub tls: Option<Arc<Tls>>,
+    pub bounds: ConnectionBounds,
+    pub stats: Arc<ConnectionStats>,
+}
+
 /// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: TcpListener, calls: Calls, bounds: ConnectionBounds, drain: Drain) {
-    accept(listener, "gRPC", bounds.connections_max, drain, move |stream, drain| {
-        serve_one(stream, calls.clone(), bounds, drain)
+pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
+    match listener {
+        GrpcListener::Tcp(listener) => serve_on(listener, port, drain).await,
+        GrpcListener::Unix(socket) => serve_on(socket, port, drain).await,
+    }
+}
+
+async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
+    let log = Arc::new(LogBudget::default());
+    let (max, stats) = (port.bounds.connections_max, port.stats.clone());
+    accept_counted(listener, "gRPC", max, stats, drain, move |stream, drain| {
+        serve_one(stream, port.clone(), log.clone(), drain)
     })
     .await;
 }
 
 /// The accept loop of any port.
-pub async fn accept<S, F>(listener: TcpListener, port: &'static str, max: usize, mut drain: Drain, serve_one: S)
+pub async fn accept<L, S, F>(listener: L, port: &'static str, max: usize, drain: Drain, serve_one: S)
 where
-    S: Fn(TcpStream, Drain) -> F,
+    L: Listen,
+    S: Fn(L::Stream, Drain) -> F,
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    accept_counted(listener, port, max, Arc::default(), drain, serve_one).await;
+}
+
+async fn accept_counted<L, S, F>(
+    mut listener: L,
+    port: &'static str,
+    max: usize,
+    stats: Arc<ConnectionStats>,
+    mut drain: Drain,
+    serve_one: S,
+) where
+    L: Listen,
+    S: Fn(L::Stream, Drain) -> F,
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
     let slots = Arc::new(Semaphore::new(max));
+    let log = LogBudget::default();
     let mut connections = JoinSet::new();
-    let begin = |stream: TcpStream, drain: &Drain, connections: &mut JoinSet<()>| {
+    let begin = |stream: L::Stream, drain: &Drain, connections: &mut JoinSet<()>| {
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tracing::warn!(port, max, "closed a new connection: too many are open");
+            stats.count_refused();
+            if let Some(left_out) = log.take(Instant::now()) {
+                tracing::warn!(port, max, left_out, "closed a new connection: too many are open");
+            }
             return;
         };
+        let open = stats.count_open();
         let served = serve_one(stream, drain.clone());
         connections.spawn(async move {
-            let _slot = slot;
+            let _held = (slot, open);
             if let Err(error) = served.await {
                 tracing::debug!(port, %error, "a connection ended with an error");
             }
@@ -82,12 +126,13 @@ where
             () = drain.closing() => break,
         };
         match accepted {
-            Ok((stream, _)) => begin(stream, &drain, &mut connections),
+            Ok(stream) => begin(stream, &drain, &mut connections),
             Err(error) => pause_after(port, &error).await,
         }
     }
+    listener.withdraw();
     // Who is connected already, as far as the client knows, is served to the end too.
-    while let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await {
+    while let Ok(Ok(stream)) = timeout(Duration::ZERO, listener.accept()).await {
         begin(stream, &drain, &mut connections);
     }
     drop(listener);
@@ -106,13 +151,88 @@ async fn pause_after(port: &str, error: &io::Error) {
     }
 }
 
-async fn serve_one(stream: TcpStream, calls: Calls, bounds: ConnectionBounds, mut drain: Drain) -> anyhow::Result<()> {
-    stream.set_nodelay(true)?;
-    tokio::select! {
-        greeted = timeout(PREFACE_TIMEOUT, preface(&stream)) => greeted??,
-        () = drain.closing() => timeout(LATE_PREFACE_TIMEOUT, preface(&stream)).await??,
+/// Why a connection came to nothing.
+#[derive(Debug, Error)]
+enum Refusal {
+    #[error(transparent)]
+    Tls(#[from] HandshakeFailure),
+    #[error(transparent)]
+    Preface(#[from] NotGreeted),
+    #[error("the client did not finish its TLS handshake and begin HTTP/2 within {GREETING_TIMEOUT:?}")]
+    Late,
+    #[error("the port closed before the client had said what it wants")]
+    Closing,
+}
+
+impl Refusal {
+    /// Whether someone should look into it. Nobody is to blame for a look at the port, nor for our own stop.
+    fn is_failure(&self) -> bool {
+        !matches!(
+            self,
+            Refusal::Closing | Refusal::Tls(HandshakeFailure::Silent) | Refusal::Preface(NotGreeted::Silent)
+        )
     }
-    let service = TowerToHyperService::new(calls);
+}
+
+async fn serve_one<T: Transport>(
+    stream: T,
+    port: GrpcPort,
+    log: Arc<LogBudget>,
+    mut drain: Drain,
+) -> anyhow::Result<()> {
+    let peer = stream.prepare()?;
+    let refused = match &port.tls {
+        None => match in_time(greet(stream), &mut drain).await {
+            Ok(greeted) => return talk(greeted, port, drain).await,
+            Err(refusal) => refusal,
+        },
+        Some(tls) => match in_time(greet_over_tls(tls, stream), &mut drain).await {
+            Ok(greeted) => return talk(greeted, port, drain).await,
+            Err(refusal) => refusal,
+        },
+    };
+    report(&refused, peer, &port.stats, &log);
+    Ok(())
+}
+
+async fn greet<T: Transport>(stream: T) -> Result<Greeted<T>, Refusal> {
+    Ok(Greeted::read(stream).await?)
+}
+
+async fn greet_over_tls<T: Transport>(
+    tls: &Tls,
+    stream: T,
+) -> Result<Greeted<tokio_rustls::server::TlsStream<T>>, Refusal> {
+    Ok(Greeted::read(tls.accept(stream).await?).await?)
+}
+
+/// Bounds the time until a connection says what it wants.
+async fn in_time<G>(greeting: impl Future<Output = Result<G, Refusal>>, drain: &mut Drain) -> Result<G, Refusal> {
+    let mut greeting = pin!(greeting);
+    tokio::select! {
+        greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
+        () = drain.closing() => {}
+    }
+    timeout(LATE_GREETING_TIMEOUT, greeting).await.unwrap_or(Err(Refusal::Closing))
+}
+
+fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudget) {
+    if !refusal.is_failure() {
+        tracing::debug!(%peer, "{refusal}");
+        return;
+    }
+    stats.count_handshake_failure();
+    if let Some(left_out) = log.take(Instant::now()) {
+        tracing::warn!(%peer, left_out, "refused a connection: {refusal}");
+    }
+}
+
+/// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
+async fn talk<C>(connection: C, port: GrpcPort, mut drain: Drain) -> anyhow::Result<()>
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(port.calls);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -123,32 +243,18 @@ async fn serve_one(stream: TcpStream, calls: Calls, bounds: ConnectionBounds, mu
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(connection), service);
     let mut connection = pin!(connection);
-    let aged = Instant::now() + jittered(bounds.age);
+    let aged = Instant::now() + jittered(port.bounds.age);
     tokio::select! {
         ended = connection.as_mut() => return Ok(ended?),
         () = tokio::time::sleep_until(aged) => {}
         () = drain.closing() => {}
     }
     connection.as_mut().graceful_shutdown();
-    match timeout(bounds.grace, connection).await {
+    match timeout(port.bounds.grace, connection).await {
         Ok(ended) => Ok(ended?),
         Err(_) => Ok(()),
-    }
-}
-
-/// Waits for the first bytes without taking them, and refuses what is not HTTP/2.
-async fn preface(stream: &TcpStream) -> anyhow::Result<()> {
-    let mut seen = [0; PREFACE.len()];
-    loop {
-        let length = stream.peek(&mut seen).await?;
-        anyhow::ensure!(length > 0, "the client went away before it said anything");
-        anyhow::ensure!(PREFACE.starts_with(&seen[..length]), "not HTTP/2");
-        if length == PREFACE.len() {
-            return Ok(());
-        }
-        sleep(Duration::from_millis(10)).await;
     }
 }
 

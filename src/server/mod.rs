@@ -2,13 +2,20 @@
 
 pub mod admin;
 pub mod call;
+pub mod certificates;
 pub mod connection;
 pub mod connection_stats;
 pub mod drain;
 pub mod explain;
 pub mod grpc;
 pub mod http;
+pub mod listener;
+pub mod log_budget;
 pub mod metadata;
+pub mod named_clients;
+pub mod preface;
 pub mod reload;
 pub mod service;
+pub mod socket_file;
+pub mod tls;
 pub mod wire;

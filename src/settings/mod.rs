@@ -7,6 +7,8 @@
 pub mod ineffective;
 pub mod parse;
 pub mod rules;
+pub mod socket;
+pub mod tls;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -22,6 +24,8 @@ use crate::server::service::ServiceOptions;
 use crate::server::wire::{AnswerOptions, LimitHeaders};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
 use crate::settings::rules::RuleFlags;
+use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
+use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -95,6 +99,12 @@ pub struct ServeFlags {
     /// Admin port
     #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value_t = 6070, help_heading = "Listeners")]
     pub debug_port: u16,
+
+    #[command(flatten)]
+    pub socket: SocketFlags,
+
+    #[command(flatten)]
+    pub tls: TlsFlags,
 
     /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
@@ -247,6 +257,9 @@ pub struct Settings {
     pub service: ServiceOptions,
     pub drain_delay: Duration,
     pub drain_timeout: Duration,
+    /// Replaces `grpc_addr`.
+    pub grpc_socket: Option<SocketSettings>,
+    pub tls: Option<TlsSettings>,
 }
 
 /// The second place that metrics are served at.
@@ -269,6 +282,10 @@ pub enum SettingError {
     MetricsPath(String),
     #[error("--config-type (CONFIG_TYPE) is GRPC_XDS_SOTW: rules come from files here, write FILE and mount them")]
     Xds,
+    #[error(transparent)]
+    Socket(#[from] SocketSettingError),
+    #[error(transparent)]
+    Tls(#[from] TlsSettingError),
 }
 
 impl Settings {
@@ -333,6 +350,8 @@ impl Settings {
             },
             drain_delay: flags.drain_delay.min(FOR_GOOD),
             drain_timeout: flags.drain_timeout.min(FOR_GOOD),
+            grpc_socket: SocketSettings::new(&flags.socket)?,
+            tls: TlsSettings::new(&flags.tls)?,
         })
     }
 }

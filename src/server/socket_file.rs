@@ -1,0 +1,216 @@
+//! The file of a unix socket: how it appears, whose it is, and how it goes.
+//!
+//! A client that sees the path may connect if the mode lets it, and gets an answer: so the socket is made under another
+//! name in the same directory, given its mode, made to listen, and only then renamed to its path. That also replaces
+//! what a process that was killed has left behind, without a moment in which there is nothing.
+//!
+//! Nothing else is ever replaced: not a socket that somebody serves, and not a file that is no socket. And nothing else
+//! is ever removed: at the end the path may lead to a successor's socket, which has another inode. (Our inode can't be
+//! given to another file as long as the socket is open.)
+
+use std::fs::{self, Permissions};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+use thiserror::Error;
+
+use crate::settings::socket::{SocketSettings, TEMPORARY_NAME_BYTES};
+
+const BACKLOG: i32 = 4096;
+
+/// Removes the socket's file when it is dropped, if the file is still the socket's.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+#[derive(Debug, Error)]
+pub enum SocketError {
+    #[error(
+        "can't open the unix socket {path}: the directory {directory} does not exist: create it, or choose another path with --grpc-uds (GRPC_UDS)"
+    )]
+    NoDirectory { path: PathBuf, directory: PathBuf },
+    #[error(
+        "can't open the unix socket {path}: another process serves it: stop that one, or choose another path with --grpc-uds (GRPC_UDS)"
+    )]
+    InUse { path: PathBuf },
+    #[error(
+        "can't open the unix socket {path}: there is a file that is not a socket, which is left alone: remove it, or choose another path with --grpc-uds (GRPC_UDS)"
+    )]
+    NotASocket { path: PathBuf },
+    #[error(
+        "can't open the unix socket {path}: there is a socket, and it can't be told whether somebody serves it ({error}): remove it, or choose another path with --grpc-uds (GRPC_UDS)"
+    )]
+    Unclear { path: PathBuf, error: io::Error },
+    #[error(
+        "can't open the unix socket {path}: {error}: check the directory and its permissions, or choose another path with --grpc-uds (GRPC_UDS)"
+    )]
+    Io { path: PathBuf, error: io::Error },
+}
+
+impl SocketFile {
+    /// Makes the socket, listening and not blocking, and its file.
+    pub fn create(settings: &SocketSettings) -> Result<(SocketFile, std::os::unix::net::UnixListener), SocketError> {
+        let path = &settings.path;
+        if !settings.directory().is_dir() {
+            let directory = settings.directory().to_owned();
+            return Err(SocketError::NoDirectory { path: path.clone(), directory });
+        }
+        ensure_free(path)?;
+        let failed = |error| SocketError::Io { path: path.clone(), error };
+        let (socket, temporary) = bind(settings.directory()).map_err(failed)?;
+        let opened = open(&socket, &temporary, settings);
+        if opened.is_err() {
+            // The error that stopped us is the one to tell.
+            let _ = fs::remove_file(&temporary);
+        }
+        let inode = opened.map_err(failed)?;
+        Ok((SocketFile { path: path.clone(), inode }, socket.into()))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|found| inode(&found) == self.inode);
+        if is_ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "can't remove the unix socket");
+        }
+    }
+}
+
+fn inode(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Free is a path with nothing there, or with a socket that nobody serves.
+fn ensure_free(path: &Path) -> Result<(), SocketError> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(SocketError::Io { path: path.to_owned(), error }),
+    };
+    if !found.file_type().is_socket() {
+        return Err(SocketError::NotASocket { path: path.to_owned() });
+    }
+    match try_connect(path) {
+        Ok(()) => Err(SocketError::InUse { path: path.to_owned() }),
+        // Its queue is full, so there is somebody.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SocketError::InUse { path: path.to_owned() }),
+        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
+        Err(error) => Err(SocketError::Unclear { path: path.to_owned(), error }),
+    }
+}
+
+fn try_connect(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // One that has stopped accepting must not hold the start up.
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    drop(UnixStream::from(socket));
+    Ok(())
+}
+
+/// Binds a socket to a name in the directory that nobody knows.
+fn bind(directory: &Path) -> io::Result<(Socket, PathBuf)> {
+    let mut tries_left = 10;
+    loop {
+        let random = RandomState::new().hash_one(0u8) as u32;
+        let name = format!(".{random:08x}");
+        debug_assert_eq!(name.len(), TEMPORARY_NAME_BYTES);
+        let temporary = directory.join(name);
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        tries_left -= 1;
+        match socket.bind(&SockAddr::unix(&temporary)?) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries_left > 0 => {}
+            bound => return bound.map(|()| (socket, temporary)),
+        }
+    }
+}
+
+/// Nobody can connect before the mode is in force, because the socket does not listen before.
+fn open(socket: &Socket, temporary: &Path, settings: &SocketSettings) -> io::Result<(u64, u64)> {
+    fs::set_permissions(temporary, Permissions::from_mode(settings.mode))?;
+    let inode = inode(&fs::symlink_metadata(temporary)?);
+    socket.set_nonblocking(true)?;
+    socket.listen(BACKLOG)?;
+    fs::rename(temporary, &settings.path)?;
+    Ok(inode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn settings(path: PathBuf) -> SocketSettings {
+        SocketSettings { path, mode: 0o620 }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_socket_has_its_mode_and_leaves_nothing_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(directory.path().join("s"));
+        let (file, _listener) = SocketFile::create(&settings).unwrap();
+        assert_eq!(fs::metadata(&settings.path).unwrap().mode() & 0o777, 0o620);
+        assert_eq!(names(directory.path()), ["s"]);
+        UnixStream::connect(file.path()).unwrap();
+        drop(file);
+        assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn what_was_left_behind_is_replaced_and_what_is_in_use_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(directory.path().join("s"));
+        drop(UnixListener::bind(&settings.path).unwrap());
+        let (_file, _listener) = SocketFile::create(&settings).unwrap();
+        let again = SocketFile::create(&settings).unwrap_err();
+        assert!(matches!(again, SocketError::InUse { .. }), "{again}");
+        UnixStream::connect(&settings.path).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_a_socket_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(directory.path().join("s"));
+        fs::write(&settings.path, "precious").unwrap();
+        assert!(matches!(SocketFile::create(&settings), Err(SocketError::NotASocket { .. })));
+        assert_eq!(fs::read_to_string(&settings.path).unwrap(), "precious");
+        fs::rename(&settings.path, directory.path().join("file")).unwrap();
+        std::os::unix::fs::symlink("file", &settings.path).unwrap();
+        assert!(matches!(SocketFile::create(&settings), Err(SocketError::NotASocket { .. })));
+        assert_eq!(fs::read_to_string(&settings.path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = SocketFile::create(&settings(directory.path().join("no/s"))).unwrap_err().to_string();
+        assert!(missing.contains("/no does not exist"), "{missing}");
+    }
+
+    #[test]
+    fn a_successor_keeps_its_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(directory.path().join("s"));
+        let (first, first_listener) = SocketFile::create(&settings).unwrap();
+        fs::remove_file(&settings.path).unwrap();
+        let (_second, _second_listener) = SocketFile::create(&settings).unwrap();
+        drop((first, first_listener));
+        UnixStream::connect(&settings.path).unwrap();
+    }
+}
