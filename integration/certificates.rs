@@ -194,6 +194,11 @@ impl Connector {
         Connector { server_name, ..self }
     }
 
+    /// The same with a count of its own.
+    pub fn anew(&self) -> Connector {
+        Connector { connects: Arc::default(), seen: Arc::default(), ..self.clone() }
+    }
+
     pub fn tls_config(&self) -> Option<Arc<ClientConfig>> {
         self.tls.clone()
     }

@@ -34,7 +34,8 @@ impl Place {
     }
 
     fn command(&self, socket: &Path, http_port: u16, flags: &[&str]) -> std::process::Command {
-        let mut command = tidegate(&["serve", "--rules", &self.rules, "--host", "127.0.0.1", "--drain-delay", "100ms"]);
+        let mut command = tidegate(&["serve", "--rules", &self.rules, "--host", "127.0.0.1"]);
+        command.env("TIDEGATE_DRAIN_DELAY", "100ms");
         command.args(["--port", &http_port.to_string(), "--grpc-uds"]).arg(socket).args(flags);
         command
     }
