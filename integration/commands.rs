@@ -293,15 +293,11 @@ fn serve_says_which_port_is_taken() {
     let port = address.port().to_string();
     for (flags, said) in [
         (
-            ["--debug-port", &port, "--grpc-port", "0", "--port", "0"],
-            format!("can't open the admin port {address}: choose another with --debug-port"),
-        ),
-        (
-            ["--grpc-port", &port, "--port", "0", "--debug-port", "0"],
+            ["--grpc-port", &port, "--port", "0"],
             format!("can't open the gRPC port {address}: choose another with --grpc-port"),
         ),
         (
-            ["--grpc-port", "0", "--port", &port, "--debug-port", "0"],
+            ["--grpc-port", "0", "--port", &port],
             format!("can't open the HTTP port {address}: choose another with --port"),
         ),
     ] {
@@ -310,6 +306,9 @@ fn serve_says_which_port_is_taken() {
         assert_eq!(ran.code, Some(1));
         assert!(ran.stderr.contains(&said), "no '{said}' in {}", ran.stderr);
     }
+    let mut command = tidegate(&["serve", "--rules", &file, "--port", "0", "--grpc-port", "0", "--debug-port", &port]);
+    let said = run(&mut command).stderr;
+    assert!(said.contains(&format!("can't open the admin port {address}: choose another with --debug-port")), "{said}");
 }
 
 #[test]

@@ -25,10 +25,12 @@ pub type Client = RateLimitServiceClient<Channel>;
 /// How long anything may take that normally takes milliseconds. Generous, because all tests share two cores.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The binary, in the package's directory and without the environment of whoever runs the tests.
+/// The binary, in the package's directory and without the environment of whoever runs the tests. Many run at once, so the
+/// admin port is any free one.
 pub fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(args).env_clear().current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
+    command.env("DEBUG_PORT", "0");
     command
 }
 
@@ -116,7 +118,6 @@ impl Service {
         let (directory, file) = rule_file(rules);
         let mut command = tidegate(&["serve", "--rules", &file]);
         command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
-        command.args(["--debug-port", "0"]);
         command.args(flags).envs(env.iter().copied());
         Service { _directory: Some(directory), ..Service::of(command) }
     }
@@ -130,7 +131,12 @@ impl Service {
             before.rsplit(' ').next().and_then(|address| address.parse().ok()).expect("the line names the ports")
         };
         let (grpc, http, admin) = (address("gRPC"), address("HTTP"), address("admin"));
-        Service { grpc, http, admin, process, _directory: None }
+        Service::running(process, grpc, http, admin)
+    }
+
+    /// A service that was started elsewhere.
+    pub fn running(process: Process, grpc: SocketAddr, http: SocketAddr, admin: SocketAddr) -> Service {
+        Service { process, grpc, http, admin, _directory: None }
     }
 
     pub async fn channel(&self) -> Channel {
@@ -151,6 +157,24 @@ impl Service {
 
     pub fn post(&self, path: &str, body: &str) -> HttpAnswer {
         http(self.http, "POST", path, body)
+    }
+
+    /// A page of the admin port.
+    pub fn page(&self, path: &str) -> String {
+        let answer = http(self.admin, "GET", path, "");
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.body
+    }
+
+    pub fn page_json(&self, path: &str) -> serde_json::Value {
+        http(self.admin, "GET", path, "").json()
+    }
+
+    /// The value of a metric, by its name with its labels.
+    pub fn metric(&self, series: &str) -> Option<f64> {
+        let page = self.page("/metrics");
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.map(|value| value.parse().expect("a number"))
     }
 }
 

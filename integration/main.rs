@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod account;
+mod admin;
 mod certificates;
 mod commands;
 mod drain;
@@ -14,6 +15,9 @@ mod hardening;
 mod harness;
 mod health;
 mod json;
+mod overload;
+mod reference;
+mod reload;
 mod rotation;
 mod surfaces;
 mod tls;

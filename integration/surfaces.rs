@@ -60,7 +60,6 @@ async fn a_reader_that_goes_away_does_not_stop_the_port() {
     let (_directory, file) = rule_file(RULES);
     let mut command =
         tidegate(&["serve", "--rules", &file, "--port", "0", "--grpc-port", "0", "--max-connections", "1"]);
-    command.args(["--debug-port", "0"]);
     let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
     let mut stderr = child.stderr.take().expect("piped");
     let mut said = String::new();
@@ -132,7 +131,7 @@ async fn sighup_reloads_the_rules_and_bad_ones_change_nothing() {
         rule_file("{domain: d, descriptors: [{key: path, rate_limit: {requests_per_unit: 5, unit: year}}]}");
     let arguments = ["serve", "--rules", &file, "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1"];
     let mut command = tidegate(&arguments);
-    command.args(["--grpc-port", "0", "--debug-port", "0", "--log-level", "warn"]);
+    command.args(["--grpc-port", "0", "--log-level", "warn"]);
     let mut service = Service::of(command);
     let mut client = service.client().await;
     assert_eq!(said(&mut client, ask_one("path=/x")).await, "OK: OK 4");
