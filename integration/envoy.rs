@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
-use crate::harness::{HttpAnswer, PATIENCE, Process, Service, http, http_over};
+use crate::certificates::{Authority, Files, Pair, SERVER};
+use crate::harness::{HttpAnswer, PATIENCE, Process, Service, http, http_over, rule_file, tidegate};
 
 const RULES: &str = "
 domain: edge
@@ -56,10 +57,55 @@ fn serve_upstream(stream: TcpStream) -> Option<()> {
     None
 }
 
-/// Two routes, one limited by the client's address and one by a header. The filter waits longer than it would by
-/// default, and denies when it gets no answer, so that a slow machine does not look like a passed limit.
-fn bootstrap(service: &Service, upstream: SocketAddr) -> String {
-    let cluster = |name: &str, address: SocketAddr, more: &str| {
+/// Where Envoy finds a cluster, and how it talks to it.
+struct Cluster {
+    address: String,
+    more: String,
+}
+
+impl Cluster {
+    fn at(address: SocketAddr) -> Cluster {
+        let address = format!("{{socket_address: {{address: {}, port_value: {}}}}}", address.ip(), address.port());
+        Cluster { address, more: String::new() }
+    }
+
+    fn at_socket(path: &Path) -> Cluster {
+        Cluster { address: format!("{{pipe: {{path: {}}}}}", path.display()), more: String::new() }
+    }
+
+    /// HTTP/2, as gRPC needs it.
+    fn grpc(mut self) -> Cluster {
+        self.more += "    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+";
+        self
+    }
+
+    /// TLS as Envoy has it by default, with a certificate of its own. The files are expected in the directory.
+    fn tls(mut self, files: &Path) -> Cluster {
+        let directory = files.display();
+        self.more += &format!(
+            "    transport_socket:
+      name: envoy.transport_sockets.tls
+      typed_config:
+        '@type': type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+        sni: {SERVER}
+        common_tls_context:
+          tls_certificates:
+          - certificate_chain: {{filename: {directory}/edge.crt}}
+            private_key: {{filename: {directory}/edge.key}}
+          validation_context:
+            trusted_ca: {{filename: {directory}/servers.crt}}
+            match_typed_subject_alt_names: [{{san_type: DNS, matcher: {{exact: {SERVER}}}}}]
+"
+        );
+        self
+    }
+
+    fn yaml(&self, name: &str) -> String {
+        let Cluster { address, more } = self;
         format!(
             "
   - name: {name}
@@ -69,17 +115,15 @@ fn bootstrap(service: &Service, upstream: SocketAddr) -> String {
       cluster_name: {name}
       endpoints:
       - lb_endpoints:
-        - endpoint: {{address: {{socket_address: {{address: {}, port_value: {}}}}}}}
-{more}",
-            address.ip(),
-            address.port()
+        - endpoint: {{address: {address}}}
+{more}"
         )
-    };
-    let http2 = "    typed_extension_protocol_options:
-      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-        '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {}}
-";
+    }
+}
+
+/// Two routes, one limited by the client's address and one by a header. The filter waits longer than it would by
+/// default, and denies when it gets no answer, so that a slow machine does not look like a passed limit.
+fn bootstrap(service: Cluster, upstream: SocketAddr) -> String {
     format!(
         "
 admin:
@@ -129,8 +173,8 @@ static_resources:
             typed_config:
               '@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
   clusters:{}{}",
-        cluster("upstream", upstream, ""),
-        cluster("tidegate", service.grpc, http2),
+        Cluster::at(upstream).yaml("upstream"),
+        service.grpc().yaml("tidegate"),
     )
 }
 
@@ -142,7 +186,7 @@ struct Envoy {
 }
 
 impl Envoy {
-    fn start(service: &Service) -> Envoy {
+    fn start(service: Cluster) -> Envoy {
         let directory = tempfile::tempdir().unwrap();
         let [config, admin_path] = ["envoy.yaml", "admin"].map(|name| directory.path().join(name));
         std::fs::write(&config, bootstrap(service, upstream())).unwrap();
@@ -178,7 +222,7 @@ const THERE: [u8; 4] = [127, 0, 0, 2];
 #[test]
 fn clients_of_envoy_are_limited_each_for_itself() {
     let service = Service::start(RULES, &[]);
-    let envoy = Envoy::start(&service);
+    let envoy = Envoy::start(Cluster::at(service.grpc));
 
     for left in ["2", "1", "0"] {
         let passed = envoy.get(HERE, "/by-address", &[]);
@@ -203,4 +247,46 @@ fn clients_of_envoy_are_limited_each_for_itself() {
         assert_eq!(answer.header("retry-after").is_some(), status == 429, "{key}: {answer:?}");
     }
     assert_eq!(envoy.get(HERE, "/by-key", &[]).status, 200, "without the header there is no descriptor, so no limit");
+}
+
+/// The limit of two holds, and nothing else goes wrong on the way: without an answer, Envoy would say 500.
+fn assert_limits(envoy: &Envoy) {
+    for status in [200, 200, 429, 429] {
+        let answer = envoy.get(HERE, "/by-key", &[("x-api-key", "alice")]);
+        assert_eq!(answer.status, status, "{answer:?}");
+    }
+}
+
+#[test]
+fn envoy_with_a_certificate_is_answered_over_tls_and_one_with_another_name_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let [servers, clients] = ["servers", "clients"].map(Authority::new);
+    let files = Files::in_directory(directory.path(), &servers.issue(&[SERVER]), &clients);
+    let brings = |own: &Pair| {
+        files.replace(&[("servers.crt", &servers.pem()), ("edge.crt", &own.certificate), ("edge.key", &own.key)]);
+    };
+    let workload = "spiffe://example.org/ns/edge/sa/envoy";
+    let mut flags = files.mtls_flags();
+    flags.extend(["--grpc-client-tls-san".to_owned(), workload.to_owned()]);
+    let mut service = Service::start(RULES, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+
+    brings(&clients.issue(&["spiffe://example.org/ns/other/sa/envoy"]));
+    let other = Envoy::start(Cluster::at(service.grpc).tls(directory.path()));
+    assert_eq!(other.get(HERE, "/by-key", &[("x-api-key", "alice")]).status, 500, "no answer, so it denies");
+    service.process.line_with("none of its names (spiffe://example.org/ns/other/sa/envoy) is in");
+
+    brings(&clients.issue(&[workload]));
+    let envoy = Envoy::start(Cluster::at(service.grpc).tls(directory.path()));
+    assert_limits(&envoy);
+}
+
+#[test]
+fn envoy_is_answered_on_a_unix_socket() {
+    let (directory, rules) = rule_file(RULES);
+    let socket = directory.path().join("grpc.sock");
+    let mut command = tidegate(&["serve", "--rules", &rules, "--host", "127.0.0.1", "--port", "0"]);
+    command.arg("--grpc-uds").arg(&socket);
+    let mut process = Process::start(command);
+    process.line_with("tidegate: serving");
+    assert_limits(&Envoy::start(Cluster::at_socket(&socket)));
 }
