@@ -5,15 +5,15 @@
 //! A request walks through the folders in this order:
 //!
 //! ```text
-//! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, draining
+//! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
 //!    |       wire.rs turns Envoy's message into a Request, and a Decision into Envoy's answer
 //! request.rs 1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
 //! ```
 //!
-//! `sources/` brings rules from files, `observe/` shows what happens, `settings.rs` holds flags and environment, `cli/` has
-//! one file for each command.
+//! `sources/` brings rules from files and tells when files change, `observe/` shows what happens, `settings/` holds flags
+//! and environment, `cli/` has one file for each command.
 //!
 //! Dependencies point one way: `request <- rules <- engine <- {sources, server, observe} <- cli <- main`. `request`,
 //! `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.

@@ -264,3 +264,87 @@ fn jittered(age: Duration) -> Duration {
     let random = (RandomState::new().hash_one(0u8) % 2001) as u32;
     age * (9000 + random) / 10_000
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::drain::{self, Drainer, Phase};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+    struct Port {
+        address: std::net::SocketAddr,
+        stats: Arc<ConnectionStats>,
+        drainer: Drainer,
+        served: tokio::task::JoinHandle<()>,
+    }
+
+    impl Port {
+        async fn open(connections_max: usize) -> Port {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let bounds =
+                ConnectionBounds { connections_max, age: Duration::from_secs(60), grace: Duration::from_secs(1) };
+            let stats = Arc::new(ConnectionStats::default());
+            let port = GrpcPort { routes: Routes::default(), tls: None, bounds, stats: stats.clone() };
+            let (drainer, drain) = drain::channel();
+            let served = tokio::spawn(serve(GrpcListener::Tcp(listener), port, drain));
+            Port { address, stats, drainer, served }
+        }
+
+        async fn connect(&self, greeting: &[u8]) -> TcpStream {
+            let mut stream = TcpStream::connect(self.address).await.unwrap();
+            stream.write_all(greeting).await.unwrap();
+            stream
+        }
+
+        /// Waits for the figures: open, refused, failed.
+        async fn counts(&self, wanted: [u64; 3]) {
+            let figures = || [self.stats.open(), self.stats.refused(), self.stats.handshake_failures()];
+            let came = timeout(Duration::from_secs(5), async {
+                while figures() != wanted {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            });
+            assert!(came.await.is_ok(), "{:?} instead of {wanted:?}", figures());
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_are_counted_as_what_they_come_to() {
+        let port = Port::open(3).await;
+        let first = port.connect(PREFACE_AND_SETTINGS).await;
+        port.counts([1, 0, 0]).await;
+        let bad = port.connect(b"GET / HTTP/1.1\r\n").await;
+        port.counts([1, 0, 1]).await;
+        // Just a look, which may not be over when the next one comes.
+        drop((bad, port.connect(b"").await));
+        let second = port.connect(PREFACE_AND_SETTINGS).await;
+        port.counts([2, 0, 1]).await;
+        let silent = port.connect(b"").await;
+        port.counts([3, 0, 1]).await;
+        let _refused = port.connect(b"").await;
+        port.counts([3, 1, 1]).await;
+        drop((first, second, silent));
+        port.counts([0, 1, 1]).await;
+    }
+
+    #[tokio::test]
+    async fn who_has_said_nothing_when_the_port_closes_is_nobodys_failure() {
+        let port = Port::open(10).await;
+        let mut silent = port.connect(b"").await;
+        let late = port.connect(&PREFACE_AND_SETTINGS[..10]).await;
+        port.counts([2, 0, 0]).await;
+        port.drainer.enter(Phase::Closing);
+        // In time, if only just.
+        let mut late = late;
+        late.write_all(&PREFACE_AND_SETTINGS[10..]).await.unwrap();
+        assert!(late.read(&mut [0; 9]).await.unwrap() > 0, "a greeting");
+        drop(late);
+        assert_eq!(silent.read(&mut [0]).await.unwrap_or(0), 0);
+        timeout(Duration::from_secs(5), port.served).await.expect("the port closes").unwrap();
+        assert_eq!([port.stats.open(), port.stats.handshake_failures()], [0, 0]);
+    }
+}

@@ -198,7 +198,7 @@ mod tests {
         symlink("there", root.join("here")).unwrap();
         symlink("here", root.join("there")).unwrap();
         assert!(matches!(Trail::of(&root.join("here/file")).0.last().unwrap().found, Found::Nothing(_)));
-        assert_eq!(directories(&root.join("no/such/file")), [root.clone()], "where the first name would appear");
+        assert_eq!(directories(&root.join("no/such/file")), [root.as_path()], "where the first name would appear");
         assert!(directories(&root.join("..")).contains(&root.parent().unwrap().to_owned()));
         assert!(directories(Path::new(".")).contains(&std::env::current_dir().unwrap()));
         fs::write(root.join("plain"), "").unwrap();
