@@ -1,7 +1,7 @@
 //! From PEM files to what rustls serves with, or the reason why not.
 //!
-//! An operator who gets one of these errors knows which setting, which file, what is wrong with it and what to do. The same
-//! errors say why a reload was not taken.
+//! An operator who gets one of these errors knows which setting, which file, what is wrong with it and what to do. The
+//! same errors say why a reload was not taken.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use crate::server::socket_file::{SocketError, SocketFile};
+use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
 use crate::settings::socket::SocketSettings;
 
 /// Something that accepts connections.
@@ -73,8 +73,8 @@ pub struct UnixSocket {
 impl UnixSocket {
     pub fn open(settings: &SocketSettings) -> Result<UnixSocket, SocketError> {
         let (file, listener) = SocketFile::create(settings)?;
-        let listener =
-            UnixListener::from_std(listener).map_err(|error| SocketError::Io { path: settings.path.clone(), error })?;
+        let listener = UnixListener::from_std(listener)
+            .map_err(|error| SocketError { path: settings.path.clone(), fault: SocketFault::Io(error) })?;
         Ok(UnixSocket { file: Some(file), listener })
     }
 }

@@ -1,8 +1,8 @@
 //! Which clients may connect, by the names in their certificates.
 //!
-//! The chain is verified first, by rustls, against the clients' CA. Then one of the certificate's names has to be on the
-//! list: DNS names as TLS compares them (whatever the case, and `*.example.com` in the certificate stands for one label),
-//! URIs such as SPIFFE's byte for byte.
+//! The chain is verified first, by rustls, against the clients' CA. Then one of the certificate's names has to be on
+//! the list: DNS names as TLS compares them (whatever the case, and `*.example.com` in the certificate stands for one
+//! label), URIs such as SPIFFE's byte for byte.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use crate::settings::tls::ClientName;
 
 /// So many of a certificate's names are repeated to the operator.
 const NAMES_TOLD_MAX: usize = 8;
+/// And so much of each.
+const NAME_CHARS_TOLD_MAX: usize = 256;
 
 #[derive(Debug)]
 pub struct NamedClients {
@@ -39,8 +41,10 @@ impl NamedClients {
         if self.allowed.iter().any(is_allowed) {
             return Ok(());
         }
-        let names: Vec<&str> =
-            certificate.valid_dns_names().chain(certificate.valid_uri_names()).take(NAMES_TOLD_MAX).collect();
+        let names = certificate.valid_dns_names().chain(certificate.valid_uri_names()).take(NAMES_TOLD_MAX);
+        // A URI may be anything: it must not become a line of its own in the log.
+        let printable = |name: &str| name.chars().take(NAME_CHARS_TOLD_MAX).flat_map(char::escape_debug).collect();
+        let names: Vec<String> = names.map(printable).collect();
         Err(NotAllowed(if names.is_empty() { "it has none".to_owned() } else { names.join(", ") }))
     }
 }
@@ -139,5 +143,7 @@ mod tests {
         let told = is_let_in("edge.test", &["a.test", "spiffe://b"]).unwrap_err();
         assert!(told.contains("(a.test, spiffe://b)"), "{told}");
         assert!(is_let_in("edge.test", &[]).unwrap_err().contains("it has none"));
+        let told = is_let_in("edge.test", &[&format!("a://\n{}", "x".repeat(10_000))]).unwrap_err();
+        assert!(told.contains(r"a://\nxxx") && told.len() < 400, "{told}");
     }
 }

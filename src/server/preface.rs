@@ -1,8 +1,8 @@
 //! The first bytes of an HTTP/2 connection, read before hyper sees it.
 //!
-//! A client that says nothing, or something else, is told apart here, under a deadline that hyper does not have. The bytes
-//! are always the same, so they need not be kept: whoever reads next gets them from the constant, and then, with no copy
-//! in between, what comes from the connection.
+//! A client that says nothing, or something else, is told apart here, under a deadline that hyper does not have. The
+//! bytes are always the same, so they need not be kept: whoever reads next gets them from the constant, and then, with
+//! no copy in between, what comes from the connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

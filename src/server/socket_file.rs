@@ -12,7 +12,7 @@ use std::fs::{self, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -30,47 +30,44 @@ pub struct SocketFile {
 }
 
 #[derive(Debug, Error)]
-pub enum SocketError {
-    #[error(
-        "can't open the unix socket {path}: the directory {directory} does not exist: create it, or choose another path with --grpc-uds (GRPC_UDS)"
-    )]
-    NoDirectory { path: PathBuf, directory: PathBuf },
-    #[error(
-        "can't open the unix socket {path}: another process serves it: stop that one, or choose another path with --grpc-uds (GRPC_UDS)"
-    )]
-    InUse { path: PathBuf },
-    #[error(
-        "can't open the unix socket {path}: there is a file that is not a socket, which is left alone: remove it, or choose another path with --grpc-uds (GRPC_UDS)"
-    )]
-    NotASocket { path: PathBuf },
-    #[error(
-        "can't open the unix socket {path}: there is a socket, and it can't be told whether somebody serves it ({error}): remove it, or choose another path with --grpc-uds (GRPC_UDS)"
-    )]
-    Unclear { path: PathBuf, error: io::Error },
-    #[error(
-        "can't open the unix socket {path}: {error}: check the directory and its permissions, or choose another path with --grpc-uds (GRPC_UDS)"
-    )]
-    Io { path: PathBuf, error: io::Error },
+#[error("can't open the unix socket {path}: {fault}, or choose another path with --grpc-uds (GRPC_UDS)")]
+pub struct SocketError {
+    pub path: PathBuf,
+    pub fault: SocketFault,
+}
+
+#[derive(Debug, Error)]
+pub enum SocketFault {
+    #[error("the directory {0} does not exist: create it")]
+    NoDirectory(PathBuf),
+    #[error("another process serves it: stop that one")]
+    InUse,
+    #[error("there is a file that is not a socket, which is left alone: remove it")]
+    NotASocket,
+    #[error("there is a socket, and it can't be told whether somebody serves it ({0}): remove it")]
+    Unclear(io::Error),
+    #[error("{0}: check the directory and its permissions")]
+    Io(#[from] io::Error),
 }
 
 impl SocketFile {
     /// Makes the socket, listening and not blocking, and its file.
-    pub fn create(settings: &SocketSettings) -> Result<(SocketFile, std::os::unix::net::UnixListener), SocketError> {
-        let path = &settings.path;
+    pub fn create(settings: &SocketSettings) -> Result<(SocketFile, UnixListener), SocketError> {
+        SocketFile::try_create(settings).map_err(|fault| SocketError { path: settings.path.clone(), fault })
+    }
+
+    fn try_create(settings: &SocketSettings) -> Result<(SocketFile, UnixListener), SocketFault> {
         if !settings.directory().is_dir() {
-            let directory = settings.directory().to_owned();
-            return Err(SocketError::NoDirectory { path: path.clone(), directory });
+            return Err(SocketFault::NoDirectory(settings.directory().to_owned()));
         }
-        ensure_free(path)?;
-        let failed = |error| SocketError::Io { path: path.clone(), error };
-        let (socket, temporary) = bind(settings.directory()).map_err(failed)?;
+        ensure_free(&settings.path)?;
+        let (socket, temporary) = bind(settings.directory())?;
         let opened = open(&socket, &temporary, settings);
         if opened.is_err() {
             // The error that stopped us is the one to tell.
             let _ = fs::remove_file(&temporary);
         }
-        let inode = opened.map_err(failed)?;
-        Ok((SocketFile { path: path.clone(), inode }, socket.into()))
+        Ok((SocketFile { path: settings.path.clone(), inode: opened? }, socket.into()))
     }
 
     pub fn path(&self) -> &Path {
@@ -91,22 +88,23 @@ fn inode(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Free is a path with nothing there, or with a socket that nobody serves.
-fn ensure_free(path: &Path) -> Result<(), SocketError> {
+/// Free is a path with nothing there, or with a socket that nobody serves. Two that start at the same moment may both
+/// find it free; then the last one has the path, and the other's socket has no name.
+fn ensure_free(path: &Path) -> Result<(), SocketFault> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(SocketError::Io { path: path.to_owned(), error }),
+        Err(error) => return Err(error.into()),
     };
     if !found.file_type().is_socket() {
-        return Err(SocketError::NotASocket { path: path.to_owned() });
+        return Err(SocketFault::NotASocket);
     }
     match try_connect(path) {
-        Ok(()) => Err(SocketError::InUse { path: path.to_owned() }),
+        Ok(()) => Err(SocketFault::InUse),
         // Its queue is full, so there is somebody.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SocketError::InUse { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SocketFault::InUse),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
-        Err(error) => Err(SocketError::Unclear { path: path.to_owned(), error }),
+        Err(error) => Err(SocketFault::Unclear(error)),
     }
 }
 
@@ -114,9 +112,7 @@ fn try_connect(path: &Path) -> io::Result<()> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // One that has stopped accepting must not hold the start up.
     socket.set_nonblocking(true)?;
-    socket.connect(&SockAddr::unix(path)?)?;
-    drop(UnixStream::from(socket));
-    Ok(())
+    socket.connect(&SockAddr::unix(path)?)
 }
 
 /// Binds a socket to a name in the directory that nobody knows.
@@ -149,7 +145,7 @@ fn open(socket: &Socket, temporary: &Path, settings: &SocketSettings) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::UnixStream;
 
     fn settings(path: PathBuf) -> SocketSettings {
         SocketSettings { path, mode: 0o620 }
@@ -179,7 +175,7 @@ mod tests {
         drop(UnixListener::bind(&settings.path).unwrap());
         let (_file, _listener) = SocketFile::create(&settings).unwrap();
         let again = SocketFile::create(&settings).unwrap_err();
-        assert!(matches!(again, SocketError::InUse { .. }), "{again}");
+        assert!(matches!(again.fault, SocketFault::InUse), "{again}");
         UnixStream::connect(&settings.path).unwrap();
     }
 
@@ -188,11 +184,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let settings = settings(directory.path().join("s"));
         fs::write(&settings.path, "precious").unwrap();
-        assert!(matches!(SocketFile::create(&settings), Err(SocketError::NotASocket { .. })));
+        assert!(matches!(SocketFile::create(&settings).unwrap_err().fault, SocketFault::NotASocket));
         assert_eq!(fs::read_to_string(&settings.path).unwrap(), "precious");
         fs::rename(&settings.path, directory.path().join("file")).unwrap();
         std::os::unix::fs::symlink("file", &settings.path).unwrap();
-        assert!(matches!(SocketFile::create(&settings), Err(SocketError::NotASocket { .. })));
+        assert!(matches!(SocketFile::create(&settings).unwrap_err().fault, SocketFault::NotASocket));
         assert_eq!(fs::read_to_string(&settings.path).unwrap(), "precious");
     }
 

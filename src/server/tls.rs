@@ -1,8 +1,8 @@
 //! TLS of the gRPC port: which certificates are in force, and how a handshake goes.
 //!
-//! Certificates are replaced while the service runs. A connection takes what is in force when it begins and keeps it, so
-//! open connections go on over any change. What can't be used is not taken: the certificates from before stay in force,
-//! and the log says why. The files are looked at when they change and on SIGHUP.
+//! Certificates are replaced while the service runs. A connection takes what is in force when it begins and keeps it,
+//! so open connections go on over any change. What can't be used is not taken: the certificates from before stay in
+//! force, and the log says why. The files are looked at when they change and on SIGHUP.
 
 use std::io;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Tls {
             loop {
                 changes.next().await;
                 let tls = follower.clone();
-                // Files may take their time. A panic in there is logged by its hook, and the next change is another try.
+                // Files may take their time. Should it panic, the next change is another try.
                 let _ = tokio::task::spawn_blocking(move || tls.reload()).await;
             }
         });

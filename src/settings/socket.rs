@@ -40,10 +40,11 @@ pub enum SocketSettingError {
         "--uds-mode (TIDEGATE_UDS_MODE) is {0}, so that nobody could connect: that takes a w bit, as in 660 or 666"
     )]
     ModeForNobody(String),
-    #[error("--grpc-uds (GRPC_UDS) is '{}', which has no file name: write a path such as /run/tidegate/grpc.sock", .0.display())]
+    #[error("--grpc-uds (GRPC_UDS) is '{0}', which has no file name: write a path such as /run/tidegate/grpc.sock")]
     NoName(PathBuf),
     #[error(
-        "--grpc-uds (GRPC_UDS) is {bytes} bytes long, and a socket's path has at most {max}: choose a path with a shorter {part}"
+        "--grpc-uds (GRPC_UDS) is {bytes} bytes long, and a socket's path has at most {max}: \
+         choose a path with a shorter {part}"
     )]
     TooLong { bytes: usize, max: usize, part: &'static str },
 }

@@ -169,9 +169,13 @@ mod tests {
         flags: TlsFlags,
     }
 
-    fn settings(args: &str) -> Result<Option<TlsSettings>, TlsSettingError> {
+    fn flags(args: &str) -> TlsFlags {
         let args = std::iter::once("serve").chain(args.split_whitespace());
-        TlsSettings::new(&Command::try_parse_from(args).unwrap().flags)
+        Command::try_parse_from(args).unwrap().flags
+    }
+
+    fn settings(args: &str) -> Result<Option<TlsSettings>, TlsSettingError> {
+        TlsSettings::new(&flags(args))
     }
 
     const PAIR: &str = "--grpc-server-use-tls --grpc-server-tls-cert c.pem --grpc-server-tls-key k.pem";
@@ -179,7 +183,10 @@ mod tests {
     #[test]
     fn tls_is_off_unless_it_is_turned_on() {
         assert_eq!(settings(""), Ok(None));
-        assert_eq!(settings("--grpc-server-tls-cert c.pem --grpc-server-tls-key k.pem"), Ok(None));
+        let unused = "--grpc-server-tls-cert c.pem --grpc-server-tls-key k.pem";
+        assert_eq!(settings(unused), Ok(None));
+        assert!(flags(unused).warning().is_some_and(|warning| warning.contains("plain text")));
+        assert_eq!(flags(PAIR).warning(), None);
         let plain = settings(PAIR).unwrap().unwrap();
         assert_eq!(plain.files(), [PathBuf::from("c.pem"), PathBuf::from("k.pem")]);
         assert_eq!(plain.clients, None);

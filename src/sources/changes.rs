@@ -1,8 +1,8 @@
 //! When do files change? One answer for rules and for certificates.
 //!
 //! Events of the file system only wake this up. What counts is a comparison of [`Trail`]s, which is right whatever the
-//! events were: lost, too many, or of a kind that nobody thought of. Without any events, as on some network file systems,
-//! the comparison is made once a second.
+//! events were: lost, too many, or of a kind that nobody thought of. Without any events, as on some network file
+//! systems, the comparison is made once a second.
 //!
 //! Whoever writes files often writes several, or one in pieces. So a change is reported when the files have been quiet
 //! for a while, and at last after [`BUSY_MAX`] even if they never are. What was read while they were busy may have been
@@ -69,8 +69,8 @@ struct Looker<P> {
 impl<P: Fn() -> Vec<PathBuf>> Looker<P> {
     fn run(mut self) {
         while !self.reports.is_closed() {
-            // Armed first and compared then, so that no change falls in between. Armed anew after each change, because a
-            // watch stays with a directory that was moved away.
+            // Armed first and compared then, so that no change falls in between. Armed anew after each change, because
+            // a watch stays with a directory that was moved away.
             let alarm = Alarm::at(&self.seen);
             while look(&self.paths) == self.seen {
                 alarm.wait();
