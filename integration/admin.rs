@@ -16,7 +16,7 @@ descriptors:
   - {key: zero, rate_limit: {requests_per_unit: 0, unit: day}}
   - {key: user, detailed_metric: true, rate_limit: {requests_per_unit: 1000000, unit: day}}
   - {key: token, sensitive: true, detailed_metric: true, rate_limit: {requests_per_unit: 5, window: 90s}}
-  - {key: 'quo\"te\\n', rate_limit: {requests_per_unit: 5, unit: day}}
+  - {key: \"quo\\\"te\\n\", rate_limit: {requests_per_unit: 5, unit: day}}
 ";
 
 /// What a reader of the format that nobody here wrote makes of a scrape: the names of the families.
