@@ -269,6 +269,7 @@ fn jittered(age: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::server::drain::{self, Drainer, Phase};
+    use crate::server::service;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
@@ -288,7 +289,8 @@ mod tests {
             let bounds =
                 ConnectionBounds { connections_max, age: Duration::from_secs(60), grace: Duration::from_secs(1) };
             let stats = Arc::new(ConnectionStats::default());
-            let port = GrpcPort { routes: Routes::default(), tls: None, bounds, stats: stats.clone() };
+            let calls = Calls::new(tonic::service::Routes::default(), service::idle());
+            let port = GrpcPort { calls, tls: None, bounds, stats: stats.clone() };
             let (drainer, drain) = drain::channel();
             let served = tokio::spawn(serve(GrpcListener::Tcp(listener), port, drain));
             Port { address, stats, drainer, served }

@@ -186,3 +186,17 @@ pub fn wall_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// A service without rules, for tests of what surrounds it.
+#[cfg(test)]
+pub fn idle() -> Arc<Service> {
+    let answers = AnswerOptions { headers: None, retry_after: true, dynamic_metadata: false };
+    let options = ServiceOptions {
+        bounds: Bounds::default(),
+        modes: Modes::default(),
+        answers,
+        in_flight_max: 10,
+        near_limit_ratio: 0.8,
+    };
+    Arc::new(Service::new(Engine::new(1), options))
+}
