@@ -291,7 +291,7 @@ impl Page<'_> {
 
     fn histogram(&mut self, name: &str, help: &str, labels: &[(&str, &str)], times: &Times) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        let mut metric = metric.encode_family(&labels)?;
+        let mut metric = if labels.is_empty() { metric } else { metric.encode_family(&labels)? };
         metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)
     }
 }
