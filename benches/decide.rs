@@ -12,6 +12,8 @@ use tidegate::engine::decide::{Charging, Check, Group, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
+use tidegate::observe::hits::HitMetrics;
+use tidegate::observe::outcome::Outcomes;
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
@@ -157,6 +159,8 @@ descriptors:
     let loaded = Ruleset::load(&[Source { name: "bench".into(), text: text.into() }], &Options::default());
     let Some(rules) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
     let engine = Engine::new(KEYS);
+    let hits = HitMetrics::new(&rules, &HitMetrics::default());
+    let outcomes = Outcomes::default();
     let mut group = c.benchmark_group("whole request");
     for count in [1, 4] {
         let names: Vec<String> = (0..count).map(name).collect();
@@ -168,6 +172,16 @@ descriptors:
         let Ok(request) = Request::new("edge", descriptors.collect(), &Bounds::default()) else { continue };
         group.bench_function(BenchmarkId::new("descriptors", count), |b| {
             b.iter(|| engine.decide(&rules, black_box(&request), Modes::default(), NOW_MS))
+        });
+        // The same with everything that is measured of it, both clock readings included.
+        group.bench_function(BenchmarkId::new("descriptors, measured", count), |b| {
+            b.iter(|| {
+                let began = Instant::now();
+                let decision = engine.decide(&rules, black_box(&request), Modes::default(), NOW_MS);
+                hits.record(&request, &decision, 0.8);
+                outcomes.record(&decision, began.elapsed());
+                decision
+            })
         });
     }
     group.finish();

@@ -137,6 +137,7 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
         service: service.clone(),
         config: reloader.config.clone(),
         connections: connections.clone(),
+        tls: tls.clone(),
         scrape: Arc::new(settings.scrape.clone()),
         rules_at: reloader.location.to_string().into(),
         started_at_s: now_s(),
@@ -181,16 +182,19 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
 /// Loads the rules again whenever their files change or somebody asks for it.
 async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut changes: Changes, mut hang_up: Signal) {
     loop {
-        tokio::select! {
-            () = changes.next() => {}
-            _ = hang_up.recv() => {
-                if let Some(tls) = &tls {
-                    tls.reload();
-                }
-            }
-        }
+        // Certificates are watched on their own; who asks means them too.
+        let certificates = tokio::select! {
+            () = changes.next() => None,
+            _ = hang_up.recv() => tls.clone(),
+        };
         let reloading = reloader.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
+        let reloaded = tokio::task::spawn_blocking(move || {
+            if let Some(tls) = certificates {
+                tls.reload();
+            }
+            reloading.reload();
+        });
+        if let Err(error) = reloaded.await {
             tracing::error!(%error, "the rules could not be reloaded");
         }
         health.report(&reloader.service).await;

@@ -428,6 +428,22 @@ descriptors:
     }
 
     #[test]
+    fn counting_allocates_nothing() {
+        let metered = Metered::new(LIMIT_10);
+        let descriptors = [descriptor(&[("a", "x")], Hits::OfRequest(1)), descriptor(&[("s", "y")], Hits::Own(3))];
+        let request = Request::new("d", descriptors.into_iter().collect(), &Bounds::default()).unwrap();
+        let decision = metered.engine.decide(&metered.ruleset, &request, Modes::default(), 1_000_000);
+        let outcomes = crate::observe::outcome::Outcomes::default();
+        let record = || {
+            metered.metrics.record(&request, &decision, 0.8);
+            outcomes.record(&decision, std::time::Duration::from_micros(3));
+        };
+        // The first time, a thread learns which stripe is its own.
+        record();
+        assert_eq!(allocation_counter::measure(record).count_total, 0);
+    }
+
+    #[test]
     fn counters_go_on_after_a_reload_and_leave_with_their_rules() {
         let rules = |keys: &[&str]| {
             let rule = |key: &&str| {

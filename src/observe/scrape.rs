@@ -91,6 +91,8 @@ pub struct ConnectionFigures {
     pub open: u64,
     pub refused: u64,
     pub handshake_failures: u64,
+    pub certificate_reloads: u64,
+    pub certificate_reload_failures: u64,
 }
 
 /// All that is measured, at one moment.
@@ -208,6 +210,16 @@ impl Scrape {
             "tidegate_handshake_failures_total",
             "Connections that came to no TLS handshake or HTTP/2 greeting",
             connections.handshake_failures,
+        )?;
+        page.counter(
+            "tidegate_certificate_reloads_total",
+            "Certificates that were replaced",
+            connections.certificate_reloads,
+        )?;
+        page.counter(
+            "tidegate_certificate_reload_errors_total",
+            "New certificates that were refused",
+            connections.certificate_reload_failures,
         )
     }
 

@@ -18,6 +18,7 @@ use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, S
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::explain;
 use crate::server::service::Service;
+use crate::server::tls::Tls;
 use crate::sources::config::{ConfigStatus, now_s};
 
 /// What the port can show.
@@ -26,6 +27,7 @@ pub struct Admin {
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
     pub connections: Arc<ConnectionStats>,
+    pub tls: Option<Arc<Tls>>,
     pub scrape: Arc<ScrapeOptions>,
     pub rules_at: Arc<str>,
     pub started_at_s: u64,
@@ -73,6 +75,8 @@ impl Admin {
                 open: self.connections.open(),
                 refused: self.connections.refused(),
                 handshake_failures: self.connections.handshake_failures(),
+                certificate_reloads: self.tls.as_ref().map_or(0, |tls| tls.reloads()),
+                certificate_reload_failures: self.tls.as_ref().map_or(0, |tls| tls.reload_failures()),
             },
             config: self.config.read(),
             process: ProcessFigures::read(),

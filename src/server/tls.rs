@@ -6,6 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -26,6 +27,8 @@ pub struct Tls {
     in_force: ArcSwap<ServerConfig>,
     /// Held while files are read and put into force, so that what was read first does not come last.
     reload: Mutex<()>,
+    reloads: AtomicU64,
+    reload_failures: AtomicU64,
 }
 
 /// Why there is no TLS connection. Each says what the operator of the client can do about it.
@@ -56,7 +59,13 @@ impl Tls {
         let mut changes = Changes::of(move || files.clone());
         let read = certificates::read(&settings)?;
         warn_of(&read);
-        let tls = Arc::new(Tls { settings, in_force: ArcSwap::from_pointee(read.config), reload: Mutex::new(()) });
+        let tls = Arc::new(Tls {
+            settings,
+            in_force: ArcSwap::from_pointee(read.config),
+            reload: Mutex::new(()),
+            reloads: AtomicU64::new(0),
+            reload_failures: AtomicU64::new(0),
+        });
         let follower = tls.clone();
         tokio::spawn(async move {
             loop {
@@ -77,11 +86,23 @@ impl Tls {
                 tracing::info!("the certificates were reloaded");
                 warn_of(&read);
                 self.in_force.store(Arc::new(read.config));
+                self.reloads.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
+                self.reload_failures.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("the certificates were not reloaded, those from before stay in force: {error}");
             }
         }
+    }
+
+    /// How often certificates were replaced since the start.
+    pub fn reloads(&self) -> u64 {
+        self.reloads.load(Ordering::Relaxed)
+    }
+
+    /// How often new ones were refused.
+    pub fn reload_failures(&self) -> u64 {
+        self.reload_failures.load(Ordering::Relaxed)
     }
 
     /// The server's side of a handshake. Has no deadline of its own.
