@@ -170,6 +170,8 @@ async fn what_can_not_be_used_changes_nothing_and_sighup_tries_again() {
     service.process.line_with("tls.crt can't be read: No such file");
     files.replace_pair(&second);
     shows(&connector, &second).await;
+    assert!(service.metric("tidegate_certificate_reload_errors_total").expect("counted") >= 5.0);
+    assert!(service.metric("tidegate_certificate_reloads_total").expect("counted") >= 1.0);
 }
 
 #[tokio::test]

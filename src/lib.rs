@@ -7,7 +7,7 @@
 //! ```text
 //! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
 //!    |       wire.rs turns Envoy's message into a Request, and a Decision into Envoy's answer
-//! request.rs 1 what is asked: domain, descriptors, entries, hits, each within its bounds
+//! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
 //! ```
