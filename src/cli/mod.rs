@@ -1,7 +1,11 @@
 //! The commands, one file each.
 
+pub mod bench;
+pub mod call;
 pub mod check;
+pub mod client;
 pub mod explain;
+pub mod latency;
 pub mod serve;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -34,6 +38,16 @@ pub enum Command {
     /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
     #[command(after_help = explain::EXAMPLES)]
     Explain(explain::ExplainFlags),
+    /// Ask a server as Envoy does: verdict, what is left of each limit, headers, metadata, latency
+    ///
+    /// Works against any server of envoy.service.ratelimit.v3. Each descriptor is one argument.
+    #[command(after_help = call::EXAMPLES, mut_arg("cert_key", |arg| arg.visible_alias("key")))]
+    Call(Box<call::CallFlags>),
+    /// Put load on a server: requests per second, latency, verdicts, and what it costs both sides
+    ///
+    /// Works against any server of envoy.service.ratelimit.v3.
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(Box<bench::BenchFlags>),
 }
 
 /// For people or for programs.
@@ -89,6 +103,8 @@ impl Cli {
             Some(Command::Serve(flags)) => serve::run(&flags),
             Some(Command::Check(flags)) => check::run(&flags),
             Some(Command::Explain(flags)) => explain::run(&flags),
+            Some(Command::Call(flags)) => call::run(&flags),
+            Some(Command::Bench(flags)) => bench::run(&flags),
         }
     }
 }

@@ -78,7 +78,7 @@ fn unit(number: i32) -> Option<Unit> {
 }
 
 /// The protocol's number, the same in requests and answers.
-fn unit_number(unit: Unit) -> i32 {
+pub fn unit_number(unit: Unit) -> i32 {
     let unit = match unit {
         Unit::Second => rate_limit::Unit::Second,
         Unit::Minute => rate_limit::Unit::Minute,

@@ -1,0 +1,94 @@
+//! The requests that are sent: one encoded message, in which only the digits of the values change.
+//!
+//! Encoding a request costs more than copying it, and a load generator is as cheap as what it does per request.
+
+use bytes::{Bytes, BytesMut};
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+
+use crate::cli::client::exchange::framed;
+
+/// What every request of a run has in common.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub domain: String,
+    pub key: String,
+    pub descriptors: usize,
+    pub hits: u32,
+    /// The length of a value: a number, with zeros before it.
+    pub value_bytes: usize,
+}
+
+impl Shape {
+    /// A request whose descriptors have these values.
+    fn request(&self, value: impl Fn(usize) -> String) -> RateLimitRequest {
+        let descriptor = |index: usize| RateLimitDescriptor {
+            entries: vec![Entry { key: self.key.clone(), value: value(index) }],
+            ..RateLimitDescriptor::default()
+        };
+        RateLimitRequest {
+            domain: self.domain.clone(),
+            descriptors: (0..self.descriptors).map(descriptor).collect(),
+            hits_addend: self.hits,
+        }
+    }
+}
+
+/// A framed message, and where in it the last digit of each value stands.
+pub struct Template {
+    bytes: BytesMut,
+    value_ends: Vec<usize>,
+}
+
+impl Template {
+    pub fn new(shape: &Shape) -> Template {
+        let of = |digit: &str| framed(&shape.request(|_| digit.repeat(shape.value_bytes)));
+        let (zeros, ones) = (of("0"), of("1"));
+        // Where two messages that differ only in their values differ, there are the values.
+        let differs = |at: &usize| zeros[*at] != ones[*at];
+        let is_end = |at: &usize| differs(at) && (at + 1 == zeros.len() || !differs(&(at + 1)));
+        let value_ends = (0..zeros.len()).filter(is_end).collect();
+        Template { bytes: zeros, value_ends }
+    }
+
+    /// The message with these numbers as values.
+    pub fn message(&self, mut number: impl FnMut() -> u64) -> Bytes {
+        let mut bytes = self.bytes.clone();
+        for end in &self.value_ends {
+            let mut rest = number();
+            let mut at = *end;
+            while rest > 0 {
+                bytes[at] = b'0' + (rest % 10) as u8;
+                rest /= 10;
+                at -= 1;
+            }
+        }
+        bytes.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patched_message_is_the_encoded_request() {
+        for (descriptors, value_bytes) in [(1, 32), (4, 32), (32, 1), (2, 300), (3, 9)] {
+            let shape =
+                Shape { domain: "edge".into(), key: "remote_address".into(), descriptors, hits: 3, value_bytes };
+            let template = Template::new(&shape);
+            assert_eq!(template.value_ends.len(), descriptors);
+            for base in [0, 1, 9, 12_345_678] {
+                let number = |index: usize| (base + index as u64) % 10u64.pow(value_bytes.min(9) as u32);
+                let mut index = 0;
+                let patched = template.message(|| {
+                    index += 1;
+                    number(index - 1)
+                });
+                let encoded = framed(&shape.request(|index| format!("{:0value_bytes$}", number(index))));
+                assert_eq!(patched, encoded, "{descriptors} descriptors of {value_bytes} bytes from {base}");
+            }
+        }
+    }
+}

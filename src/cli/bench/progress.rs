@@ -1,0 +1,56 @@
+//! How it goes, while it goes: a line that is rewritten every second on a terminal, or a line every few seconds.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::time::{Duration, Instant};
+
+use crate::cli::bench::tally::Tally;
+use crate::cli::latency::millis;
+
+pub struct Progress {
+    is_terminal: bool,
+    last: (Instant, u64),
+    width: usize,
+}
+
+impl Progress {
+    pub fn new() -> Progress {
+        Progress { is_terminal: stderr().is_terminal(), last: (Instant::now(), 0), width: 0 }
+    }
+
+    /// How often to show it.
+    pub fn interval(&self) -> Duration {
+        Duration::from_secs(if self.is_terminal { 1 } else { 5 })
+    }
+
+    /// Shows what has been counted so far.
+    pub fn show(&mut self, tally: &Tally) {
+        let now = Instant::now();
+        let (before, answers) = self.last;
+        let per_s = (tally.answers() - answers) as f64 / (now - before).as_secs_f64().max(1e-9);
+        self.last = (now, tally.answers());
+        let p99 = millis(tally.latency.quantile(0.99));
+        self.write(&format!("{per_s:.0} requests/s, p99 {p99}, {} errors", tally.errors_total()));
+    }
+
+    /// Counting starts afresh.
+    pub fn restart(&mut self) {
+        self.last = (Instant::now(), 0);
+    }
+
+    /// Makes room for the report.
+    pub fn end(&mut self) {
+        if self.is_terminal {
+            let _ = write!(stderr(), "\r{:width$}\r", "", width = self.width);
+        }
+    }
+
+    /// Nobody to tell if standard error is gone, which is no reason to stop.
+    fn write(&mut self, text: &str) {
+        if self.is_terminal {
+            let _ = write!(stderr(), "\r{text:width$}", width = self.width);
+            self.width = text.chars().count();
+        } else {
+            let _ = writeln!(stderr(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What was seen: verdicts, errors by kind, and how long answers took.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use crate::cli::client::exchange::{self, Failure};
+use crate::cli::latency::Latency;
+
+/// A connection that could not be opened.
+pub const CONNECT: &str = "connect";
+/// A server that closes connections before it has processed anything on them.
+pub const TURNED_AWAY: &str = "turned_away";
+/// A request that was due (`--rate`), but there was no connection or no stream free to send it.
+pub const UNSENT: &str = "unsent";
+/// A request without an answer when the run had been over for a while.
+pub const UNANSWERED: &str = "unanswered";
+
+#[derive(Clone, Debug)]
+pub struct Tally {
+    pub ok: u64,
+    pub over_limit: u64,
+    pub unknown: u64,
+    /// By gRPC code, or what happened where there is none.
+    pub errors: BTreeMap<&'static str, u64>,
+    pub latency: Latency,
+}
+
+impl Tally {
+    pub fn new() -> anyhow::Result<Tally> {
+        Ok(Tally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: Latency::new()? })
+    }
+
+    pub fn answered(&mut self, verdict: Code, took: Duration) {
+        match verdict {
+            Code::Ok => self.ok += 1,
+            Code::OverLimit => self.over_limit += 1,
+            Code::Unknown => self.unknown += 1,
+        }
+        self.latency.record(took);
+    }
+
+    pub fn failed(&mut self, kind: &'static str, count: u64) {
+        if count > 0 {
+            *self.errors.entry(kind).or_default() += count;
+        }
+    }
+
+    /// Adds what another has seen.
+    pub fn add(&mut self, other: &Tally) {
+        self.ok += other.ok;
+        self.over_limit += other.over_limit;
+        self.unknown += other.unknown;
+        for (kind, count) in &other.errors {
+            self.failed(kind, *count);
+        }
+        self.latency.add(&other.latency);
+    }
+
+    pub fn answers(&self) -> u64 {
+        self.ok + self.over_limit + self.unknown
+    }
+
+    pub fn errors_total(&self) -> u64 {
+        self.errors.values().sum()
+    }
+}
+
+/// What a failure counts as.
+pub fn kind(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Closed | Failure::Refused => TURNED_AWAY,
+        Failure::Broken(_) => "connection_broke",
+        Failure::Status { code, .. } => exchange::name(*code),
+        Failure::Http(_) => "not_grpc",
+        Failure::Malformed(_) => "malformed",
+    }
+}
+
+/// The overall code of an encoded RateLimitResponse, the rest of which is only skipped. A message without the field says
+/// UNKNOWN; `None` is no message at all.
+pub fn verdict(mut message: &[u8]) -> Option<Code> {
+    const OVERALL_CODE: u32 = 1;
+    while !message.is_empty() {
+        let (tag, wire_type) = decode_key(&mut message).ok()?;
+        if tag == OVERALL_CODE && wire_type == WireType::Varint {
+            let number = i32::try_from(decode_varint(&mut message).ok()?).ok()?;
+            return Some(Code::try_from(number).unwrap_or(Code::Unknown));
+        }
+        skip_field(wire_type, tag, &mut message, DecodeContext::default()).ok()?;
+    }
+    Some(Code::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+    use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+    use prost::Message;
+
+    #[test]
+    fn a_verdict_is_found_wherever_it_stands() {
+        let statuses = vec![DescriptorStatus { limit_remaining: 300, ..DescriptorStatus::default() }; 2];
+        let rest = RateLimitResponse { statuses, ..RateLimitResponse::default() };
+        for code in [Code::Ok, Code::OverLimit, Code::Unknown] {
+            let whole = RateLimitResponse { overall_code: code as i32, ..rest.clone() };
+            assert_eq!(verdict(&whole.encode_to_vec()), Some(code));
+            let last = [rest.encode_to_vec(), vec![8, code as u8]].concat();
+            assert_eq!(verdict(&last), Some(code), "fields may come in any order");
+        }
+        assert_eq!(verdict(&[8]), None);
+        assert_eq!(verdict(&[0x12, 0xff]), None);
+    }
+
+    #[test]
+    fn tallies_add_up() {
+        let mut whole = Tally::new().unwrap();
+        let mut part = Tally::new().unwrap();
+        part.answered(Code::Ok, Duration::from_millis(1));
+        part.answered(Code::OverLimit, Duration::from_millis(1));
+        part.failed(CONNECT, 2);
+        whole.failed(CONNECT, 1);
+        whole.failed(UNSENT, 0);
+        whole.add(&part);
+        assert_eq!((whole.answers(), whole.ok, whole.over_limit, whole.errors_total()), (2, 1, 1, 3));
+        assert_eq!(whole.errors, BTreeMap::from([(CONNECT, 3)]));
+    }
+}

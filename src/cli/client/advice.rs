@@ -1,0 +1,88 @@
+//! What to do about it: a hint for everything that commonly keeps a client from its answer.
+
+use std::io;
+
+use rustls::{AlertDescription, CertificateError, Error as TlsError};
+use tonic::Code;
+
+use crate::cli::client::connect::ConnectError;
+use crate::cli::client::exchange::Failure;
+
+pub fn on_connect(error: &ConnectError) -> &'static str {
+    match error {
+        ConnectError::Lookup { .. } => "is the name right, and known here? An IP address works without lookup",
+        ConnectError::Connect { source, .. } => match source.kind() {
+            io::ErrorKind::ConnectionRefused => "is the server running, and is this its gRPC port? See --addr",
+            io::ErrorKind::NotFound => "is the server running, and is this the path of its socket? See --addr",
+            io::ErrorKind::PermissionDenied => "may this user write to the socket?",
+            _ => "can the server be reached from here? See --addr",
+        },
+        ConnectError::Tls { source, .. } => on_tls(source).unwrap_or(TLS_UNCLEAR),
+        ConnectError::Http2 { source, .. } => source.get_io().and_then(on_tls).unwrap_or(NOT_HTTP2),
+        ConnectError::Closed { .. } => NOT_HTTP2,
+        ConnectError::Timeout { .. } => "can the server be reached from here, and does it speak gRPC at --addr?",
+    }
+}
+
+pub fn on_failure(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Closed | Failure::Refused => {
+            "the server closes connections as soon as they are used; its log may say why"
+        }
+        Failure::Broken(error) => error.get_io().and_then(on_tls).unwrap_or("did the server stop? Its log may say why"),
+        Failure::Http(_) | Failure::Malformed(_) => "is this the gRPC port of a rate limit service? See --addr",
+        Failure::Status { code, .. } => on_code(*code),
+    }
+}
+
+fn on_code(code: Code) -> &'static str {
+    match code {
+        Code::Unimplemented => "this gRPC server has no envoy.service.ratelimit.v3.RateLimitService: see --addr",
+        Code::DeadlineExceeded => {
+            "the server was too slow: see --timeout, and whether it or what it depends on is overloaded"
+        }
+        Code::Unavailable => "the server is there but can't serve now: has it loaded its rules, or is it stopping?",
+        Code::ResourceExhausted => "the server refuses because it is overloaded, or the request is too large",
+        Code::InvalidArgument => "the server does not take this request: the message says why",
+        Code::Unauthenticated | Code::PermissionDenied => {
+            "does the server ask for a client certificate? See --cert and --cert-key"
+        }
+        _ => "the server's log may say more",
+    }
+}
+
+const TLS_UNCLEAR: &str = "does the server speak TLS at this address? Try without --tls";
+const NOT_HTTP2: &str = "is this a gRPC port? If it expects TLS, add --tls";
+
+fn on_tls(error: &io::Error) -> Option<&'static str> {
+    let error = error.get_ref()?.downcast_ref::<TlsError>()?;
+    Some(match error {
+        TlsError::InvalidCertificate(error) => match error {
+            CertificateError::UnknownIssuer => "name the CA that issued the server's certificate with --ca",
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "the certificate is for another name: see --server-name"
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the server's certificate has expired: renew it"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the server's certificate is not valid yet: is the clock right?"
+            }
+            _ => "the server's certificate can't be used",
+        },
+        TlsError::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateRequired | AlertDescription::HandshakeFailure => {
+                "the server asks for a client certificate: see --cert and --cert-key"
+            }
+            AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateExpired
+            | AlertDescription::AccessDenied => "the server does not accept our certificate: see --cert and --cert-key",
+            AlertDescription::NoApplicationProtocol => "the server does not speak HTTP/2 over TLS: see --addr",
+            _ => TLS_UNCLEAR,
+        },
+        TlsError::InvalidMessage(_) => TLS_UNCLEAR,
+        _ => return None,
+    })
+}

@@ -1,0 +1,142 @@
+//! From an address to an HTTP/2 connection that is known to work.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{Builder, SendRequest};
+use h2::{Ping, PingPong};
+use http::{HeaderValue, Method, Request, Uri, header};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::timeout;
+
+use crate::cli::client::ServerFlags;
+use crate::cli::client::address::Place;
+use crate::cli::client::tls::Tls;
+
+/// A server that has not accepted by then is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Answers are small and read at once: the windows are there never to be waited for.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
+
+/// A server, and what is needed to speak with it.
+pub struct Target {
+    pub place: Place,
+    tls: Option<Tls>,
+    /// The head of every call.
+    pub head: Request<()>,
+}
+
+/// An open connection: a handle to send on. A task of its own drives it until the last handle is gone.
+pub type Sender = SendRequest<Bytes>;
+
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error("can't find the host '{host}': {source}")]
+    Lookup { host: String, source: io::Error },
+    #[error("can't connect to {place}: {source}")]
+    Connect { place: Place, source: io::Error },
+    #[error("no TLS with {place}: {source}")]
+    Tls { place: Place, source: io::Error },
+    #[error("{place} does not answer as an HTTP/2 server: {source}")]
+    Http2 { place: Place, source: h2::Error },
+    #[error("{place} closed the connection at once")]
+    Closed { place: Place },
+    #[error("{place} did not accept a connection within {} s", CONNECT_TIMEOUT.as_secs())]
+    Timeout { place: Place },
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Target {
+    pub fn new(flags: &ServerFlags) -> anyhow::Result<Target> {
+        let place = flags.addr.place.clone();
+        let tls = flags.tls.resolve(&flags.addr)?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let uri = Uri::builder().scheme(scheme).authority(place.authority()).path_and_query(PATH).build()?;
+        let mut head = Request::new(());
+        *head.method_mut() = Method::POST;
+        *head.uri_mut() = uri;
+        head.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+        head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        Ok(Target { place, tls, head })
+    }
+
+    /// Connects, and returns once the server has answered a ping: what can be found out without a request, is.
+    pub async fn open(&self, streams: usize) -> Result<Sender, ConnectError> {
+        match timeout(CONNECT_TIMEOUT, self.try_open(streams)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ConnectError::Timeout { place: self.place.clone() }),
+        }
+    }
+
+    async fn try_open(&self, streams: usize) -> Result<Sender, ConnectError> {
+        let not_http2 = |source| ConnectError::Http2 { place: self.place.clone(), source };
+        let (sender, mut connection) = Builder::new()
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_max_send_streams(streams)
+            .enable_push(false)
+            .handshake(self.stream().await?)
+            .await
+            .map_err(not_http2)?;
+        if let Some(mut pings) = connection.ping_pong() {
+            tokio::select! {
+                // The connection knows better than the ping why there is no answer.
+                biased;
+                ended = &mut connection => {
+                    let closed = || ConnectError::Closed { place: self.place.clone() };
+                    return Err(ended.map_or_else(not_http2, |()| closed()));
+                }
+                answered = ping(&mut pings) => answered.map_err(not_http2)?,
+            }
+        }
+        // Whatever ends the connection is told to the requests that were on it.
+        tokio::spawn(async { drop(connection.await) });
+        Ok(sender)
+    }
+
+    async fn stream(&self) -> Result<Box<dyn Stream>, ConnectError> {
+        let plain: Box<dyn Stream> = match &self.place {
+            Place::Tcp { host, port } => Box::new(self.tcp(host, *port).await?),
+            Place::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(|error| self.refused(error))?),
+        };
+        let Some(tls) = &self.tls else { return Ok(plain) };
+        let secured = tls.connector.connect(tls.name.clone(), plain).await;
+        match secured {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(source) => Err(ConnectError::Tls { place: self.place.clone(), source }),
+        }
+    }
+
+    async fn tcp(&self, host: &str, port: u16) -> Result<TcpStream, ConnectError> {
+        let unknown = |source| ConnectError::Lookup { host: host.to_owned(), source };
+        let mut refusal = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in lookup_host((host, port)).await.map_err(unknown)? {
+            match TcpStream::connect(address).await {
+                Ok(stream) => {
+                    stream.set_nodelay(true).map_err(|error| self.refused(error))?;
+                    return Ok(stream);
+                }
+                Err(error) => refusal = error,
+            }
+        }
+        Err(self.refused(refusal))
+    }
+
+    fn refused(&self, source: io::Error) -> ConnectError {
+        ConnectError::Connect { place: self.place.clone(), source }
+    }
+}
+
+async fn ping(pings: &mut PingPong) -> Result<(), h2::Error> {
+    pings.ping(Ping::opaque()).await.map(drop)
+}

@@ -1,0 +1,26 @@
+//! How commands reach a server of `envoy.service.ratelimit.v3`, ours or another.
+//!
+//! On `h2` itself rather than on tonic's channel: a load generator has to cost less than the server it measures, errors
+//! arrive here before anybody has flattened them into a status, and it is known whether a request was processed.
+
+pub mod address;
+pub mod advice;
+pub mod connect;
+pub mod exchange;
+pub mod tls;
+
+use clap::Args;
+
+use crate::cli::client::address::Address;
+use crate::cli::client::tls::TlsFlags;
+
+/// Which server, and how to speak with it.
+#[derive(Args, Clone, Debug)]
+pub struct ServerFlags {
+    /// host:port, [::1]:8081, unix:/path, or a URL with http:// or https://
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", help_heading = "Server")]
+    pub addr: Address,
+
+    #[command(flatten)]
+    pub tls: TlsFlags,
+}
