@@ -84,6 +84,10 @@ impl Process {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
     pub fn signal(&self, name: &str) {
         let pid = self.child.0.id().to_string();
         let status = Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill runs");
@@ -193,6 +197,7 @@ pub fn free_port() -> u16 {
 }
 
 /// What a command that ends by itself came to.
+#[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
@@ -201,17 +206,43 @@ pub struct Ran {
 
 /// Runs a command to its end. One that should end and serves instead is killed, and fails the test.
 pub fn run(command: &mut Command) -> Ran {
-    let mut child = Killed(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs"));
-    let stdout = read_all(child.0.stdout.take().expect("standard output is piped"));
-    let stderr = read_all(child.0.stderr.take().expect("standard error is piped"));
-    let deadline = Instant::now() + PATIENCE;
-    let text = |bytes: Receiver<Vec<u8>>| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let bytes = bytes.recv_timeout(left).unwrap_or_else(|_| panic!("{command:?} does not end"));
-        String::from_utf8(bytes).expect("output is UTF-8")
-    };
-    let (stdout, stderr) = (text(stdout), text(stderr));
-    Ran { code: child.0.wait().expect("the command can be waited for").code(), stdout, stderr }
+    Running::start(command).end()
+}
+
+/// A command on its way to its end.
+pub struct Running {
+    child: Killed,
+    stdout: Receiver<Vec<u8>>,
+    stderr: Receiver<Vec<u8>>,
+    name: String,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Running {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
+        let mut child = Killed(child);
+        let stdout = read_all(child.0.stdout.take().expect("standard output is piped"));
+        let stderr = read_all(child.0.stderr.take().expect("standard error is piped"));
+        Running { child, stdout, stderr, name: format!("{command:?}") }
+    }
+
+    /// What Ctrl-C does.
+    pub fn interrupt(&self) {
+        let pid = self.child.0.id().to_string();
+        let status = Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
+        assert!(status.success(), "kill -INT {pid}");
+    }
+
+    pub fn end(mut self) -> Ran {
+        let deadline = Instant::now() + PATIENCE;
+        let text = |bytes: &Receiver<Vec<u8>>| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let bytes = bytes.recv_timeout(left).unwrap_or_else(|_| panic!("{} does not end", self.name));
+            String::from_utf8(bytes).expect("output is UTF-8")
+        };
+        let (stdout, stderr) = (text(&self.stdout), text(&self.stderr));
+        Ran { code: self.child.0.wait().expect("the command can be waited for").code(), stdout, stderr }
+    }
 }
 
 fn read_all(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {

@@ -4,6 +4,8 @@
 
 mod account;
 mod admin;
+mod bench;
+mod call;
 mod certificates;
 mod commands;
 mod drain;
@@ -19,6 +21,7 @@ mod overload;
 mod reference;
 mod reload;
 mod rotation;
+mod stub;
 mod surfaces;
 mod tls;
 mod unix_socket;

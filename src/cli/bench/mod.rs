@@ -66,6 +66,7 @@ pub struct BenchFlags {
 
     /// Ask for some values far more often than others, by Zipf's law with this exponent; without it, for all alike
     #[arg(long, value_name = "EXPONENT", value_parser = exponent, help_heading = "Requests")]
+    #[arg(allow_negative_numbers = true)]
     pub zipf: Option<f64>,
 
     /// The length of the values
@@ -95,6 +96,7 @@ pub struct BenchFlags {
     /// Requests per second, of all connections together; latency then counts from when a request was due. Without it,
     /// as fast as answers come
     #[arg(long, value_name = "NUMBER", value_parser = rate, help_heading = "Load")]
+    #[arg(allow_negative_numbers = true)]
     pub rate: Option<f64>,
 
     /// How long to count

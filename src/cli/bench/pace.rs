@@ -164,7 +164,7 @@ mod tests {
         let start = Instant::now();
         let due = Arc::new(Semaphore::new(3));
         let pace = Pace::new(Some((Beat::new(start, 10.0, 0, 1), due.clone())));
-        let tenth = |number| start + Duration::from_millis(100 * number);
+        let tenth = |number: u64| start + Duration::from_millis(100 * number);
         assert_eq!((pace.next().await, pace.next().await), (Some(tenth(0)), Some(tenth(1))));
         pace.put_back(tenth(0));
         assert_eq!(pace.next().await, Some(tenth(0)), "what was not processed comes first");

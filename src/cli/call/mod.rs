@@ -92,6 +92,7 @@ pub struct CallFlags {
 
     /// Calls per second; without it, as fast as answers come
     #[arg(long, value_name = "NUMBER", value_parser = rate, help_heading = "Repeating")]
+    #[arg(allow_negative_numbers = true)]
     pub rate: Option<f64>,
 
     /// How to print; JSON is one document per line

@@ -39,7 +39,8 @@ impl Summary {
         let counted = |counts: &BTreeMap<&str, u64>| {
             counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
-        writeln!(out, "{} calls: {}", self.calls(), counted(&self.answered))?;
+        let calls = if self.calls() == 1 { "call" } else { "calls" };
+        writeln!(out, "{} {calls}: {}", self.calls(), counted(&self.answered))?;
         if !self.errors.is_empty() {
             writeln!(out, "errors: {}", counted(&self.errors))?;
         }

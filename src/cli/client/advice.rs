@@ -58,7 +58,10 @@ fn on_tls(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<TlsError>()?;
     Some(match error {
         TlsError::InvalidCertificate(error) => match error {
-            CertificateError::UnknownIssuer => "name the CA that issued the server's certificate with --ca",
+            // A CA that was made anew under its old name is known by name, but its signature does not fit.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                "name the CA that issued the server's certificate with --ca"
+            }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "the certificate is for another name: see --server-name"
             }

@@ -6,7 +6,7 @@ use std::future::poll_fn;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::{Reason, RecvStream};
-use http::{HeaderMap, Request};
+use http::{HeaderMap, HeaderName, Request};
 use thiserror::Error;
 use tonic::Code;
 
@@ -14,6 +14,8 @@ use crate::cli::client::connect::Sender;
 
 /// A flag and a length come before every gRPC message.
 pub const PREFIX_BYTES: usize = 5;
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// Far above any answer; what is longer is not one.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
@@ -63,7 +65,7 @@ pub async fn ask(sender: &mut Sender, head: Request<()>, message: Bytes) -> Resu
     let (response, mut body) = sender.send_request(head, false).map_err(|_| Failure::Closed)?;
     body.send_data(message, true)?;
     let (head, mut answer) = response.await?.into_parts();
-    if head.headers.contains_key("grpc-status") {
+    if head.headers.contains_key(&GRPC_STATUS) {
         // An error that comes without a message.
         check(&head.headers)?;
         return Err(Failure::Malformed("no message"));
@@ -94,11 +96,11 @@ async fn collect(answer: &mut RecvStream) -> Result<Bytes, Failure> {
 }
 
 fn check(trailers: &HeaderMap) -> Result<(), Failure> {
-    let Some(status) = trailers.get("grpc-status") else { return Err(Failure::Malformed("no grpc-status")) };
+    let Some(status) = trailers.get(&GRPC_STATUS) else { return Err(Failure::Malformed("no grpc-status")) };
     match Code::from_bytes(status.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
-            let message = trailers.get("grpc-message").map_or(&b""[..], |value| value.as_bytes());
+            let message = trailers.get(&GRPC_MESSAGE).map_or(&b""[..], |value| value.as_bytes());
             Err(Failure::Status { code, message: percent_decoded(message) })
         }
     }

@@ -1,0 +1,180 @@
+//! How many requests per second, and what each costs: `tidegate serve` against a server that only ever says OK.
+//!
+//! The constant server is tonic as everybody uses it, on tokio's multi-thread runtime: what is left of a rate limit
+//! service when nothing is limited. Both are processes of their own, and take turns under the same `tidegate bench`, so
+//! that a machine that gets slower does so for both. The table also says whether the client was the bottleneck.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::Duration;
+use serde_json::Value;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+const ROUNDS: usize = 3;
+const DURATION: &str = "3s";
+const CONSTANT_SERVER: &str = "constant-server";
+const RULES: &str = "\
+domain: edge
+descriptors:
+  - {key: remote_address, rate_limit: {requests_per_unit: 4000000000, unit: year}}
+";
+
+fn main() {
+    if std::env::args().nth(1).as_deref() == Some(CONSTANT_SERVER) {
+        return constant_server();
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.yaml");
+    std::fs::write(&rules, RULES).unwrap();
+
+    let constant = Started::constant();
+    let tidegate = Started::tidegate(rules.to_str().unwrap());
+    let mut runs = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for (server, runs) in [&constant, &tidegate].into_iter().zip(&mut runs) {
+            eprintln!("round {} of {ROUNDS}: {}", round + 1, server.name);
+            runs.push(server.bench());
+        }
+    }
+    println!(
+        "{:16}{:>12}{:>16}{:>16}{:>10}   limited by",
+        "", "requests/s", "server us/req", "client us/req", "p99 ms"
+    );
+    let [constant_runs, tidegate_runs] = runs.map(|runs| Medians::of(&runs));
+    constant_runs.print(constant.name);
+    tidegate_runs.print(tidegate.name);
+    println!(
+        "{:16}{:>12.2}{:>16.2}{:>16.2}{:>10.2}",
+        "ratio",
+        tidegate_runs.requests_per_s / constant_runs.requests_per_s,
+        tidegate_runs.server_us / constant_runs.server_us,
+        tidegate_runs.client_us / constant_runs.client_us,
+        tidegate_runs.p99_ms / constant_runs.p99_ms,
+    );
+    println!("medians of {ROUNDS} alternating rounds of {DURATION}, 4 connections x 32 streams, one key");
+}
+
+/// A server that runs until this is dropped.
+struct Started {
+    name: &'static str,
+    child: Child,
+    address: String,
+}
+
+impl Started {
+    fn constant() -> Started {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut child = command.arg(CONSTANT_SERVER).stdout(Stdio::piped()).spawn().expect("this program starts again");
+        let mut address = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        Started { name: "constant tonic", child, address: address.trim().to_owned() }
+    }
+
+    fn tidegate(rules: &str) -> Started {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "--rules", rules, "--host", "127.0.0.1", "--port", "0"]);
+        command.args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("tidegate starts");
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut addresses =
+            lines.filter_map(|line| Some(line.split(" (gRPC)").next()?.rsplit_once(" on ")?.1.to_owned()));
+        let address = addresses.next().expect("it says where it serves");
+        Started { name: "tidegate serve", child, address }
+    }
+
+    fn bench(&self) -> Value {
+        let pid = self.child.id().to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["bench", "--addr", &self.address, "--duration", DURATION, "--server-pid", &pid]);
+        let ran = command.args(["--output", "json"]).output().expect("tidegate bench runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        serde_json::from_slice(&ran.stdout).expect("JSON")
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Medians {
+    requests_per_s: f64,
+    server_us: f64,
+    client_us: f64,
+    p99_ms: f64,
+}
+
+impl Medians {
+    fn of(runs: &[Value]) -> Medians {
+        let median = |name: &str| {
+            let mut figures: Vec<f64> = runs.iter().map(|run| run[name].as_f64().expect(name)).collect();
+            figures.sort_by(f64::total_cmp);
+            figures[figures.len() / 2]
+        };
+        Medians {
+            requests_per_s: median("requests_per_s"),
+            server_us: median("server_cpu_per_request_us"),
+            client_us: median("client_cpu_per_request_us"),
+            p99_ms: median("p99_us") / 1e3,
+        }
+    }
+
+    /// Both share the machine: whoever needs more CPU for a request is what there is not enough of.
+    fn print(&self, name: &str) {
+        let limited_by = if self.client_us < self.server_us { "the server" } else { "the client" };
+        println!(
+            "{name:16}{:>12.0}{:>16.1}{:>16.1}{:>10.2}   {limited_by}",
+            self.requests_per_s, self.server_us, self.client_us, self.p99_ms
+        );
+    }
+}
+
+/// Decodes requests and answers OK, whatever they ask for.
+fn constant_server() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
+        println!("{}", incoming.local_addr().unwrap());
+        std::io::stdout().flush().unwrap();
+        let service = RateLimitServiceServer::new(Constant);
+        Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+    });
+}
+
+struct Constant;
+
+#[tonic::async_trait]
+impl RateLimitService for Constant {
+    async fn should_rate_limit(
+        &self,
+        _request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        // As long as a real answer.
+        let status = DescriptorStatus {
+            code: Code::Ok as i32,
+            current_limit: Some(RateLimit {
+                requests_per_unit: 4_000_000_000,
+                unit: Unit::Year as i32,
+                name: String::new(),
+            }),
+            limit_remaining: 3_999_999_999,
+            duration_until_reset: Some(Duration { seconds: 1_000_000, nanos: 0 }),
+            ..DescriptorStatus::default()
+        };
+        let statuses = vec![status];
+        Ok(Response::new(RateLimitResponse { overall_code: Code::Ok as i32, statuses, ..RateLimitResponse::default() }))
+    }
+}
