@@ -1,8 +1,5 @@
-//! The load: threads, connections, and streams that ask.
-//!
-//! Each thread has a runtime of its own and its share of the connections, so that no request crosses from one core to
-//! another. On a connection every stream in flight is a small loop. Requests that become possible together (their
-//! answers came in one read) leave in one write.
+//! The load: threads with a runtime each and their share of the connections, so that no request crosses from one core
+//! to another.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -11,33 +8,32 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::cli::bench::choice::{Choice, Spread};
+use crate::cli::bench::http2::hpack::RequestBlocks;
+use crate::cli::bench::link::{Link, Site, keep_asking};
 use crate::cli::bench::message::Template;
 use crate::cli::bench::pace::{Beat, Pace};
-use crate::cli::bench::tally::{self, Tally, kind, verdict};
-use crate::cli::client::connect::{ConnectError, Sender, Target};
-use crate::cli::client::exchange::{Failure, ask};
+use crate::cli::bench::tally::{self, Tally};
+use crate::cli::client::connect::{ConnectError, Target};
 
 /// How long answers are waited for when the run is over.
 const LATE_ANSWERS: Duration = Duration::from_secs(2);
-/// How long to wait before a server that went away is tried again: this at first, then twice as long each time.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What all threads work on.
 pub struct Plan {
     pub target: Target,
+    pub blocks: RequestBlocks,
     pub template: Template,
     pub spread: Spread,
     pub threads: usize,
     pub connections: usize,
+    /// Requests in flight on a connection.
     pub streams: usize,
     /// Requests per second of all threads together; `None` is the closed loop.
     pub rate: Option<f64>,
@@ -94,10 +90,10 @@ async fn work(
     due: Arc<Semaphore>,
     tell_opened: oneshot::Sender<Result<(), ConnectError>>,
 ) {
-    let mut senders = Vec::new();
+    let mut opened = Vec::new();
     for _ in (number..plan.connections).step_by(plan.threads) {
-        match plan.target.open(plan.streams).await {
-            Ok(sender) => senders.push(sender),
+        match Link::open(&plan).await {
+            Ok(link) => opened.push(link),
             Err(error) => return drop(tell_opened.send(Err(error))),
         }
     }
@@ -117,8 +113,8 @@ async fn work(
         in_flight: Cell::new(0),
     });
     let mut links = JoinSet::new();
-    for sender in senders {
-        links.spawn_local(link(site.clone(), sender));
+    for link in opened {
+        links.spawn_local(keep_asking(site.clone(), link));
     }
     let _ = phase.wait_for(|phase| matches!(phase, Phase::Over)).await;
     let unsent = site.pace.end();
@@ -128,101 +124,4 @@ async fn work(
         tally.failed(tally::UNSENT, unsent);
     }
     tally.failed(tally::UNANSWERED, site.in_flight.get());
-}
-
-/// What the streams of a thread share.
-struct Site {
-    plan: Arc<Plan>,
-    choice: RefCell<Choice>,
-    pace: Pace,
-    /// Locked by its own thread all the time and by the one that shows progress now and then.
-    tally: Arc<Mutex<Tally>>,
-    counted_from: Instant,
-    /// Counted requests that have no answer yet.
-    in_flight: Cell<u64>,
-}
-
-impl Site {
-    fn message(&self) -> Bytes {
-        let mut choice = self.choice.borrow_mut();
-        self.plan.template.message(|| choice.next())
-    }
-
-    fn failed(&self, kind: &'static str) {
-        if Instant::now() >= self.counted_from {
-            self.tally.lock().failed(kind, 1);
-        }
-    }
-}
-
-/// A connection, opened again whenever it ends.
-async fn link(site: Rc<Site>, first: Sender) {
-    let mut opened = Some(first);
-    let mut pause = PAUSE_MIN;
-    while !site.pace.is_over() {
-        let sender = match opened.take() {
-            Some(sender) => sender,
-            None => match site.plan.target.open(site.plan.streams).await {
-                Ok(sender) => sender,
-                Err(_) => {
-                    site.failed(tally::CONNECT);
-                    pause = rest(pause).await;
-                    continue;
-                }
-            },
-        };
-        let outcomes = Rc::new(Cell::new(0));
-        let mut streams = JoinSet::new();
-        for _ in 0..site.plan.streams {
-            streams.spawn_local(stream(site.clone(), sender.clone(), outcomes.clone()));
-        }
-        drop(sender);
-        while streams.join_next().await.is_some() {}
-        if outcomes.get() > 0 {
-            pause = PAUSE_MIN;
-        } else if !site.pace.is_over() {
-            // One that closes every connection unused must not make this loop spin.
-            site.failed(tally::TURNED_AWAY);
-            pause = rest(pause).await;
-        }
-    }
-}
-
-/// Waits, and says how long to wait the next time.
-async fn rest(pause: Duration) -> Duration {
-    sleep(pause).await;
-    (pause * 2).min(PAUSE_MAX)
-}
-
-/// Asks again and again, until the connection takes no more or the run is over.
-async fn stream(site: Rc<Site>, mut sender: Sender, outcomes: Rc<Cell<u64>>) {
-    while let Some(begun) = site.pace.next().await {
-        let is_counted = begun >= site.counted_from;
-        let counted = u64::from(is_counted);
-        site.in_flight.set(site.in_flight.get() + counted);
-        let answered = ask(&mut sender, site.plan.target.head.clone(), site.message()).await;
-        site.in_flight.set(site.in_flight.get() - counted);
-        let failure = match answered.map(|answer| verdict(&answer)) {
-            Ok(Some(verdict)) => {
-                outcomes.set(outcomes.get() + 1);
-                if is_counted {
-                    site.tally.lock().answered(verdict, begun.elapsed());
-                }
-                continue;
-            }
-            Ok(None) => Failure::Malformed("not a RateLimitResponse"),
-            Err(Failure::Closed) => return site.pace.put_back(begun),
-            Err(Failure::Refused) => {
-                site.pace.put_back(begun);
-                // The connection closes, or the server has enough for now.
-                sleep(Duration::from_millis(1)).await;
-                continue;
-            }
-            Err(failure) => failure,
-        };
-        outcomes.set(outcomes.get() + 1);
-        if is_counted {
-            site.tally.lock().failed(kind(&failure), 1);
-        }
-    }
 }

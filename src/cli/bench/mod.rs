@@ -1,10 +1,14 @@
 //! `tidegate bench`: how many requests per second does a server answer, how fast, and at what cost?
 //!
 //! It speaks to any server of `envoy.service.ratelimit.v3`. Each request costs it far less than a gRPC server's answer
-//! costs, so that on the same machine the server is what limits the figures; both costs are in the report.
+//! costs, so that on the same machine the server is what limits the figures; both costs are in the report. From outside
+//! in: `load` has threads, `link` connections, `http2` speaks on them, `message` and `choice` say what is
+//! asked, `pace` when, and `tally` counts what came back.
 
 mod choice;
 mod cpu;
+mod http2;
+mod link;
 mod load;
 mod message;
 mod pace;
@@ -23,13 +27,15 @@ use tokio::sync::watch;
 use tokio::time::{interval_at, sleep_until};
 
 use crate::cli::bench::choice::Spread;
+use crate::cli::bench::http2::FRAME_BYTES_MAX;
+use crate::cli::bench::http2::hpack::RequestBlocks;
 use crate::cli::bench::load::{Phase, Plan, Start, Worker};
 use crate::cli::bench::message::{Shape, Template};
 use crate::cli::bench::pace::{Beat, Pacer};
 use crate::cli::bench::progress::Progress;
 use crate::cli::bench::report::Report;
 use crate::cli::bench::tally::Tally;
-use crate::cli::client::connect::Target;
+use crate::cli::client::connect::{PATH, Target};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
 use crate::request::VALUE_BYTES_MAX;
@@ -184,11 +190,20 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
         hits: flags.hits,
         value_bytes: flags.value_bytes as usize,
     };
+    let template = Template::new(&shape);
+    if template.bytes() > FRAME_BYTES_MAX {
+        bail!(
+            "a request of {} bytes is too long, at most {FRAME_BYTES_MAX} go: lower --descriptors or --value-bytes",
+            template.bytes()
+        );
+    }
+    let target = Target::new(&flags.server)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = flags.threads.map_or(cores.min(2), |threads| threads as usize);
     Ok(Plan {
-        target: Target::new(&flags.server)?,
-        template: Template::new(&shape),
+        blocks: RequestBlocks::new(target.is_secure(), &target.place.authority(), PATH),
+        target,
+        template,
         spread: Spread::new(flags.keys, flags.zipf).map_err(anyhow::Error::msg)?,
         // A thread without a connection has nothing to do.
         threads: threads.min(flags.connections as usize),
@@ -325,6 +340,14 @@ mod tests {
         let said = |args: &[&str]| plan(&flags(args).unwrap()).map(|_| ()).map_err(|error| error.to_string());
         assert_eq!(said(&["--keys", "1000", "--value-bytes", "3"]), Ok(()));
         assert!(said(&["--keys", "1001", "--value-bytes", "3"]).unwrap_err().contains("at least 4"));
+    }
+
+    #[test]
+    fn a_request_fits_into_a_frame() {
+        let said = |args: &[&str]| plan(&flags(args).unwrap()).map(|_| ()).map_err(|error| error.to_string());
+        assert_eq!(said(&["--value-bytes", "16000"]), Ok(()));
+        assert!(said(&["--value-bytes", "16384"]).unwrap_err().contains("--value-bytes"));
+        assert!(said(&["--descriptors", "1000"]).unwrap_err().contains("at most 16384"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! times. A server that stalls can't hide the requests that it kept from being sent (coordinated omission).
 
 use std::cell::{Cell, RefCell};
+use std::future::pending;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,21 +66,33 @@ impl Pace {
         Pace { beat, again: RefCell::default(), is_over: Cell::new(false) }
     }
 
-    /// Waits for the next request to be due, and says since when it is. `None` when the run is over.
-    pub async fn next(&self) -> Option<Instant> {
-        if let Some(open) = &self.beat {
-            open.due.acquire().await.ok()?.forget();
-        }
+    /// The next request, if there is one now, and since when it is due.
+    pub fn take(&self, now: Instant) -> Option<Instant> {
         if self.is_over.get() {
             return None;
         }
-        if let Some(begun) = self.again.borrow_mut().pop() {
-            return Some(begun);
+        if let Some(open) = &self.beat {
+            open.due.try_acquire().ok()?.forget();
         }
-        let Some(open) = &self.beat else { return Some(Instant::now()) };
+        Some(self.begin(now))
+    }
+
+    /// Waits for a request to be due, and takes it; `None` when the run is over. In a closed loop nothing becomes due by
+    /// time, and this waits for good.
+    pub async fn wait(&self) -> Option<Instant> {
+        let Some(open) = &self.beat else { return pending().await };
+        open.due.acquire().await.ok()?.forget();
+        Some(self.begin(Instant::now()))
+    }
+
+    fn begin(&self, now: Instant) -> Instant {
+        if let Some(begun) = self.again.borrow_mut().pop() {
+            return begun;
+        }
+        let Some(open) = &self.beat else { return now };
         let number = open.taken.get();
         open.taken.set(number + 1);
-        Some(open.beat.time(number))
+        open.beat.time(number)
     }
 
     /// Puts back a request that was not processed.
@@ -165,11 +178,22 @@ mod tests {
         let due = Arc::new(Semaphore::new(3));
         let pace = Pace::new(Some((Beat::new(start, 10.0, 0, 1), due.clone())));
         let tenth = |number: u64| start + Duration::from_millis(100 * number);
-        assert_eq!((pace.next().await, pace.next().await), (Some(tenth(0)), Some(tenth(1))));
+        let now = tenth(7);
+        assert_eq!((pace.take(now), pace.wait().await), (Some(tenth(0)), Some(tenth(1))));
         pace.put_back(tenth(0));
-        assert_eq!(pace.next().await, Some(tenth(0)), "what was not processed comes first");
-        assert_eq!(pace.next().await, Some(tenth(2)));
+        assert_eq!(pace.take(now), Some(tenth(0)), "what was not processed comes first");
+        assert_eq!((pace.take(now), pace.take(now)), (Some(tenth(2)), None));
         due.add_permits(4);
-        assert_eq!((pace.end(), pace.next().await), (4, None));
+        assert_eq!((pace.end(), pace.take(now), pace.wait().await), (4, None, None));
+    }
+
+    #[test]
+    fn without_a_rate_a_request_is_due_at_once() {
+        let pace = Pace::new(None);
+        let now = Instant::now();
+        assert_eq!(pace.take(now), Some(now));
+        pace.put_back(now - Duration::from_millis(1));
+        assert_eq!(pace.take(now), Some(now - Duration::from_millis(1)));
+        assert_eq!((pace.end(), pace.take(now)), (0, None));
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::cli::client::exchange::{self, Failure};
 use crate::cli::latency::Latency;
 
 /// A connection that could not be opened.
@@ -15,6 +14,8 @@ pub const CONNECT: &str = "connect";
 pub const TURNED_AWAY: &str = "turned_away";
 /// A request that was due (`--rate`), but there was no connection or no stream free to send it.
 pub const UNSENT: &str = "unsent";
+/// A request that was on a connection when that broke.
+pub const BROKEN: &str = "connection_broke";
 /// A request without an answer when the run had been over for a while.
 pub const UNANSWERED: &str = "unanswered";
 
@@ -65,17 +66,6 @@ impl Tally {
 
     pub fn errors_total(&self) -> u64 {
         self.errors.values().sum()
-    }
-}
-
-/// What a failure counts as.
-pub fn kind(failure: &Failure) -> &'static str {
-    match failure {
-        Failure::Closed | Failure::Refused => TURNED_AWAY,
-        Failure::Broken(_) => "connection_broke",
-        Failure::Status { code, .. } => exchange::name(*code),
-        Failure::Http(_) => "not_grpc",
-        Failure::Malformed(_) => "malformed",
     }
 }
 

@@ -18,7 +18,7 @@ pub fn on_connect(error: &ConnectError) -> &'static str {
             _ => "can the server be reached from here? See --addr",
         },
         ConnectError::Tls { source, .. } => on_tls(source).unwrap_or(TLS_UNCLEAR),
-        ConnectError::Http2 { source, .. } => source.get_io().and_then(on_tls).unwrap_or(NOT_HTTP2),
+        ConnectError::Http2 { source, .. } => on_tls(source).unwrap_or(NOT_HTTP2),
         ConnectError::Closed { .. } => NOT_HTTP2,
         ConnectError::Timeout { .. } => "can the server be reached from here, and does it speak gRPC at --addr?",
     }

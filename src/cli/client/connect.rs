@@ -19,7 +19,8 @@ use crate::cli::client::tls::Tls;
 /// A server that has not accepted by then is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The one method of the service.
+pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// Answers are small and read at once: the windows are there never to be waited for.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -45,14 +46,15 @@ pub enum ConnectError {
     #[error("no TLS with {place}: {source}")]
     Tls { place: Place, source: io::Error },
     #[error("{place} does not answer as an HTTP/2 server: {source}")]
-    Http2 { place: Place, source: h2::Error },
+    Http2 { place: Place, source: io::Error },
     #[error("{place} closed the connection at once")]
     Closed { place: Place },
     #[error("{place} did not accept a connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Timeout { place: Place },
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+/// Whatever bytes go over.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
@@ -79,7 +81,10 @@ impl Target {
     }
 
     async fn try_open(&self, streams: usize) -> Result<Sender, ConnectError> {
-        let not_http2 = |source| ConnectError::Http2 { place: self.place.clone(), source };
+        let not_http2 = |error: h2::Error| {
+            let source = if error.is_io() { error.into_io() } else { Some(io::Error::other(error)) };
+            self.not_http2(source.unwrap_or_else(|| io::ErrorKind::Other.into()))
+        };
         let (sender, mut connection) = Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -102,6 +107,22 @@ impl Target {
         // Whatever ends the connection is told to the requests that were on it.
         tokio::spawn(async { drop(connection.await) });
         Ok(sender)
+    }
+
+    /// Connects, and lets someone else speak HTTP/2: returns when the future that it makes does.
+    pub async fn open_raw<T, F>(&self, greet: impl FnOnce(Box<dyn Stream>) -> F) -> Result<T, ConnectError>
+    where
+        F: Future<Output = io::Result<T>>,
+    {
+        let opened = async { greet(self.stream().await?).await.map_err(|source| self.not_http2(source)) };
+        match timeout(CONNECT_TIMEOUT, opened).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ConnectError::Timeout { place: self.place.clone() }),
+        }
+    }
+
+    pub fn is_secure(&self) -> bool {
+        self.tls.is_some()
     }
 
     async fn stream(&self) -> Result<Box<dyn Stream>, ConnectError> {
@@ -130,6 +151,13 @@ impl Target {
             }
         }
         Err(self.refused(refusal))
+    }
+
+    fn not_http2(&self, source: io::Error) -> ConnectError {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => ConnectError::Closed { place: self.place.clone() },
+            _ => ConnectError::Http2 { place: self.place.clone(), source },
+        }
     }
 
     fn refused(&self, source: io::Error) -> ConnectError {
