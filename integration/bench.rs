@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tonic::transport::ServerTlsConfig;
 
 use crate::harness::{Ran, Running, Service, ask, descriptor_for, free_port, in_short, run, tidegate};
-use crate::stub::{self, Always};
+use crate::stub::{self, Always, Authority};
 
 const RULES: &str = "\
 domain: d
@@ -110,6 +111,34 @@ fn when_nobody_listens_a_bench_does_not_start() {
     let service = Service::start(RULES, &["--max-connections", "1"]);
     let ran = bench(&service.grpc.to_string(), &["--connections", "2"]);
     assert!(ran.code == Some(1) && ran.stderr.contains(&service.grpc.to_string()), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_goes_over_tls_and_sockets_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rl.sock");
+    stub::rate_limit_service_at(&path);
+    let args = ["--duration", "200ms", "--output", "json"];
+    let ran = bench(path.to_str().unwrap(), &args);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(number(&report(&ran), "ok") > 0, "{ran:?}");
+
+    let authority = Authority::new();
+    let server = ServerTlsConfig::new().identity(authority.issue("localhost"));
+    let addr = stub::rate_limit_service(Always::AT_ONCE, Some(server)).replace("127.0.0.1", "localhost");
+    let ran = bench(&addr, &[&args[..], &["--ca", &authority.file("ca.pem")]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(number(&report(&ran), "ok") > 0, "{ran:?}");
+    let plain = bench(&addr, &args);
+    assert!(plain.code == Some(1) && plain.stderr.contains("add --tls"), "{plain:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_are_counted_by_their_kind() {
+    let ran = bench(&stub::another_service(), &["--duration", "200ms", "--output", "json"]);
+    let report = report(&ran);
+    assert_eq!((ran.code, number(&report, "requests")), (Some(1), 0), "{report}");
+    assert_eq!(number(&report["errors"], "UNIMPLEMENTED"), number(&report, "errors_total"), "{report}");
 }
 
 /// Waits until the load has used up a limit.

@@ -1,4 +1,5 @@
-//! The commands, one file each.
+//! The commands, one file or folder each, and what several of them share: how descriptors are typed, how servers are
+//! reached, how latencies are shown.
 
 pub mod bench;
 pub mod call;

@@ -113,7 +113,7 @@ pub struct BenchFlags {
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = warm_up, help_heading = "Load")]
     pub warmup: Duration,
 
-    /// Threads; by default 2, or 1 on a machine of one core
+    /// Threads; by default 2, or 1 on a machine with fewer than four cores, where the server needs the others
     #[arg(long, value_name = "COUNT", help_heading = "Load")]
     #[arg(value_parser = value_parser!(u64).range(1..=256))]
     pub threads: Option<u64>,
@@ -199,7 +199,7 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
     }
     let target = Target::new(&flags.server)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = flags.threads.map_or(cores.min(2), |threads| threads as usize);
+    let threads = flags.threads.map_or((cores / 2).clamp(1, 2), |threads| threads as usize);
     Ok(Plan {
         blocks: RequestBlocks::new(target.is_secure(), &target.place.authority(), PATH),
         target,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::bench::BenchFlags;
 use crate::cli::bench::tally::Tally;
+use crate::cli::check::plural;
 
 pub struct Report<'a> {
     pub flags: &'a BenchFlags,
@@ -61,14 +62,14 @@ impl Report<'_> {
         let pace = flags.rate.map_or_else(|| "as fast as answers come".into(), |rate| format!("{rate} requests/s"));
         let skew = flags.zipf.map_or_else(String::new, |skew| format!(" (zipf {skew})"));
         format!(
-            "{}: domain {}, {} x {} of {} values{skew}; {} connections x {} streams, {pace}",
+            "{}: domain {}, {} of {} with {}{skew}; {} x {}, {pace}",
             flags.server.addr.place,
             flags.domain,
-            flags.descriptors,
+            plural(flags.descriptors as usize, "descriptor"),
             flags.key,
-            flags.keys,
-            flags.connections,
-            flags.streams,
+            plural(flags.keys as usize, "value"),
+            plural(flags.connections as usize, "connection"),
+            plural(flags.streams as usize, "stream"),
         )
     }
 

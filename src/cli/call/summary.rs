@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cli::check::plural;
 use crate::cli::latency::Latency;
 
 pub struct Summary {
@@ -39,8 +40,7 @@ impl Summary {
         let counted = |counts: &BTreeMap<&str, u64>| {
             counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
-        let calls = if self.calls() == 1 { "call" } else { "calls" };
-        writeln!(out, "{} {calls}: {}", self.calls(), counted(&self.answered))?;
+        writeln!(out, "{}: {}", plural(self.calls() as usize, "call"), counted(&self.answered))?;
         if !self.errors.is_empty() {
             writeln!(out, "errors: {}", counted(&self.errors))?;
         }

@@ -19,7 +19,11 @@ pub fn on_connect(error: &ConnectError) -> &'static str {
         },
         ConnectError::Tls { source, .. } => on_tls(source).unwrap_or(TLS_UNCLEAR),
         ConnectError::Http2 { source, .. } => on_tls(source).unwrap_or(NOT_HTTP2),
-        ConnectError::Closed { .. } => NOT_HTTP2,
+        // In TLS 1.3 a client that shows no certificate learns that it should have only by what happens next.
+        ConnectError::Closed { is_secure: true, .. } => {
+            "does the server ask for a client certificate? See --cert and --cert-key"
+        }
+        ConnectError::Closed { is_secure: false, .. } => NOT_HTTP2,
         ConnectError::Timeout { .. } => "can the server be reached from here, and does it speak gRPC at --addr?",
     }
 }

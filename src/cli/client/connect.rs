@@ -48,7 +48,7 @@ pub enum ConnectError {
     #[error("{place} does not answer as an HTTP/2 server: {source}")]
     Http2 { place: Place, source: io::Error },
     #[error("{place} closed the connection at once")]
-    Closed { place: Place },
+    Closed { place: Place, is_secure: bool },
     #[error("{place} did not accept a connection within {} s", CONNECT_TIMEOUT.as_secs())]
     Timeout { place: Place },
 }
@@ -97,10 +97,7 @@ impl Target {
             tokio::select! {
                 // The connection knows better than the ping why there is no answer.
                 biased;
-                ended = &mut connection => {
-                    let closed = || ConnectError::Closed { place: self.place.clone() };
-                    return Err(ended.map_or_else(not_http2, |()| closed()));
-                }
+                ended = &mut connection => return Err(ended.map_or_else(not_http2, |()| self.closed())),
                 answered = ping(&mut pings) => answered.map_err(not_http2)?,
             }
         }
@@ -155,9 +152,13 @@ impl Target {
 
     fn not_http2(&self, source: io::Error) -> ConnectError {
         match source.kind() {
-            io::ErrorKind::UnexpectedEof => ConnectError::Closed { place: self.place.clone() },
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.closed(),
             _ => ConnectError::Http2 { place: self.place.clone(), source },
         }
+    }
+
+    fn closed(&self) -> ConnectError {
+        ConnectError::Closed { place: self.place.clone(), is_secure: self.is_secure() }
     }
 
     fn refused(&self, source: io::Error) -> ConnectError {

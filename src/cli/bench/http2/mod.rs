@@ -4,6 +4,7 @@
 //! request is a copy of prepared bytes, an answer is read where it lies in the read buffer, and whatever became possible
 //! with one read leaves in one write. It is a state machine without IO: bytes of the server go in, frames come out.
 
+mod frame;
 pub mod hpack;
 mod huffman;
 
@@ -12,44 +13,20 @@ use std::time::Instant;
 use ahash::AHashMap;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
+use crate::cli::bench::http2::frame::*;
 use crate::cli::bench::http2::hpack::{Decoder, Heard, RequestBlocks, TABLE_BYTES};
 use crate::cli::bench::tally::verdict;
 use crate::cli::client::exchange::{self, PREFIX_BYTES};
 
+pub use crate::cli::bench::http2::frame::{Confused, FRAME_BYTES_MAX};
+
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const FRAME_HEAD_BYTES: usize = 9;
-/// The longest frame, unless a longer one is agreed upon. So are our requests.
-pub const FRAME_BYTES_MAX: usize = 16 * 1024;
 /// The first window of streams and of the connection, unless another is agreed upon.
 const WINDOW_BYTES: i64 = 65_535;
 /// The server may always send as much as it likes: answers are read at once.
 const RECEIVE_WINDOW_BYTES: u32 = 1 << 30;
 /// Far above any answer.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-const STREAM_ID_MAX: u32 = (1 << 31) - 1;
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PUSH_PROMISE: u8 = 5;
-const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-
-const END_STREAM: u8 = 0x1;
-const ACK: u8 = 0x1;
-const END_HEADERS: u8 = 0x4;
-const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
-
-const HEADER_TABLE_SIZE: u16 = 1;
-const ENABLE_PUSH: u16 = 2;
-const MAX_CONCURRENT_STREAMS: u16 = 3;
-const INITIAL_WINDOW_SIZE: u16 = 4;
-
-const REFUSED_STREAM: u32 = 7;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +36,6 @@ pub enum Outcome {
     /// The server says that it has not processed it: it may be sent again.
     NotProcessed,
 }
-
-/// The server does not keep to the protocol; nothing that follows can be understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Confused(pub &'static str);
 
 /// A request on its way.
 struct Flight {
@@ -323,32 +296,6 @@ fn outcome(flight: &Flight, last: Heard) -> Outcome {
 fn whole(bytes: &[u8]) -> Option<&[u8]> {
     let (&[is_compressed, a, b, c, d], message) = bytes.split_first_chunk::<PREFIX_BYTES>()?;
     (is_compressed == 0 && message.len() == u32::from_be_bytes([a, b, c, d]) as usize).then_some(message)
-}
-
-fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Confused> {
-    if flags & PADDED == 0 {
-        return Ok(payload);
-    }
-    let (padding, rest) = payload.split_first().ok_or(Confused("padding without a length"))?;
-    let length = rest.len().checked_sub(usize::from(*padding)).ok_or(Confused("padding is longer than its frame"))?;
-    Ok(&rest[..length])
-}
-
-fn number(payload: &[u8], at: usize) -> Result<u32, Confused> {
-    let bytes = payload.get(at..).and_then(|rest| rest.first_chunk::<4>());
-    bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or(Confused("a frame is too short"))
-}
-
-fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, id: u32) {
-    // Ours are never longer than FRAME_BYTES_MAX, which three bytes hold.
-    let [_, a, b, c] = (length as u32).to_be_bytes();
-    let [d, e, f, g] = id.to_be_bytes();
-    out.extend_from_slice(&[a, b, c, kind, flags, d, e, f, g]);
-}
-
-fn put_window_update(out: &mut Vec<u8>, bytes: u32) {
-    put_head(out, 4, WINDOW_UPDATE, 0, 0);
-    out.extend(bytes.to_be_bytes());
 }
 
 #[cfg(test)]
