@@ -42,13 +42,13 @@ use crate::request::VALUE_BYTES_MAX;
 use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
-  tidegate bench                                                  # the example rules on 127.0.0.1:8081
-  tidegate bench --keys 1000000 --zipf 1.1 --duration 30s --server-pid $(pidof ratelimit)
-  tidegate bench --addr ratelimit:8081 --rate 20000 --connections 8   # latency at a given load
+  tidegate bench                                          # port 8081, the example rules
+  tidegate bench --keys 1000000 --zipf 1.1 --server-pid $(pidof ratelimit)
+  tidegate bench --addr ratelimit:8081 --rate 20000       # latency at a given load
   tidegate bench --domain api --key api_key --descriptors 4 --output json
 
-Verdicts depend on the server's rules; a descriptor without one is OK. Exits with 0 if every request was answered, and
-with 1 otherwise.";
+Verdicts depend on the server's rules; a descriptor without one is OK.
+Exits with 0 if every request was answered, and with 1 otherwise.";
 
 const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -38,9 +38,9 @@ use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate call --domain edge remote_address=203.0.113.7
-  tidegate call --domain edge --repeat 20 --rate 5 remote_address=10.0.0.1 path=/api/items,method=POST
-  tidegate call --addr https://ratelimit:8081 --ca ca.pem --domain api --own-hits 0 api_key=alice    # a peek
-  tidegate call --addr unix:/run/ratelimit.sock --domain edge --limit 5/minute new=x --output json
+  tidegate call --domain edge --repeat 20 --rate 5 tier=free path=/api/items,method=POST
+  tidegate call --addr https://ratelimit:8081 --ca ca.pem --domain api --own-hits 0 api_key=alice
+  tidegate call --addr unix:/run/ratelimit.sock --domain edge --limit 5/minute new=x
 
 A comma inside a value is written as \\, and a backslash as \\\\.
 Exits with 0 if every call was answered, OK or OVER_LIMIT, and with 1 otherwise.";
