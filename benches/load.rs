@@ -84,7 +84,7 @@ impl Started {
     fn tidegate(rules: &str) -> Started {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["serve", "--rules", rules, "--host", "127.0.0.1", "--port", "0"]);
-        command.args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
+        command.args(["--grpc-host", "127.0.0.1", "--grpc-port", "0", "--debug-port", "0"]);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("tidegate starts");
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let mut addresses =

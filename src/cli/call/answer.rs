@@ -10,8 +10,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, 
 use envoy_types::pb::google::protobuf::{self, value::Kind};
 use serde_json::{Value, json};
 
-use crate::request::typed::TypedDescriptor;
 use crate::cli::latency::{micros, millis};
+use crate::request::typed::TypedDescriptor;
 
 /// An answer beside what was asked.
 pub struct Answer<'a> {

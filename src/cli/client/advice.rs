@@ -18,11 +18,9 @@ pub fn on_connect(error: &ConnectError) -> &'static str {
             _ => "can the server be reached from here? See --addr",
         },
         ConnectError::Tls { source, .. } => on_tls(source).unwrap_or(TLS_UNCLEAR),
-        ConnectError::Http2 { source, .. } => on_tls(source).unwrap_or(NOT_HTTP2),
+        ConnectError::Http2 { source, .. } => on_tls(source).or_else(|| on_alert(source)).unwrap_or(NOT_HTTP2),
         // In TLS 1.3 a client that shows no certificate learns that it should have only by what happens next.
-        ConnectError::Closed { is_secure: true, .. } => {
-            "does the server ask for a client certificate? See --cert and --cert-key"
-        }
+        ConnectError::Closed { is_secure: true, .. } => CERTIFICATE_WANTED,
         ConnectError::Closed { is_secure: false, .. } => NOT_HTTP2,
         ConnectError::Timeout { .. } => "can the server be reached from here, and does it speak gRPC at --addr?",
     }
@@ -33,7 +31,10 @@ pub fn on_failure(failure: &Failure) -> &'static str {
         Failure::Closed | Failure::Refused => {
             "the server closes connections as soon as they are used; its log may say why"
         }
-        Failure::Broken(error) => error.get_io().and_then(on_tls).unwrap_or("did the server stop? Its log may say why"),
+        Failure::Broken(error) => error
+            .get_io()
+            .and_then(|error| on_tls(error).or_else(|| on_alert(error)))
+            .unwrap_or("did the server stop? Its log may say why"),
         Failure::Http(_) | Failure::Malformed(_) => "is this the gRPC port of a rate limit service? See --addr",
         Failure::Status { code, .. } => on_code(*code),
     }
@@ -48,15 +49,19 @@ fn on_code(code: Code) -> &'static str {
         Code::Unavailable => "the server is there but can't serve now: has it loaded its rules, or is it stopping?",
         Code::ResourceExhausted => "the server refuses because it is overloaded, or the request is too large",
         Code::InvalidArgument => "the server does not take this request: the message says why",
-        Code::Unauthenticated | Code::PermissionDenied => {
-            "does the server ask for a client certificate? See --cert and --cert-key"
-        }
+        Code::Unauthenticated | Code::PermissionDenied => CERTIFICATE_WANTED,
         _ => "the server's log may say more",
     }
 }
 
 const TLS_UNCLEAR: &str = "does the server speak TLS at this address? Try without --tls";
+const CERTIFICATE_WANTED: &str = "does the server ask for a client certificate? See --cert and --cert-key";
 const NOT_HTTP2: &str = "is this a gRPC port? If it expects TLS, add --tls";
+
+/// The same as text: HTTP/2 keeps no more of what broke its connection.
+fn on_alert(error: &io::Error) -> Option<&'static str> {
+    error.to_string().contains("fatal alert").then_some(CERTIFICATE_WANTED)
+}
 
 fn on_tls(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<TlsError>()?;
