@@ -2,28 +2,20 @@
 //!
 //! A rule's counters are found by its number, without a lock and without putting a label together. They belong to the
 //! labels, not to the ruleset, so that they go on where they were when rules are reloaded. A rule whose metrics name
-//! values of the request ([`ByValue`]) looks the values up in a map that is replaced whenever it grows, and stops growing
-//! at [`SERIES_PER_RULE_MAX`].
+//! values of the request has its counters in [`ByValue`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use parking_lot::Mutex;
-use smallvec::SmallVec;
-
 use crate::engine::{Decision, Limited, Status, StatusKind};
-use crate::observe::labels::{Labels, clipped};
+use crate::observe::by_value::ByValue;
+use crate::observe::labels::Labels;
 use crate::observe::stripes::Stripes;
-use crate::request::{Descriptor, Hits, Request};
-use crate::rules::limit::{Rule, TrailStep};
+use crate::request::{Hits, Request};
+use crate::rules::limit::Rule;
 use crate::rules::policy::Algorithm;
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Ruleset};
 
-/// Series of one rule that names values; all values beyond share one.
-pub const SERIES_PER_RULE_MAX: usize = 1000;
-/// What stands for those values.
-const OTHER: &str = "other";
 /// Levels that labels tell apart: deeper ones are added up.
 const LABELS_MAX: usize = 2;
 
@@ -101,86 +93,6 @@ fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32
     counts
 }
 
-type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::RandomState>;
-
-/// The series of a rule whose metrics name values of the request.
-#[derive(Debug)]
-struct ByValue {
-    domain: Arc<str>,
-    trail: Box<[TrailStep]>,
-    series: ArcSwap<SeriesOfValues>,
-    /// Taken by whoever adds a series; nobody waits for it to read.
-    adding: Mutex<()>,
-    other: Arc<(Labels, HitCounters)>,
-}
-
-impl ByValue {
-    fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
-        let other: Vec<Arc<str>> = trail
-            .iter()
-            .map(|step| if step.takes_value { format!("{}_{OTHER}", step.key).into() } else { step.written.clone() })
-            .collect();
-        ByValue {
-            domain: domain.clone(),
-            trail: trail.into(),
-            series: ArcSwap::default(),
-            adding: Mutex::new(()),
-            other: Arc::new((Labels::new(domain, &other), HitCounters::default())),
-        }
-    }
-
-    /// The counters for the values of a descriptor.
-    fn find(&self, descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
-        let key = self.key(descriptor);
-        let series = self.series.load();
-        if let Some(found) = series.get(&*key) {
-            return found.clone();
-        }
-        if series.len() >= SERIES_PER_RULE_MAX { self.other.clone() } else { self.add(&key, descriptor) }
-    }
-
-    #[cold]
-    fn add(&self, key: &[u8], descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
-        let _adding = self.adding.lock();
-        let current = self.series.load();
-        if let Some(found) = current.get(key) {
-            return found.clone();
-        }
-        if current.len() >= SERIES_PER_RULE_MAX {
-            return self.other.clone();
-        }
-        let mut grown = SeriesOfValues::clone(&current);
-        let added = Arc::new((self.labels(descriptor), HitCounters::default()));
-        grown.insert(key.into(), added.clone());
-        self.series.store(Arc::new(grown));
-        added
-    }
-
-    /// The values that the labels name, each after its length.
-    fn key(&self, descriptor: &Descriptor<'_>) -> SmallVec<[u8; 64]> {
-        let mut key = SmallVec::new();
-        for (step, entry) in self.trail.iter().zip(&descriptor.entries) {
-            if step.takes_value {
-                let value = clipped(entry.value);
-                key.push(value.len() as u8);
-                key.extend_from_slice(value.as_bytes());
-            }
-        }
-        key
-    }
-
-    fn labels(&self, descriptor: &Descriptor<'_>) -> Labels {
-        let name = |(step, value): (&TrailStep, &str)| match clipped(value) {
-            value if step.takes_value && !value.is_empty() => format!("{}_{value}", step.key).into(),
-            _ if step.takes_value => step.key.clone(),
-            _ => step.written.clone(),
-        };
-        let values = descriptor.entries.iter().map(|entry| entry.value);
-        let steps: Vec<Arc<str>> = self.trail.iter().zip(values).map(name).collect();
-        Labels::new(&self.domain, &steps)
-    }
-}
-
 /// Where a rule's hits are counted.
 #[derive(Debug)]
 enum OfRule {
@@ -224,7 +136,7 @@ impl HitMetrics {
             return OfRule::Fixed(self.fixed(Labels::new(&domain.name, &steps), before));
         }
         let name = (domain.name.clone(), rule.id.clone());
-        let known = before.by_value.get(&name).filter(|known| *known.trail == *trail);
+        let known = before.by_value.get(&name).filter(|known| known.trail() == trail);
         let series = known.cloned().unwrap_or_else(|| Arc::new(ByValue::new(&domain.name, trail)));
         self.by_value.insert(name, series.clone());
         OfRule::ByValue(series)
@@ -277,7 +189,7 @@ impl HitMetrics {
         };
         self.fixed.iter().for_each(|(labels, counters)| add(labels, counters));
         for series in self.by_value.values() {
-            series.series.load().values().chain([&series.other]).for_each(|it| add(&it.0, &it.1));
+            series.for_each(&mut add);
         }
         read
     }
@@ -287,7 +199,8 @@ impl HitMetrics {
 mod tests {
     use super::*;
     use crate::engine::{Engine, Modes};
-    use crate::request::{Bounds, Entry};
+    use crate::observe::by_value::SERIES_PER_RULE_MAX;
+    use crate::request::{Bounds, Descriptor, Entry};
     use crate::rules::{Options, Source};
 
     fn ruleset(text: &str) -> Ruleset {

@@ -263,7 +263,7 @@ impl Scrape {
         let Figures { process, started_at_s, .. } = &self.figures;
         let build = vec![("version", env!("CARGO_PKG_VERSION"))];
         page.family("tidegate_build_info", "What runs here", MetricType::Gauge, [(build, 1u64)])?;
-        page.single("process_cpu_seconds_total", "CPU time", MetricType::Counter, process.cpu_s)?;
+        page.single("process_cpu_seconds_total", "CPU time", MetricType::Counter, process.cpu.as_secs_f64())?;
         page.gauge("process_resident_memory_bytes", "Resident memory", process.resident_bytes)?;
         page.gauge("process_open_fds", "Open file descriptors", process.open_files)?;
         page.gauge("process_threads", "Threads", process.threads)?;

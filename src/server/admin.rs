@@ -79,7 +79,7 @@ impl Admin {
                 certificate_reload_failures: self.tls.as_ref().map_or(0, |tls| tls.reload_failures()),
             },
             config: self.config.read(),
-            process: ProcessFigures::read(),
+            process: ProcessFigures::of("self").unwrap_or_default(),
             started_at_s: self.started_at_s,
         }
     }
@@ -190,7 +190,7 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "handshake_failures": figures.connections.handshake_failures,
         },
         "process": {
-            "cpu_s": figures.process.cpu_s,
+            "cpu_s": figures.process.cpu.as_secs_f64(),
             "resident_bytes": figures.process.resident_bytes,
             "open_files": figures.process.open_files,
             "threads": figures.process.threads,

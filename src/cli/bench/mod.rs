@@ -6,7 +6,6 @@
 //! asked, `pace` when, and `tally` counts what came back.
 
 mod choice;
-mod cpu;
 mod http2;
 mod link;
 mod load;
@@ -38,6 +37,7 @@ use crate::cli::bench::tally::Tally;
 use crate::cli::client::connect::{PATH, Target};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
+use crate::observe::process::ProcessFigures;
 use crate::request::VALUE_BYTES_MAX;
 use crate::settings::parse::duration;
 
@@ -158,7 +158,10 @@ fn warm_up(text: &str) -> Result<Duration, String> {
 pub fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
     let plan = plan(flags)?;
     if let Some(pid) = flags.server_pid {
-        anyhow::ensure!(cpu::used(&pid.to_string()).is_some(), "no process {pid} on this machine (--server-pid)");
+        anyhow::ensure!(
+            ProcessFigures::of(&pid.to_string()).is_some(),
+            "no process {pid} on this machine (--server-pid)"
+        );
     }
     // Connections are files; where the system does not allow more, opening them says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
@@ -288,7 +291,8 @@ struct Cpu {
 
 impl Cpu {
     fn used(flags: &BenchFlags) -> Cpu {
-        Cpu { client: cpu::used("self"), server: flags.server_pid.and_then(|pid| cpu::used(&pid.to_string())) }
+        let used = |pid: &str| ProcessFigures::of(pid).map(|figures| figures.cpu);
+        Cpu { client: used("self"), server: flags.server_pid.and_then(|pid| used(&pid.to_string())) }
     }
 }
 

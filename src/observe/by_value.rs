@@ -1,0 +1,110 @@
+//! The counters of a rule whose metrics name values of the request, because its operator asked for it.
+//!
+//! The values are looked up in a map that is replaced whenever it grows, so that reading takes no lock, and that stops
+//! growing at [`SERIES_PER_RULE_MAX`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::observe::hits::HitCounters;
+use crate::observe::labels::{Labels, clipped};
+use crate::request::Descriptor;
+use crate::rules::limit::TrailStep;
+
+/// All values beyond share one series.
+pub const SERIES_PER_RULE_MAX: usize = 1000;
+/// What stands for those values.
+const OTHER: &str = "other";
+
+type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::RandomState>;
+
+/// The series of a rule whose metrics name values of the request.
+#[derive(Debug)]
+pub struct ByValue {
+    domain: Arc<str>,
+    trail: Box<[TrailStep]>,
+    series: ArcSwap<SeriesOfValues>,
+    /// Taken by whoever adds a series; nobody waits for it to read.
+    adding: Mutex<()>,
+    other: Arc<(Labels, HitCounters)>,
+}
+
+impl ByValue {
+    pub fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
+        let other: Vec<Arc<str>> = trail
+            .iter()
+            .map(|step| if step.takes_value { format!("{}_{OTHER}", step.key).into() } else { step.written.clone() })
+            .collect();
+        ByValue {
+            domain: domain.clone(),
+            trail: trail.into(),
+            series: ArcSwap::default(),
+            adding: Mutex::new(()),
+            other: Arc::new((Labels::new(domain, &other), HitCounters::default())),
+        }
+    }
+
+    pub fn trail(&self) -> &[TrailStep] {
+        &self.trail
+    }
+
+    /// Every series there is.
+    pub fn for_each(&self, mut visit: impl FnMut(&Labels, &HitCounters)) {
+        self.series.load().values().chain([&self.other]).for_each(|series| visit(&series.0, &series.1));
+    }
+
+    /// The counters for the values of a descriptor.
+    pub fn find(&self, descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
+        let key = self.key(descriptor);
+        let series = self.series.load();
+        if let Some(found) = series.get(&*key) {
+            return found.clone();
+        }
+        if series.len() >= SERIES_PER_RULE_MAX { self.other.clone() } else { self.add(&key, descriptor) }
+    }
+
+    #[cold]
+    fn add(&self, key: &[u8], descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
+        let _adding = self.adding.lock();
+        let current = self.series.load();
+        if let Some(found) = current.get(key) {
+            return found.clone();
+        }
+        if current.len() >= SERIES_PER_RULE_MAX {
+            return self.other.clone();
+        }
+        let mut grown = SeriesOfValues::clone(&current);
+        let added = Arc::new((self.labels(descriptor), HitCounters::default()));
+        grown.insert(key.into(), added.clone());
+        self.series.store(Arc::new(grown));
+        added
+    }
+
+    /// The values that the labels name, each after its length.
+    fn key(&self, descriptor: &Descriptor<'_>) -> SmallVec<[u8; 64]> {
+        let mut key = SmallVec::new();
+        for (step, entry) in self.trail.iter().zip(&descriptor.entries) {
+            if step.takes_value {
+                let value = clipped(entry.value);
+                key.push(value.len() as u8);
+                key.extend_from_slice(value.as_bytes());
+            }
+        }
+        key
+    }
+
+    fn labels(&self, descriptor: &Descriptor<'_>) -> Labels {
+        let name = |(step, value): (&TrailStep, &str)| match clipped(value) {
+            value if step.takes_value && !value.is_empty() => format!("{}_{value}", step.key).into(),
+            _ if step.takes_value => step.key.clone(),
+            _ => step.written.clone(),
+        };
+        let values = descriptor.entries.iter().map(|entry| entry.value);
+        let steps: Vec<Arc<str>> = self.trail.iter().zip(values).map(name).collect();
+        Labels::new(&self.domain, &steps)
+    }
+}
