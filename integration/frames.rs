@@ -7,16 +7,19 @@ use crate::harness::PATIENCE;
 
 pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
+pub const PUSH_PROMISE: u8 = 5;
 pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
-const ACK: u8 = 1;
+pub const PADDED: u8 = 8;
+pub const ACK: u8 = 1;
 
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -54,6 +57,12 @@ impl Frame {
     /// Lets the server send this many bytes more.
     pub fn window_update(bytes: u32) -> Frame {
         Frame::new(WINDOW_UPDATE, 0, 0, bytes.to_be_bytes().to_vec())
+    }
+
+    /// Announces settings, each a number and its value.
+    pub fn settings_of(settings: &[(u16, u32)]) -> Frame {
+        let pair = |(id, value): &(u16, u32)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat();
+        Frame::new(SETTINGS, 0, 0, settings.iter().flat_map(pair).collect())
     }
 
     pub fn ping() -> Frame {
@@ -127,14 +136,26 @@ pub struct Connection(BufReader<TcpStream>);
 impl Connection {
     /// Connects and greets; the server's answer is still to be read.
     pub fn open(address: SocketAddr) -> Connection {
+        Connection::open_with(address, &[])
+    }
+
+    /// The same with settings of our own.
+    pub fn open_with(address: SocketAddr, settings: &[(u16, u32)]) -> Connection {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the gRPC port answers");
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();
         // A connection that is refused may be gone before the greeting.
         let _ = stream.write_all(PREFACE);
-        let _ = stream.write_all(&Frame::new(SETTINGS, 0, 0, vec![]).bytes());
+        let _ = stream.write_all(&Frame::settings_of(settings).bytes());
         Connection::over(stream)
+    }
+
+    /// The same once the server has greeted too.
+    pub fn greeted(address: SocketAddr) -> Connection {
+        let mut connection = Connection::open(address);
+        connection.read_to(SETTINGS).expect("a greeting");
+        connection
     }
 
     /// Goes on with a connection that has been greeted.
@@ -145,6 +166,11 @@ impl Connection {
     /// Writes, unless the other side has had enough.
     pub fn send(&mut self, bytes: &[u8]) -> bool {
         self.0.get_mut().write_all(bytes).is_ok()
+    }
+
+    /// The connection itself, for those who stop speaking in frames.
+    pub fn stream(&self) -> &TcpStream {
+        self.0.get_ref()
     }
 
     /// The next frame, `None` when the connection is closed.

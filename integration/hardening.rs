@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::task::{block_in_place, spawn_blocking};
 
+use crate::bystander::Bystander;
 use crate::frames::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM,
     SETTINGS, call_headers, header,
@@ -26,37 +27,6 @@ descriptors:
 
 const REFUSED_STREAM: u32 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
-
-/// Another client, which calls all the while.
-struct Bystander {
-    is_over: Arc<AtomicBool>,
-    calls: tokio::task::JoinHandle<()>,
-}
-
-impl Bystander {
-    async fn of(service: &Service) -> Bystander {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let mut client = service.client().await;
-        answer(&mut client, ask_one("a=x")).await;
-        let seen = is_over.clone();
-        let calls = tokio::spawn(async move {
-            let mut left_after = 10;
-            while left_after > 0 {
-                assert_eq!(answer(&mut client, ask_one("a=x")).await.overall_code, 1);
-                left_after -= u32::from(seen.load(Ordering::Relaxed));
-                // The pace of the traffic.
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        });
-        Bystander { is_over, calls }
-    }
-
-    /// Some calls more, after whatever happened.
-    async fn finish(self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.calls.await.expect("no call of the other client failed");
-    }
-}
 
 /// Reads to the end of the connection. Panics if it stays open.
 fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {

@@ -5,6 +5,7 @@
 mod account;
 mod admin;
 mod bench;
+mod bystander;
 mod call;
 mod certificates;
 mod commands;
