@@ -22,6 +22,7 @@ mod overload;
 mod reference;
 mod reload;
 mod rotation;
+mod stalls;
 mod stub;
 mod surfaces;
 mod tls;

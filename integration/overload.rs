@@ -1,5 +1,7 @@
 //! More than there is room for, and later than anyone waits: refused at once, without work, and nobody else notices.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -39,6 +41,18 @@ fn ends_in_error(connection: &mut Connection, stream: u32) -> bool {
     }
 }
 
+const BODY: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"x"}]}]}"#;
+
+/// A request to `/json` with nothing but the first byte of its body.
+fn begun_post(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head = format!("POST /json HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", BODY.len());
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&BODY.as_bytes()[..1]).unwrap();
+    stream
+}
+
 async fn hits(service: &Service) -> Option<f64> {
     service.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"a\"}")
 }
@@ -47,15 +61,8 @@ async fn hits(service: &Service) -> Option<f64> {
 async fn calls_above_the_cap_are_refused_at_once_and_health_still_answers() {
     let service = Service::start(RULES, &["--max-in-flight", "10"]);
     let channel = service.channel().await;
-    let mut connection = block_in_place(|| {
-        let mut connection = Connection::open(service.grpc);
-        connection.read_to(SETTINGS).expect("a greeting");
-        // Ten calls whose message is still to come.
-        for number in 0..10 {
-            assert!(connection.send(&Frame::call(END_HEADERS, 2 * number + 1).bytes()));
-        }
-        connection
-    });
+    // Ten requests of which a part is still to come. On this port, nobody gives way.
+    let mut posts: Vec<TcpStream> = (0..10).map(|_| begun_post(service.http)).collect();
     let deadline = Instant::now() + PATIENCE;
     while service.metric("tidegate_in_flight") != Some(10.0) {
         assert!(Instant::now() < deadline, "ten calls are open");
@@ -71,12 +78,13 @@ async fn calls_above_the_cap_are_refused_at_once_and_health_still_answers() {
     assert!(service.metric("tidegate_errors_total{reason=\"overload\"}").unwrap() >= 2.0);
     assert_eq!(hits(&service).await, None, "nothing was decided");
 
-    // One gets its message, one is given up: there is room again.
-    block_in_place(|| {
-        assert!(connection.send(&Frame::message(1, &message()).bytes()));
-        assert_eq!(connection.read_to(DATA).expect("an answer").stream, 1);
-        assert!(connection.send(&Frame::reset(3).bytes()));
-    });
+    // One is finished, one is given up: there is room again.
+    let mut finished = posts.remove(0);
+    finished.write_all(&BODY.as_bytes()[1..]).unwrap();
+    let mut answered = String::new();
+    finished.read_to_string(&mut answered).unwrap();
+    assert!(answered.starts_with("HTTP/1.1 200 OK"), "{answered}");
+    drop(posts.pop());
     let deadline = Instant::now() + PATIENCE;
     while service.metric("tidegate_in_flight") != Some(8.0) {
         assert!(Instant::now() < deadline, "two have left");

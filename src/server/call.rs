@@ -1,7 +1,8 @@
 //! What surrounds every gRPC call: how many may be open, and by when they have to be answered.
 //!
 //! A call whose deadline (`grpc-timeout`) has passed costs no more work: its caller has stopped listening, and charging
-//! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`]. Both need a timer only for the
+//! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
+//! place (see `arrival.rs`). The deadlines need a timer only for the
 //! rare call that can't be answered at once, so that the others pay for reading the clock alone.
 
 use std::convert::Infallible;
@@ -19,6 +20,7 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 
 use crate::observe::outcome::Failure;
+use crate::server::arrival::Arriving;
 use crate::server::grpc;
 use crate::server::service::{NoAnswer, Service};
 
@@ -28,6 +30,8 @@ const STALL_MAX: Duration = Duration::from_secs(10);
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Answered however many calls are open: an overloaded process is not a dead one.
 const HEALTH: &str = "/grpc.health.v1.Health/";
+/// Answered from the start, question by question: between two of them nothing is open that others could use.
+const REFLECTION: &str = "/grpc.reflection.";
 
 /// The calls of a port.
 #[derive(Clone, Debug)]
@@ -44,7 +48,7 @@ impl Calls {
 
 impl<B> TowerService<Request<B>> for Calls
 where
-    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B: http_body::Body<Data = bytes::Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Response = Response<Body>;
@@ -67,7 +71,9 @@ where
         };
         let timeout = grpc_timeout(request.headers());
         let within = timeout.unwrap_or(STALL_MAX).min(STALL_MAX);
-        let answered = self.routes.call(request);
+        let gives_way = !path.starts_with(REFLECTION);
+        let body_of = gives_way.then(|| service.clone());
+        let answered = self.routes.call(request.map(|body| Arriving::new(body, body_of)));
         Box::pin(async move {
             let _in_flight = in_flight;
             if timeout.is_some_and(|timeout| arrived.elapsed() >= timeout) {

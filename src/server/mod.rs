@@ -1,6 +1,7 @@
 //! What the world talks to: the ports, and how they open, answer and close.
 
 pub mod admin;
+pub mod arrival;
 pub mod call;
 pub mod certificates;
 pub mod connection;

@@ -14,6 +14,7 @@ use crate::observe::hits::HitMetrics;
 use crate::observe::outcome::{Failure, Outcomes};
 use crate::request::{Bounds, Refused};
 use crate::rules::Ruleset;
+use crate::server::arrival::Arrivals;
 use crate::server::wire::{self, AnswerOptions};
 
 /// How requests are read, decided and answered.
@@ -45,6 +46,7 @@ pub struct Service {
     retired: Mutex<Vec<Arc<InForce>>>,
     options: ServiceOptions,
     in_flight: AtomicUsize,
+    arrivals: Arrivals,
     outcomes: Outcomes,
 }
 
@@ -98,6 +100,7 @@ impl Service {
             retired: Mutex::default(),
             options,
             in_flight: AtomicUsize::new(0),
+            arrivals: Arrivals::default(),
             outcomes: Outcomes::default(),
         }
     }
@@ -147,12 +150,24 @@ impl Service {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Admits a request to be read and decided, unless too many are open.
+    /// Requests of which not all has arrived.
+    pub fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
+    }
+
+    /// Admits a request to be read and decided, unless too many are open and none of them can be ended for it.
     pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let in_flight = InFlight(self.clone());
-        let max = self.options.in_flight_max;
-        if before >= max { Err(self.fail(NoAnswer::Overload { max })) } else { Ok(in_flight) }
+        if before < self.options.in_flight_max || self.arrivals.end_longest() {
+            return Ok(in_flight);
+        }
+        Err(self.overload())
+    }
+
+    /// There is no room for a request.
+    pub fn overload(&self) -> NoAnswer {
+        self.fail(NoAnswer::Overload { max: self.options.in_flight_max })
     }
 
     /// Counts why there is no answer.

@@ -1,0 +1,154 @@
+//! Calls whose message is still to come, and which of them gives way when there is no room for another call.
+//!
+//! To open a call costs a client a few bytes, so calls that never say anything could take every place there is. When all
+//! places are taken, the call that has waited longest for its message is ended, and the newcomer has its place. Clients
+//! send a message right after its headers: to push one of them out in that moment, a stranger would have to open as many
+//! calls as there are places.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::server::grpc;
+use crate::server::service::Service;
+
+/// The calls that wait, in the order in which they began to.
+#[derive(Debug, Default)]
+pub struct Arrivals(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    calls: BTreeMap<u64, oneshot::Sender<Infallible>>,
+}
+
+impl Arrivals {
+    /// Ends the call that has waited longest. False if none waits.
+    pub fn end_longest(&self) -> bool {
+        self.0.lock().calls.pop_first().is_some()
+    }
+
+    fn wait(&self) -> (u64, oneshot::Receiver<Infallible>) {
+        let (sender, ended) = oneshot::channel();
+        let mut waiting = self.0.lock();
+        let number = waiting.next;
+        waiting.next += 1;
+        waiting.calls.insert(number, sender);
+        (number, ended)
+    }
+
+    fn leave(&self, number: u64) {
+        self.0.lock().calls.remove(&number);
+    }
+}
+
+/// The body of a call. While it is not all there, the call may be ended in favour of another. It is dropped once the
+/// message is read, so a call that is being decided is not among those that wait.
+#[derive(Debug)]
+pub struct Arriving<B> {
+    body: B,
+    /// `None` for a call that holds no place while it waits.
+    service: Option<Arc<Service>>,
+    /// Taken at the first wait and kept to the end: who sends a byte now and then does not become a newcomer by it.
+    place: Option<(u64, oneshot::Receiver<Infallible>)>,
+}
+
+impl<B> Arriving<B> {
+    /// A body that is waited for, at the cost of a place in the service if there is one given.
+    pub fn new(body: B, service: Option<Arc<Service>>) -> Arriving<B> {
+        Arriving { body, service, place: None }
+    }
+}
+
+impl<B> Drop for Arriving<B> {
+    fn drop(&mut self) {
+        if let (Some(service), Some((number, _))) = (&self.service, &self.place) {
+            service.arrivals().leave(*number);
+        }
+    }
+}
+
+impl<B> Body for Arriving<B>
+where
+    B: Body + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Data = B::Data;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let Some(service) = &this.service else { return Poll::Pending };
+        let (_, ended) = this.place.get_or_insert_with(|| service.arrivals().wait());
+        if Pin::new(ended).poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        let status: Status = grpc::status(&service.overload());
+        Poll::Ready(Some(Err(status.into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::service;
+    use std::task::Waker;
+
+    /// A body of which nothing comes.
+    struct Silent;
+
+    impl Body for Silent {
+        type Data = bytes::Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Self::Data>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    fn is_ended(body: &mut Arriving<Silent>) -> bool {
+        Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn when_all_places_are_taken_the_longest_wait_ends_and_then_nobody_is_let_in() {
+        let service = service::idle();
+        let max = service.options().in_flight_max;
+        let mut open: Vec<_> = (0..max).map(|_| service.enter().unwrap()).collect();
+        let mut bodies = [(); 3].map(|()| Arriving::new(Silent, Some(service.clone())));
+        assert!(bodies.iter_mut().all(|body| !is_ended(body)), "they wait");
+        let [mut first, second, mut third] = bodies;
+        // Its message has come.
+        drop(second);
+        open.push(service.enter().expect("the first gives way"));
+        assert_eq!([is_ended(&mut first), is_ended(&mut third)], [true, false]);
+        open.push(service.enter().expect("the third gives way"));
+        assert!(is_ended(&mut third));
+        assert!(service.enter().is_err(), "nobody waits any more: all the others are being decided");
+        assert_eq!(service.in_flight(), open.len(), "a refused call has left");
+    }
+}
