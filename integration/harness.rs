@@ -291,7 +291,14 @@ pub fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> HttpAn
     http_over(stream, method, path, &[], body)
 }
 
-pub fn http_over(mut stream: TcpStream, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> HttpAnswer {
+pub fn http_over(
+    mut stream: TcpStream,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl AsRef<[u8]>,
+) -> HttpAnswer {
+    let body = body.as_ref();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
@@ -301,7 +308,7 @@ pub fn http_over(mut stream: TcpStream, method: &str, path: &str, headers: &[(&s
     head += &format!("content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     // A server may refuse a long body before it has read it all.
-    let _ = stream.write_all(body.as_bytes());
+    let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let ended = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).expect("answers are text");

@@ -18,6 +18,7 @@ mod grpc;
 mod hardening;
 mod harness;
 mod health;
+mod inputs;
 mod json;
 mod overload;
 mod reference;

@@ -404,6 +404,10 @@ mod tests {
         assert_eq!(settings.http_addr.to_string(), "0.0.0.0:8080");
         assert_eq!(settings.grpc_addr.to_string(), "0.0.0.0:8081");
         assert_eq!(settings.drain_delay, Duration::from_secs(2));
+        assert_eq!(settings.connection_age, Duration::from_secs(600));
+        assert_eq!((settings.connections_max, settings.service.in_flight_max), (10_000, 10_000));
+        assert_eq!(settings.message_bytes_max, 64 * 1024);
+        assert_eq!(settings.service.bounds, Bounds { descriptors_max: 32, entries_max: 16 });
         assert!(settings.service.answers.retry_after && settings.service.answers.headers.is_none());
     }
 
