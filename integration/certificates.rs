@@ -18,7 +18,7 @@ use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::harness::{Client, PATIENCE, answer, ask_one};
 
@@ -208,10 +208,18 @@ impl Connector {
         self.seen.lock().unwrap().clone()
     }
 
+    fn endpoint() -> Endpoint {
+        Endpoint::from_static("http://tidegate.test").timeout(PATIENCE).connect_timeout(PATIENCE)
+    }
+
+    /// Connects at the first call.
+    pub fn channel(&self) -> Channel {
+        Connector::endpoint().connect_with_connector_lazy(self.clone())
+    }
+
     pub async fn client(&self) -> Result<Client, String> {
-        let endpoint = Endpoint::from_static("http://tidegate.test").timeout(PATIENCE).connect_timeout(PATIENCE);
-        let channel = endpoint.connect_with_connector(self.clone()).await.map_err(|error| format!("{error:?}"))?;
-        Ok(Client::new(channel))
+        let channel = Connector::endpoint().connect_with_connector(self.clone()).await;
+        Ok(Client::new(channel.map_err(|error| format!("{error:?}"))?))
     }
 
     /// A call on a connection of its own.

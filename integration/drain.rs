@@ -9,13 +9,14 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::timeout;
 use tonic::Streaming;
-use tonic::transport::Endpoint;
+use tonic::transport::Channel;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use crate::certificates::{Authority, Connector, Files, SERVER, Target};
 use crate::frames::{Connection, DATA, END_HEADERS, Frame, GOAWAY, HEADERS, PING, SETTINGS};
-use crate::harness::{Client, PATIENCE, Service, answer, ask_one};
+use crate::harness::{Client, PATIENCE, Process, Service, answer, ask_one, rule_file, tidegate};
 
 const RULES: &str = "
 domain: d
@@ -46,12 +47,17 @@ struct Call {
 }
 
 /// Calls again and again, until told to stop or until a call fails.
-async fn calls(endpoint: Endpoint, reconnects: bool, started: Arc<Semaphore>, is_over: Arc<AtomicBool>) -> Vec<Call> {
+async fn calls(
+    connect: impl Fn() -> Channel,
+    reconnects: bool,
+    started: Arc<Semaphore>,
+    is_over: Arc<AtomicBool>,
+) -> Vec<Call> {
     let mut made = Vec::new();
-    let mut channel = endpoint.connect_lazy();
+    let mut channel = connect();
     while !is_over.load(Ordering::Relaxed) && made.last().is_none_or(|call: &Call| call.failed.is_none()) {
         if reconnects {
-            channel = endpoint.connect_lazy();
+            channel = connect();
         }
         let answer = Client::new(channel.clone()).should_rate_limit(ask_one("a=x")).await;
         made.push(Call { ended: Instant::now(), failed: answer.err() });
@@ -72,7 +78,8 @@ async fn a_stop_under_traffic_fails_no_call_before_connections_are_asked_to_go()
     let started = Arc::new(Semaphore::new(0));
     let mut clients = JoinSet::new();
     for number in 0..6 {
-        clients.spawn(calls(service.endpoint(), number % 2 == 0, started.clone(), is_over.clone()));
+        let endpoint = service.endpoint();
+        clients.spawn(calls(move || endpoint.connect_lazy(), number % 2 == 0, started.clone(), is_over.clone()));
     }
     let mut watch = watch(&service).await;
     let _all = timeout(PATIENCE, started.acquire_many(6)).await.expect("everybody is under way");
@@ -103,16 +110,68 @@ async fn a_stop_under_traffic_fails_no_call_before_connections_are_asked_to_go()
     assert!((DELAY..DELAY + MARGIN).contains(&took), "an open watch does not hold the exit: {took:?}");
     is_over.store(true, Ordering::Relaxed);
 
-    for (number, made) in clients.join_all().await.into_iter().enumerate() {
-        let during = made.iter().filter(|call| call.ended > asked && call.failed.is_none()).count();
-        assert!(during >= 10, "client {number} had {during} answers while the service was stopping");
-        for call in &made {
-            if let Some(error) = &call.failed {
-                let after = call.ended.saturating_duration_since(asked);
-                assert!(after >= DELAY, "client {number} failed {after:?} after SIGTERM: {error:?}");
-            }
+    for made in clients.join_all().await {
+        assert_none_failed(&made, asked, DELAY);
+    }
+}
+
+/// Every call before connections are asked to go must have been answered, and there must have been some.
+fn assert_none_failed(made: &[Call], asked: Instant, delay: Duration) {
+    let during = made.iter().filter(|call| call.ended > asked && call.failed.is_none()).count();
+    assert!(during >= 10, "a client had {during} answers while the service was stopping");
+    for call in made {
+        if let Some(error) = &call.failed {
+            let after = call.ended.saturating_duration_since(asked);
+            assert!(after >= delay, "a client failed {after:?} after SIGTERM: {error:?}");
         }
     }
+}
+
+/// Stops a service under traffic, of clients that stay connected and of clients that connect for each call.
+async fn assert_stops_for(connector: Connector, mut process: Process) {
+    const DELAY: Duration = Duration::from_secs(1);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let started = Arc::new(Semaphore::new(0));
+    let mut clients = JoinSet::new();
+    for number in 0..4 {
+        let connector = connector.clone();
+        clients.spawn(calls(move || connector.channel(), number % 2 == 0, started.clone(), is_over.clone()));
+    }
+    let _all = timeout(PATIENCE, started.acquire_many(4)).await.expect("everybody is under way");
+    let asked = Instant::now();
+    process.signal("TERM");
+    let status = block_in_place(|| process.ends_within(MARGIN + DELAY)).expect("the service ends");
+    assert_eq!(status.code(), Some(0), "{:?}", process.said);
+    assert!(asked.elapsed() >= DELAY, "the stop was announced for {:?} only", asked.elapsed());
+    is_over.store(true, Ordering::Relaxed);
+    for made in clients.join_all().await {
+        assert_none_failed(&made, asked, DELAY);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_fails_no_call_over_tls_and_on_a_unix_socket_either() {
+    let (directory, rules) = rule_file(RULES);
+    let authority = Authority::new("servers");
+    let files = Files::in_directory(directory.path(), &authority.issue(&[SERVER]), &authority);
+    let own = authority.issue(&["edge.test"]);
+    let socket = directory.path().join("grpc.sock");
+    let start = |flags: &[String]| {
+        let mut command = tidegate(&["serve", "--rules", &rules, "--host", "127.0.0.1", "--port", "0"]);
+        command.args(["--grpc-host", "127.0.0.1", "--grpc-port", "0", "--drain-delay", "1s"]).args(flags);
+        command
+    };
+    let service = Service::of(start(&files.mtls_flags()));
+    assert_stops_for(Connector::tls(Target::Tcp(service.grpc), &authority, Some(&own)), service.process).await;
+
+    let on_socket = ["--grpc-uds".to_owned(), socket.display().to_string()];
+    let mut process = Process::start(start(&on_socket));
+    process.line_with("tidegate: serving");
+    assert_stops_for(Connector::plain(Target::Unix(socket.clone())), process).await;
+
+    let mut process = Process::start(start(&[&on_socket[..], &files.mtls_flags()].concat()));
+    process.line_with("tidegate: serving");
+    assert_stops_for(Connector::tls(Target::Unix(socket), &authority, Some(&own)), process).await;
 }
 
 #[test]
