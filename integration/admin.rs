@@ -1,6 +1,6 @@
 //! The admin port: what it shows, that it changes nothing, and that clients can't make it grow.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -197,8 +197,11 @@ fn a_body_of_a_gibibyte_is_not_read() {
     let sent = (0..1024).take_while(|_| stream.write_all(&piece).is_ok()).count();
     assert!(sent < 1024, "it was all taken");
     let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    service.process.line_with("refused a request to the admin port");
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection does not stay open: {error}");
+    }
+    let line = service.process.line_with("refused a request to the admin port");
+    assert!(line.contains("method=POST path=\"/metrics\""), "{line}");
     assert!(service.process.memory("VmHWM") - before < 16 << 20);
 }
 

@@ -298,7 +298,8 @@ async fn a_huge_file_and_an_alias_bomb_are_refused_by_name() {
     let before = service.process.memory("VmRSS");
     let huge = directory.path().join("huge.yaml");
     fs::File::create(&huge).unwrap().set_len(100 * 1024 * 1024).unwrap();
-    service.process.line_with("larger than 32 MiB");
+    let line = service.process.line_with("larger than 32 MiB");
+    assert!(line.contains("huge.yaml"), "{line}");
     assert_eq!(said(&mut client, ask_one("a=x")).await, "OK: OK 9");
     fs::remove_file(&huge).unwrap();
     let mut bomb = "domain: bomb\nx0: &x0 [lol, lol]\n".to_owned();
