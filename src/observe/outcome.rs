@@ -48,8 +48,10 @@ impl Outcome {
 pub enum Failure {
     /// The request breaks a bound or names no domain or descriptor.
     Invalid,
-    /// It can't be decoded, or no such method is there.
+    /// It can't be decoded.
     Malformed,
+    /// The client gave up before its message had arrived.
+    Cancelled,
     /// No rules are loaded.
     NoRules,
     /// More requests are open than are allowed.
@@ -59,13 +61,20 @@ pub enum Failure {
 }
 
 impl Failure {
-    pub const ALL: [Failure; 5] =
-        [Failure::Invalid, Failure::Malformed, Failure::NoRules, Failure::Overload, Failure::Deadline];
+    pub const ALL: [Failure; 6] = [
+        Failure::Invalid,
+        Failure::Malformed,
+        Failure::Cancelled,
+        Failure::NoRules,
+        Failure::Overload,
+        Failure::Deadline,
+    ];
 
     pub fn word(self) -> &'static str {
         match self {
             Failure::Invalid => "invalid",
             Failure::Malformed => "malformed",
+            Failure::Cancelled => "cancelled",
             Failure::NoRules => "no_rules",
             Failure::Overload => "overload",
             Failure::Deadline => "deadline",

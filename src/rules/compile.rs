@@ -6,9 +6,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
-use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
+use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite, shown};
 use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, rule_step};
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
@@ -47,12 +45,22 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
                 Compiler { domain: &name, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
             let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
+            for (_, descriptor) in &descriptors {
+                gather_sensitive(descriptor, &mut compiler.tree.sensitive_keys);
+            }
             compiler.level(&descriptors, &Path::default());
             let override_space = Space::new(&name, OVERRIDE_RULE_ID);
             let domain = Domain { number, name: name.clone(), tree: compiler.tree, override_space };
             (name, domain)
         })
         .collect()
+}
+
+fn gather_sensitive(descriptor: &DescriptorFile, keys: &mut HashSet<Box<str>>) {
+    if descriptor.sensitive {
+        keys.insert(descriptor.key.value.as_str().into());
+    }
+    descriptor.descriptors.iter().for_each(|child| gather_sensitive(child, keys));
 }
 
 struct Compiler<'c> {
@@ -89,13 +97,13 @@ struct PathStep {
 
 impl PathStep {
     /// `shown` is the value as it may be seen.
-    fn new(descriptor: &DescriptorFile, shown: Option<&str>) -> PathStep {
+    fn new(descriptor: &DescriptorFile, shown: Option<&str>, is_sensitive: bool) -> PathStep {
         let key = descriptor.key.value.as_str();
         let is_open = descriptor.value.is_none() || (descriptor.is_pattern() && !descriptor.share_threshold);
         PathStep {
             key: key.into(),
             written: composite(key, shown).into(),
-            has_open_value: is_open && !descriptor.sensitive,
+            has_open_value: is_open && !is_sensitive,
             value_to_metric: descriptor.value_to_metric,
         }
     }
@@ -121,7 +129,7 @@ impl Compiler<'_> {
             let value = descriptor.value.as_ref().map(|value| value.value.as_str());
             let place = Place { file: file.clone(), position: descriptor.at };
             if let Some(first) = seen.get(&(key, value)) {
-                let composite = composite(key, value);
+                let composite = composite(key, self.shown(descriptor).as_deref());
                 self.problems.error(
                     file,
                     descriptor.at,
@@ -144,7 +152,8 @@ impl Compiler<'_> {
         let level = keys.into_iter().map(|(key, gathered)| {
             let Gathered { mut values, patterns, places } = gathered;
             values.patterns = Patterns::new(patterns);
-            warn_of_shadowed(key, &values, &places, self.problems);
+            let is_sensitive = self.tree.sensitive_keys.contains(key);
+            warn_of_shadowed((key, is_sensitive), &values, &places, self.problems);
             (key.into(), values)
         });
         let level: Level = level.collect();
@@ -153,12 +162,7 @@ impl Compiler<'_> {
     }
 
     fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
-        let value = descriptor.value.as_ref().map(|value| value.value.as_str());
-        if descriptor.sensitive {
-            self.tree.sensitive_keys.insert(descriptor.key.value.as_str().into());
-        }
-        // Rule ids are shown in many places, a sensitive value in none.
-        let shown = value.map(|value| if descriptor.sensitive { digest(value) } else { value.to_owned() });
+        let shown = self.shown(descriptor);
         let id = self.rule_id(path, &descriptor.key.value, shown.as_deref());
         let was_bounded = self.id_bytes <= ID_BYTES_MAX;
         self.id_bytes += id.len();
@@ -170,16 +174,28 @@ impl Compiler<'_> {
             return self.label(file, descriptor, "");
         }
         let mut steps = path.steps.clone();
-        steps.push(PathStep::new(descriptor, shown.as_deref()));
+        let is_sensitive = self.is_sensitive(&descriptor.key.value);
+        steps.push(PathStep::new(descriptor, shown.as_deref(), is_sensitive));
         let rule = self.rule(file, descriptor, &id, &steps);
         let mut node = Node { rule, ..self.label(file, descriptor, &id) };
         if !descriptor.descriptors.is_empty() {
             let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
-            let composite = composite(&descriptor.key.value, value);
+            let composite = composite(&descriptor.key.value, shown.as_deref());
             let path = Path { id, trail: format!("{}{composite}.", path.trail), steps };
             node.level = Some(self.level(&children, &path));
         }
         node
+    }
+
+    /// A key that is sensitive anywhere in the domain is so everywhere: a request may bring it in any place.
+    fn is_sensitive(&self, key: &str) -> bool {
+        self.tree.sensitive_keys.contains(key)
+    }
+
+    /// The value as it is shown in rule ids, metrics and messages.
+    fn shown(&self, descriptor: &DescriptorFile) -> Option<String> {
+        let value = descriptor.value.as_ref()?;
+        Some(shown(&value.value, self.is_sensitive(&descriptor.key.value)))
     }
 
     /// The readable path, unless a value with a slash makes it look like another rule's.
@@ -235,13 +251,6 @@ impl Compiler<'_> {
     }
 }
 
-/// Stands for a value that nobody may see: enough of its digest to tell two apart.
-fn digest(value: &str) -> String {
-    let digest = Sha256::digest(value.as_bytes());
-    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("#{hex}")
-}
-
 fn name(limit: &LimitFile) -> Arc<str> {
     limit.name.as_ref().map_or("", |name| name.value.as_str()).into()
 }
@@ -272,7 +281,13 @@ fn limit(file: &LimitFile) -> Option<Limit> {
 }
 
 /// Wildcards behind one that matches all that they match, and keys alone behind a `*`, are never reached.
-fn warn_of_shadowed(key: &str, values: &Values, places: &[(Option<&str>, Place)], problems: &mut Problems) {
+fn warn_of_shadowed(
+    (key, is_sensitive): (&str, bool),
+    values: &Values,
+    places: &[(Option<&str>, Place)],
+    problems: &mut Problems,
+) {
+    let shown = |pattern: &Pattern| shown(pattern.text(), is_sensitive);
     let places: HashMap<Option<&str>, &Place> = places.iter().map(|(value, place)| (*value, place)).collect();
     let place_of = |wanted: Option<&str>| places.get(&wanted).copied();
     let patterns: Vec<&Pattern> = values.patterns.iter().map(|(pattern, _)| pattern).collect();
@@ -288,8 +303,8 @@ fn warn_of_shadowed(key: &str, values: &Values, places: &[(Option<&str>, Place)]
             place.position,
             format!(
                 "the wildcard {key}={} is never reached: {key}={} at {first} is declared before it and matches all that it does",
-                pattern.text(),
-                patterns[winner].text()
+                shown(pattern),
+                shown(patterns[winner])
             ),
             "declare the narrower wildcard first",
         );
@@ -299,7 +314,7 @@ fn warn_of_shadowed(key: &str, values: &Values, places: &[(Option<&str>, Place)]
         problems.warning(
             &place.file,
             place.position,
-            format!("the rule {key} without a value is never reached: {key}={} matches every value", pattern.text()),
+            format!("the rule {key} without a value is never reached: {key}={} matches every value", shown(pattern)),
             "remove one of the two",
         );
     }

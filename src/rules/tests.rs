@@ -403,3 +403,26 @@ descriptors:
     assert_eq!(trails[..4], ["a=.b_x", "a=.c", "a=.e=", "p_x*.q_y*="]);
     assert!(trails[4].starts_with("s_#") && !trails[4].contains("hidden"), "{}", trails[4]);
 }
+
+#[test]
+fn no_message_says_a_sensitive_value() {
+    let loaded = load_with(
+        &["
+domain: d
+descriptors:
+  - {key: k, value: hush-1, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: hush-1, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: 'hush-2*', rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: 'hush-2*x', rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: hush-3, sensitive: true, share_threshold: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - key: other
+    descriptors:
+      - {key: k, value_to_metric: true, rate_limit: {requests_per_unit: 1, unit: second}}
+"],
+        Options::default(),
+    );
+    assert_eq!(loaded.problems.len(), 3, "{:?}", loaded.problems);
+    for problem in &loaded.problems {
+        assert!(!problem.to_string().contains("hush"), "{problem}");
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! A call whose deadline (`grpc-timeout`) has passed costs no more work: its caller has stopped listening, and charging
 //! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
-//! place (see `arrival.rs`). The deadlines need a timer only for the
-//! rare call that can't be answered at once, so that the others pay for reading the clock alone.
+//! place (see `arrival.rs`). The deadlines need a timer only for the rare call that can't be answered at once, so that the
+//! others pay for reading the clock alone.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -64,10 +64,14 @@ where
         let service = self.service.clone();
         let path = request.uri().path();
         let is_rate_limit = path == SHOULD_RATE_LIMIT;
+        let watch = is_rate_limit.then(|| Watch { service: service.clone(), arrived });
         let in_flight = match service.enter() {
             Ok(in_flight) => Some(in_flight),
             Err(_) if path.starts_with(HEALTH) => None,
-            Err(overload) => return Box::pin(async move { refuse(&overload) }),
+            Err(overload) => {
+                let refused = refuse(&overload, watch.as_ref());
+                return Box::pin(async move { refused });
+            }
         };
         let timeout = grpc_timeout(request.headers());
         let within = timeout.unwrap_or(STALL_MAX).min(STALL_MAX);
@@ -77,7 +81,7 @@ where
         Box::pin(async move {
             let _in_flight = in_flight;
             if timeout.is_some_and(|timeout| arrived.elapsed() >= timeout) {
-                return refuse(&service.fail(NoAnswer::Deadline));
+                return refuse(&NoAnswer::Deadline, watch.as_ref());
             }
             let mut answered = pin!(answered);
             let at_once = poll_fn(|context| Poll::Ready(answered.as_mut().poll(context))).await;
@@ -85,29 +89,45 @@ where
                 Poll::Ready(response) => response?,
                 Poll::Pending => match timeout_at((arrived + within).into(), answered).await {
                     Ok(response) => response?,
-                    Err(_) => return refuse(&service.fail(NoAnswer::Deadline)),
+                    Err(_) => return refuse(&NoAnswer::Deadline, watch.as_ref()),
                 },
             };
-            if is_rate_limit {
-                observe(&service, &response, arrived);
+            if let Some(watch) = watch {
+                watch.observe(&response);
             }
             Ok(response)
         })
     }
 }
 
-fn refuse(reason: &NoAnswer) -> Result<Response<Body>, Infallible> {
-    Ok(grpc::status(reason).into_http())
+fn refuse(reason: &NoAnswer, watch: Option<&Watch>) -> Result<Response<Body>, Infallible> {
+    let response = grpc::status(reason).into_http();
+    if let Some(watch) = watch {
+        watch.observe(&response);
+    }
+    Ok(response)
 }
 
-/// Counts the time, and the errors that were found before the message reached the service.
-fn observe(service: &Service, response: &Response<Body>, arrived: Instant) {
-    service.outcomes().response_time.record(arrived.elapsed());
-    let Some(status) = response.headers().get(Status::GRPC_STATUS) else { return };
-    // Those that the service itself has counted.
-    let ours = [Code::Ok, Code::InvalidArgument, Code::Unavailable, Code::ResourceExhausted, Code::DeadlineExceeded];
-    if !ours.contains(&Code::from_bytes(status.as_bytes())) {
-        service.outcomes().record_failure(Failure::Malformed);
+/// Counts how a call of ShouldRateLimit ended and how long it took. Those of other methods are not counted.
+struct Watch {
+    service: Arc<Service>,
+    arrived: Instant,
+}
+
+impl Watch {
+    fn observe(&self, response: &Response<Body>) {
+        let outcomes = self.service.outcomes();
+        outcomes.response_time.record(self.arrived.elapsed());
+        let Some(status) = response.headers().get(Status::GRPC_STATUS) else { return };
+        match Code::from_bytes(status.as_bytes()) {
+            // The service itself has counted why.
+            Code::Ok | Code::InvalidArgument | Code::Unavailable => {}
+            Code::ResourceExhausted => outcomes.record_failure(Failure::Overload),
+            Code::DeadlineExceeded => outcomes.record_failure(Failure::Deadline),
+            // The connection or the stream ended before the message was there.
+            Code::Cancelled | Code::Unknown | Code::Aborted => outcomes.record_failure(Failure::Cancelled),
+            _ => outcomes.record_failure(Failure::Malformed),
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 //! An operator who gets one of these errors knows which setting, which file, what is wrong with it and what to do. The
 //! same errors say why a reload was not taken.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use thiserror::Error;
 
 use crate::server::named_clients::NamedClients;
 use crate::settings::tls::{ClientSettings, TlsSettings};
+use crate::sources::files::open_regular;
 
 /// Larger files are refused: the certificates of all public CAs are a quarter of it.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -174,7 +174,7 @@ fn is_encrypted(text: &[u8]) -> bool {
 fn text(setting: &'static str, file: &Path) -> Result<Vec<u8>, CertificateFault> {
     let unreadable = |error| CertificateFault::Unreadable { setting, file: file.to_owned(), error };
     let mut bytes = Vec::new();
-    File::open(file).map_err(unreadable)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    open_regular(file).map_err(unreadable)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(CertificateFault::TooLarge { setting, file: file.to_owned() });
     }

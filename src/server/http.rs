@@ -20,6 +20,7 @@ use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageD
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
+use crate::observe::outcome::Failure;
 use crate::server::drain::Drain;
 use crate::server::service::Service;
 use crate::server::{connection, grpc};
@@ -35,6 +36,14 @@ struct Port {
     json: Arc<Json>,
     body_bytes_max: usize,
     is_ready_without_rules: bool,
+}
+
+impl Port {
+    /// Counts a request that did not come as far as the service.
+    fn refuse(&self, failure: Failure, reason: &str) -> Response {
+        self.service.outcomes().record_failure(failure);
+        bad_request(reason)
+    }
 }
 
 /// How long a client may take to send its headers, and then its body.
@@ -93,16 +102,16 @@ async fn ready(State(port): State<Port>) -> Response {
 async fn json(State(port): State<Port>, body: Body) -> Response {
     let _in_flight = match port.service.enter() {
         Ok(in_flight) => in_flight,
-        Err(overload) => return bad_request(&overload.to_string()),
+        Err(overload) => return port.refuse(overload.failure(), &overload.to_string()),
     };
     let body = match timeout(READ_TIMEOUT, to_bytes(body, port.body_bytes_max)).await {
         Ok(Ok(body)) => body,
-        Ok(Err(error)) => return bad_request(&error.to_string()),
-        Err(_) => return bad_request("the body took too long to arrive"),
+        Ok(Err(error)) => return port.refuse(Failure::Malformed, &error.to_string()),
+        Err(_) => return port.refuse(Failure::Deadline, "the body took too long to arrive"),
     };
     let message = match port.json.request(&body) {
         Ok(message) => message,
-        Err(error) => return bad_request(&error),
+        Err(error) => return port.refuse(Failure::Malformed, &error),
     };
     let answer = match port.service.answer(&message) {
         Ok(answer) => answer,

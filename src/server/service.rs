@@ -64,7 +64,7 @@ pub enum NoAnswer {
 }
 
 impl NoAnswer {
-    fn failure(&self) -> Failure {
+    pub fn failure(&self) -> Failure {
         match self {
             NoAnswer::Refused(_) => Failure::Invalid,
             NoAnswer::NoRules => Failure::NoRules,
@@ -167,11 +167,11 @@ impl Service {
 
     /// There is no room for a request.
     pub fn overload(&self) -> NoAnswer {
-        self.fail(NoAnswer::Overload { max: self.options.in_flight_max })
+        NoAnswer::Overload { max: self.options.in_flight_max }
     }
 
     /// Counts why there is no answer.
-    pub fn fail(&self, reason: NoAnswer) -> NoAnswer {
+    fn fail(&self, reason: NoAnswer) -> NoAnswer {
         self.outcomes.record_failure(reason.failure());
         reason
     }

@@ -113,11 +113,25 @@ fn problem_at(file: &Path, position: Position, message: &str, help: &str) -> Pro
     }
 }
 
-/// Every file of a directory. Follows links: a Kubernetes ConfigMap is made of them.
+/// Every entry of a directory that may be a file. One that can't be looked at is among them, such as a link that leads
+/// nowhere: it fails when it is read, so that its rules do not vanish without a word.
 fn files_of(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let paths: Vec<PathBuf> =
-        fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
-    Ok(paths.into_iter().filter(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file())).collect())
+    let mut paths = entries(directory)?;
+    paths.retain(|path| !path.is_dir());
+    Ok(paths)
+}
+
+/// Everything in a directory.
+pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
+}
+
+/// Opens a file, but nothing that could keep us waiting, such as a pipe.
+pub fn open_regular(file: &Path) -> io::Result<fs::File> {
+    if !fs::metadata(file)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    fs::File::open(file)
 }
 
 /// `*.yaml` and `*.yml`, but nothing that an editor left behind.
@@ -132,7 +146,7 @@ fn is_rule_file_name(file: &Path, ignores_dot_files: bool) -> bool {
 fn read(file: &Path) -> Result<String, Problem> {
     let unreadable =
         |error: std::io::Error| problem(file, &format!("can't be read: {error}"), "check the file and its permissions");
-    let handle = fs::File::open(file).map_err(unreadable)?;
+    let handle = open_regular(file).map_err(unreadable)?;
     let mut bytes = Vec::new();
     handle.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -189,6 +203,29 @@ mod tests {
         assert!(load_path(&path.join("nothing")).problems[0].message.contains("can't be read"));
         let empty = tempfile::tempdir().unwrap();
         assert!(load_path(empty.path()).problems[0].message.contains("no rule file found"));
+    }
+
+    #[test]
+    fn a_rule_file_that_can_not_be_read_is_an_error_and_not_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        fs::write(path.join("a.yaml"), "domain: a\n").unwrap();
+        assert!(load_path(path).ruleset.is_some());
+        std::os::unix::fs::symlink("nowhere", path.join("b.yaml")).unwrap();
+        let loaded = load_path(path);
+        assert!(loaded.ruleset.is_none());
+        assert!(loaded.problems[0].to_string().contains("b.yaml:1:1: error: can't be read: No such file"));
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("rules.yaml");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for location in [pipe.as_path(), directory.path()] {
+            let problem = load_path(location).problems.remove(0).to_string();
+            assert!(problem.contains("it is not a regular file"), "{problem}");
+        }
     }
 
     #[test]

@@ -6,9 +6,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Deeper directories are not searched.
+use crate::sources::files::entries;
+
+/// Deeper directories are refused.
 const DEPTH_MAX: usize = 16;
-/// The most files that are taken.
+/// So are more files.
 const FILES_MAX: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +30,7 @@ impl RuntimeDirectory {
         self.base.join(self.application.trim_start_matches('/'))
     }
 
-    /// Every file that may hold rules.
+    /// Every file that may hold rules. One that can't be looked at is among them: it fails when it is read.
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         if self.takes_neighbours {
@@ -41,8 +43,8 @@ impl RuntimeDirectory {
         }
         match self.walk(&self.directory(), 0, &mut HashSet::new(), &mut files) {
             // There may be neighbours only.
-            Err(error) if files.is_empty() => Err(error),
-            _ => Ok(files),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !files.is_empty() => Ok(files),
+            walked => walked.map(|()| files),
         }
     }
 
@@ -54,21 +56,24 @@ impl RuntimeDirectory {
         seen: &mut HashSet<PathBuf>,
         files: &mut Vec<PathBuf>,
     ) -> io::Result<()> {
-        if !seen.insert(fs::canonicalize(directory)?) {
+        // What can't be searched may hold rules: its error is the whole load's, so that they do not vanish without a word.
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
+        if !seen.insert(fs::canonicalize(directory).map_err(at)?) {
             return Ok(());
         }
-        for path in entries(directory)? {
-            if path.file_name().is_some_and(|name| self.ignores(name)) || files.len() >= FILES_MAX {
+        if depth > DEPTH_MAX || files.len() > FILES_MAX {
+            let bounds = format!("more than {DEPTH_MAX} levels of directories or {FILES_MAX} files");
+            return Err(at(io::Error::other(bounds)));
+        }
+        for path in entries(directory).map_err(at)? {
+            if path.file_name().is_some_and(|name| self.ignores(name)) {
                 continue;
             }
-            // Follows links: a Kubernetes ConfigMap is made of them. A link to nothing is no file.
-            match fs::metadata(&path) {
-                Ok(metadata) if metadata.is_dir() && depth < DEPTH_MAX => {
-                    // A directory that can't be read has files that can't be read: say so.
-                    self.walk(&path, depth + 1, seen, files)?;
-                }
-                Ok(metadata) if metadata.is_file() => files.push(path),
-                _ => {}
+            // Follows links: a Kubernetes ConfigMap is made of them.
+            if path.is_dir() {
+                self.walk(&path, depth + 1, seen, files)?;
+            } else {
+                files.push(path);
             }
         }
         Ok(())
@@ -79,10 +84,6 @@ impl RuntimeDirectory {
         let name = name.as_encoded_bytes();
         name.starts_with(b"..") || (self.ignores_dot_files && name.starts_with(b"."))
     }
-}
-
-fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
 }
 
 #[cfg(test)]
@@ -138,9 +139,29 @@ mod tests {
         let config = root.path().join("ratelimit/config");
         symlink("..2026_11", config.join("..data")).unwrap();
         symlink("..data/a.yaml", config.join("a.yaml")).unwrap();
-        symlink("..data/gone.yaml", config.join("gone.yaml")).unwrap();
         assert_eq!(found(root.path(), |it| it.ignores_dot_files = false), ["ratelimit/config/a.yaml"]);
         symlink(".", config.join("circle")).unwrap();
         assert_eq!(found(root.path(), |_| {}), ["ratelimit/config/a.yaml"]);
+    }
+
+    #[test]
+    fn what_can_not_be_searched_is_an_error_even_beside_good_files() {
+        let root = layout(&["ratelimit/config.yaml", "ratelimit/config/a.yaml"]);
+        let mut deep = root.path().join("ratelimit/config");
+        for _ in 0..=DEPTH_MAX {
+            deep = deep.join("deeper");
+        }
+        fs::create_dir_all(&deep).unwrap();
+        let directory = RuntimeDirectory {
+            base: root.path().join("ratelimit"),
+            application: "config".into(),
+            takes_neighbours: true,
+            ignores_dot_files: true,
+        };
+        assert!(directory.files().unwrap_err().to_string().contains("more than 16 levels"));
+        fs::remove_dir_all(root.path().join("ratelimit/config")).unwrap();
+        assert_eq!(directory.files().unwrap().len(), 1, "neighbours only");
+        fs::write(root.path().join("ratelimit/config"), "").unwrap();
+        assert!(directory.files().is_err(), "not a directory");
     }
 }
