@@ -9,8 +9,13 @@ pub mod explain;
 pub mod latency;
 pub mod serve;
 
+use std::any::TypeId;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::observe::logging;
 use crate::settings::ServeFlags;
 
 /// A rate limit service for Envoy: true sliding windows, answered from local memory.
@@ -65,6 +70,31 @@ fn unset_empty(command: clap::Command) -> clap::Command {
         .mut_subcommands(unset_empty)
 }
 
+/// Says what is wrong and ends. A value that nobody typed came from a variable, which is named.
+fn give_up(error: &clap::Error, command: &clap::Command) -> ! {
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else { error.exit() };
+    let flag = shown.split(['=', ' ']).next().unwrap_or_default();
+    let is_typed = std::env::args().any(|arg| arg == flag || arg.starts_with(&format!("{flag}=")));
+    let commands = std::iter::once(command).chain(command.get_subcommands());
+    let is_it = |arg: &&clap::Arg| arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long));
+    let arg = commands.flat_map(clap::Command::get_arguments).find(|arg| is_it(arg) && arg.get_env().is_some());
+    let variable = arg.and_then(clap::Arg::get_env).filter(|_| !is_typed);
+    let Some(variable) = variable.filter(|variable| std::env::var_os(variable).is_some()) else { error.exit() };
+    logging::say(error.to_string().trim_end());
+    logging::say(&format!("\nThe value is that of the variable {}.", variable.display()));
+    std::process::exit(1);
+}
+
+/// The first variable that can't be read, of those that are not paths: a path may be any bytes.
+fn variable_that_is_no_text(command: &clap::Command) -> Option<String> {
+    let is_path = |arg: &clap::Arg| arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
+    let commands = std::iter::once(command).chain(command.get_subcommands());
+    let variables =
+        commands.flat_map(clap::Command::get_arguments).filter(|arg| !is_path(arg)).filter_map(clap::Arg::get_env);
+    let is_no_text = |name: &&std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.to_str().is_none());
+    variables.into_iter().find(is_no_text).map(|name| name.to_string_lossy().into_owned())
+}
+
 /// The environment variables that any command knows.
 pub fn known_variables() -> Vec<String> {
     let command = Cli::command();
@@ -93,7 +123,11 @@ impl Cli {
         if std::env::args().nth(1).is_some_and(is_command) {
             command = command.mut_args(|arg| arg.env(None::<&str>));
         }
-        let matches = command.get_matches();
+        if let Some(name) = variable_that_is_no_text(&command) {
+            logging::say(&format!("tidegate: the variable {name} is not UTF-8 text: set it anew, or unset it"));
+            std::process::exit(1);
+        }
+        let matches = command.clone().try_get_matches().unwrap_or_else(|error| give_up(&error, &command));
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 

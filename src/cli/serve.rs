@@ -1,7 +1,7 @@
 //! `tidegate serve`: open the ports, answer, and stop without a failed call.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,6 @@ use crate::cli::check::{counts, plural, print};
 use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::observe::logging;
-use crate::rules::lint::not_honoured;
 use crate::server::admin::Admin;
 use crate::server::connection::{self, ConnectionBounds, GrpcPort};
 use crate::server::connection_stats::ConnectionStats;
@@ -48,6 +47,12 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
     };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
+    // Before the first load, which takes its time: a signal that comes meanwhile must not end the process by default.
+    let signals = {
+        let _on_runtime = runtime.enter();
+        Signals::new()?
+    };
     // Before the first load, so that no change falls in between.
     let location = reloader.location.clone();
     let changes = Changes::of(move || location.watched());
@@ -55,8 +60,7 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         return Ok(Exit::Failure);
     }
     raise_open_files();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
-    runtime.block_on(serve(settings, reloader, changes))?;
+    runtime.block_on(serve(settings, reloader, changes, signals))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
@@ -85,10 +89,7 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
     match reloader.load() {
         Ok(problems) => {
             reload::log(&problems);
-            let in_force = reloader.service.in_force();
-            for sentence in in_force.iter().flat_map(|in_force| not_honoured(&in_force.ruleset)) {
-                tracing::warn!("{sentence}");
-            }
+            reloader.not_honoured().iter().for_each(|sentence| tracing::warn!("{sentence}"));
             true
         }
         Err(problems) if is_forced => {
@@ -109,10 +110,25 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
     }
 }
 
-async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let hang_up = signal(SignalKind::hangup())?;
+/// What the process is told from outside.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals: Signals) -> anyhow::Result<()> {
+    let Signals { mut terminate, mut interrupt, hang_up } = signals;
     let tls = settings.tls.clone().map(Tls::start).transpose()?;
     let grpc_listener = match &settings.grpc_socket {
         Some(socket) => GrpcListener::Unix(UnixSocket::open(socket)?),
@@ -141,6 +157,8 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
         scrape: Arc::new(settings.scrape.clone()),
         rules_at: reloader.location.to_string().into(),
         started_at_s: now_s(),
+        is_loopback: settings.admin_addr.ip().is_loopback(),
+        log: Arc::default(),
     };
     let mut ports = JoinSet::new();
     if let Some(PrometheusPort { addr, path }) = &settings.prometheus {
@@ -182,19 +200,17 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes) -> anyh
 /// Loads the rules again whenever their files change or somebody asks for it.
 async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut changes: Changes, mut hang_up: Signal) {
     loop {
-        // Certificates are watched on their own; who asks means them too.
-        let certificates = tokio::select! {
-            () = changes.next() => None,
-            _ = hang_up.recv() => tls.clone(),
-        };
-        let reloading = reloader.clone();
-        let reloaded = tokio::task::spawn_blocking(move || {
-            if let Some(tls) = certificates {
-                tls.reload();
+        tokio::select! {
+            () = changes.next() => {}
+            _ = hang_up.recv() => {
+                // Certificates are watched on their own; who asks means them too. Neither waits for the other.
+                if let Some(tls) = tls.clone() {
+                    tokio::task::spawn_blocking(move || tls.reload());
+                }
             }
-            reloading.reload();
-        });
-        if let Err(error) = reloaded.await {
+        }
+        let reloading = reloader.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
             tracing::error!(%error, "the rules could not be reloaded");
         }
         health.report(&reloader.service).await;
@@ -240,7 +256,16 @@ async fn report_health(health: &HealthReporter, status: ServingStatus) {
 }
 
 async fn bind(what: &str, address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    let stream = |address| socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None);
+    let (socket, address) = match stream(address) {
+        Ok(socket) => (socket, address),
+        // Every address is meant, and this machine has none of IPv6.
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
+            (stream(address)?, address)
+        }
+        Err(error) => return Err(error).with_context(|| format!("can't open the {what} port {address}")),
+    };
     // `::` serves both families, whatever the system's default.
     if address.is_ipv6() {
         socket.set_only_v6(false)?;

@@ -3,20 +3,24 @@
 //! Open on loopback by default. It answers reads only; anything else is refused and logged.
 
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::observe::process::ProcessFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
 use crate::server::connection_stats::ConnectionStats;
-use crate::server::explain;
+use crate::server::explain::{self, Unexplained};
+use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
 use crate::server::tls::Tls;
 use crate::sources::config::{ConfigStatus, now_s};
@@ -31,6 +35,17 @@ pub struct Admin {
     pub scrape: Arc<ScrapeOptions>,
     pub rules_at: Arc<str>,
     pub started_at_s: u64,
+    /// Nobody but this machine can reach the port, so that a request for another host is a page in a browser that was
+    /// led here (DNS rebinding).
+    pub is_loopback: bool,
+    pub log: Arc<LogBudget>,
+}
+
+/// So much of what a stranger sent is logged.
+const LOGGED_CHARS_MAX: usize = 200;
+
+fn excerpt(text: &str) -> String {
+    text.chars().take(LOGGED_CHARS_MAX).collect()
 }
 
 const PAGES: [(&str, &str); 5] = [
@@ -53,12 +68,21 @@ impl Admin {
             .route("/explain", get(explain_page))
             .fallback(nothing_there)
             .method_not_allowed_fallback(refuse)
+            .layer(from_fn_with_state(self.clone(), own_host_only))
             .with_state(self)
     }
 
     /// The metrics alone, for a port that more can reach.
     pub fn metrics_router(self, path: &str) -> Router {
         Router::new().route(path, get(metrics)).method_not_allowed_fallback(refuse).with_state(self)
+    }
+
+    fn log_refusal(&self, request: &Request) {
+        let Some(left_out) = self.log.take(Instant::now()) else { return };
+        let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("-");
+        let (origin, host) = (excerpt(header(header::ORIGIN)), excerpt(header(header::HOST)));
+        let (method, path) = (request.method(), excerpt(request.uri().path()));
+        tracing::warn!(%method, path, origin, host, left_out, "refused a request to the admin port");
     }
 
     fn figures(&self) -> Figures {
@@ -94,9 +118,28 @@ async fn index() -> Response {
     text(StatusCode::OK, page)
 }
 
-async fn nothing_there(request: Request) -> Response {
+/// On loopback, answers only to names of this machine.
+async fn own_host_only(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    if admin.is_loopback && host.is_some_and(|host| !is_own_host(host)) {
+        admin.log_refusal(&request);
+        return text(StatusCode::FORBIDDEN, "the admin port answers to localhost and IP addresses only\n");
+    }
+    next.run(request).await
+}
+
+fn is_own_host(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+async fn nothing_there(State(admin): State<Admin>, request: Request) -> Response {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
-        return refuse(request).await;
+        return refuse(State(admin), request).await;
     }
     let pages: Vec<&str> = PAGES.iter().map(|(path, _)| *path).collect();
     text(StatusCode::NOT_FOUND, format!("no such page: there are {}\n", pages.join(", ")))
@@ -104,10 +147,8 @@ async fn nothing_there(request: Request) -> Response {
 
 /// Whoever tries to change something learns that nothing can be changed, and the log learns who tried. The body is not
 /// read.
-async fn refuse(request: Request) -> Response {
-    let origin = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok()).unwrap_or("-");
-    let path = request.uri().path();
-    tracing::warn!(method = %request.method(), path, origin, "refused a request to the admin port, which is for reading");
+async fn refuse(State(admin): State<Admin>, request: Request) -> Response {
+    admin.log_refusal(&request);
     let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "the admin port is for reading: use GET\n");
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -207,6 +248,7 @@ async fn explain_page(State(admin): State<Admin>, headers: HeaderMap, request: R
     match explain::explain(&admin.service, &query) {
         Ok(explained) if query.is_json || wants_json => page_json(&explained.to_json()),
         Ok(explained) => text(StatusCode::OK, explained.to_string()),
+        Err(Unexplained::Refused(reason)) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
         Err(reason) => text(StatusCode::NOT_FOUND, format!("{reason}\n")),
     }
 }
@@ -225,4 +267,20 @@ fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_this_machine_are_told_from_others() {
+        for own in ["localhost", "LOCALHOST:6070", "127.0.0.1:6070", "[::1]:6070", "::1", "10.0.0.1"] {
+            assert!(is_own_host(own), "{own}");
+        }
+        for other in ["attacker.example", "attacker.example:6070", "localhost.attacker.example", "", "127.0.0.1.nip.io"]
+        {
+            assert!(!is_own_host(other), "{other}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //! An own accept loop rather than tonic's, because connections get an age with jitter, a cap, and a deadline for their
 //! first bytes, which tonic's transport does not offer.
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,8 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::server::call::Calls;
@@ -70,54 +70,66 @@ pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
 
 async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
     let log = Arc::new(LogBudget::default());
-    let (max, stats) = (port.bounds.connections_max, port.stats.clone());
-    accept_counted(listener, "gRPC", max, stats, drain, move |stream, drain| {
-        serve_one(stream, port.clone(), log.clone(), drain)
-    })
-    .await;
+    let room = Room { max: port.bounds.connections_max, when_full: WhenFull::Refuse, stats: port.stats.clone() };
+    accept(listener, "gRPC", room, drain, move |stream, drain| serve_one(stream, port.clone(), log.clone(), drain))
+        .await;
+}
+
+/// How many connections a port has, and what becomes of one more.
+#[derive(Clone, Debug)]
+pub struct Room {
+    pub max: usize,
+    pub when_full: WhenFull,
+    pub stats: Arc<ConnectionStats>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The newcomer is closed at once: those that are open are long-lived and in use.
+    Refuse,
+    /// The oldest is closed: a port for short questions, such as probes, must not be filled by who only sits there.
+    EndOldest,
 }
 
 /// The accept loop of any port.
-pub async fn accept<L, S, F>(listener: L, port: &'static str, max: usize, drain: Drain, serve_one: S)
+pub async fn accept<L, S, F>(mut listener: L, port: &'static str, room: Room, mut drain: Drain, serve_one: S)
 where
     L: Listen,
     S: Fn(L::Stream, Drain) -> F,
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
-    accept_counted(listener, port, max, Arc::default(), drain, serve_one).await;
-}
-
-async fn accept_counted<L, S, F>(
-    mut listener: L,
-    port: &'static str,
-    max: usize,
-    stats: Arc<ConnectionStats>,
-    mut drain: Drain,
-    serve_one: S,
-) where
-    L: Listen,
-    S: Fn(L::Stream, Drain) -> F,
-    F: Future<Output = anyhow::Result<()>> + Send + 'static,
-{
-    let slots = Arc::new(Semaphore::new(max));
+    let Room { max, when_full, stats } = room;
     let log = LogBudget::default();
     let mut connections = JoinSet::new();
-    let begin = |stream: L::Stream, drain: &Drain, connections: &mut JoinSet<()>| {
-        let Ok(slot) = slots.clone().try_acquire_owned() else {
+    // In the order in which they came; those that have ended are taken out when there are too many.
+    let mut ages: VecDeque<AbortHandle> = VecDeque::new();
+    let mut begin = |stream: L::Stream, drain: &Drain, connections: &mut JoinSet<()>| {
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= max {
             stats.count_refused();
             if let Some(left_out) = log.take(Instant::now()) {
-                tracing::warn!(port, max, left_out, "closed a new connection: too many are open");
+                tracing::warn!(port, max, left_out, "closed a connection: too many are open");
             }
-            return;
-        };
+            ages.retain(|connection| !connection.is_finished());
+            match ages.pop_front().filter(|_| when_full == WhenFull::EndOldest) {
+                Some(oldest) => oldest.abort(),
+                None => return,
+            }
+        }
         let open = stats.count_open();
         let served = serve_one(stream, drain.clone());
-        connections.spawn(async move {
-            let _held = (slot, open);
+        let handle = connections.spawn(async move {
+            let _open = open;
             if let Err(error) = served.await {
                 tracing::debug!(port, %error, "a connection ended with an error");
             }
         });
+        if when_full == WhenFull::EndOldest {
+            ages.push_back(handle);
+            if ages.len() > 2 * max {
+                ages.retain(|connection| !connection.is_finished());
+            }
+        }
     };
     loop {
         let accepted = tokio::select! {

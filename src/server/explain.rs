@@ -4,10 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use thiserror::Error;
 
 use crate::engine::peek::Peek;
 use crate::request::typed::TypedDescriptor;
-use crate::request::{Descriptor, Hits, Request};
+use crate::request::{Descriptor, Hits, Refused, Request};
 use crate::rules::explain::explain as explain_rule;
 use crate::rules::wording::window;
 use crate::server::service::{Service, wall_ms};
@@ -146,21 +147,31 @@ impl fmt::Display for Page {
     }
 }
 
+/// Why there is nothing to explain.
+#[derive(Debug, Error)]
+pub enum Unexplained {
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    #[error("no domain '{domain}' in the rules: there are {known}")]
+    NoDomain { domain: String, known: String },
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
 /// Looks without touching: nothing is counted, and no key is kept alive by it.
-pub fn explain(service: &Service, query: &Query) -> Result<Page, String> {
-    let in_force = service.in_force().ok_or("no rate limit configuration loaded")?;
+pub fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
+    let in_force = service.in_force().ok_or(Unexplained::NoRules)?;
     let ruleset = &in_force.ruleset;
     let Some(domain) = ruleset.domain(&query.domain) else {
         let names: Vec<&str> = ruleset.domains().map(|domain| &*domain.name).collect();
-        return Err(format!("no domain '{}' in the rules: there are {}", query.domain, names.join(", ")));
+        return Err(Unexplained::NoDomain { domain: query.domain.clone(), known: names.join(", ") });
     };
     let descriptors = query.descriptors.iter().map(|typed| Descriptor {
         entries: typed.entries().collect(),
         hits: Hits::OfRequest(query.hits),
         limit: None,
     });
-    let request = Request::new(&query.domain, descriptors.collect(), &service.options().bounds)
-        .map_err(|refused| refused.to_string())?;
+    let request = Request::new(&query.domain, descriptors.collect(), &service.options().bounds)?;
     let peeked = service.engine().peek(ruleset, &request, wall_ms());
     let explained = query.descriptors.iter().zip(&peeked).map(|(typed, limits)| {
         let explanation = explain_rule(domain, typed.entries().collect());

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::observe::outcome::Failure;
+use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
 use crate::server::service::Service;
 use crate::server::{connection, grpc};
@@ -53,7 +54,8 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    connection::accept(listener, port, CONNECTIONS_MAX, drain, move |stream, mut drain| {
+    let room = Room { max: CONNECTIONS_MAX, when_full: WhenFull::EndOldest, stats: Arc::default() };
+    connection::accept(listener, port, room, drain, move |stream, mut drain| {
         let service = TowerToHyperService::new(router.clone());
         async move {
             let connection = http1::Builder::new()

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::rules::lint::not_honoured;
 use crate::rules::problem::{Problem, Severity};
 use crate::rules::{Options, Ruleset};
 use crate::server::service::Service;
@@ -49,12 +50,19 @@ impl Reloader {
         self.config.succeeded((domains, rules), problems, began.elapsed());
     }
 
+    /// What this process can't do for the rules in force, a sentence each.
+    pub fn not_honoured(&self) -> Vec<String> {
+        self.service.in_force().map(|in_force| not_honoured(&in_force.ruleset)).unwrap_or_default()
+    }
+
     /// Loads the rules again and logs what came of it.
     pub fn reload(&self) {
         let before = self.config.read();
+        let not_honoured_before = self.not_honoured();
         let outcome = self.load();
         let now = self.config.read();
         let (Ok(problems) | Err(problems)) = &outcome;
+        let had_failed = before.last_attempt.as_ref().is_some_and(|attempt| !attempt.ok);
         let is_news = before.last_attempt.is_none_or(|before| {
             now.last_attempt.as_ref().is_none_or(|now| (now.ok, &now.problems) != (before.ok, &before.problems))
         });
@@ -62,7 +70,18 @@ impl Reloader {
         if is_news {
             log(problems);
         }
+        for sentence in self.not_honoured().iter().filter(|sentence| !not_honoured_before.contains(sentence)) {
+            tracing::warn!("{sentence}");
+        }
         match outcome {
+            // Whoever was told that rules are refused is told when they are not any more.
+            Ok(_) if had_failed => {
+                tracing::warn!(
+                    rules = now.rules,
+                    generation = now.generation,
+                    "the rules were reloaded and are good again"
+                );
+            }
             Ok(_) => tracing::info!(
                 rules = now.rules,
                 domains = now.domains,

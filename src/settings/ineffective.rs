@@ -3,6 +3,8 @@
 //! Names are listed one by one rather than by prefix: Kubernetes puts variables of its own beside them, such as
 //! `REDIS_PORT=tcp://...` for a Service called redis.
 
+use crate::settings::parse::boolean;
+
 /// Names, the value that asks for nothing (if there is one), and why they have no effect.
 const GROUPS: &[(&[(&str, &str)], &str)] = &[
     (
@@ -54,6 +56,9 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("EXPIRATION_JITTER_MAX_SECONDS", ""),
             ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
             ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
+            ("STRICT_REDIS_URL", ""),
+            ("MYSQL_URL", ""),
+            ("TIDEGATE_REGIONS", ""),
         ],
         "counts are in this process's memory, and every limit holds for this process alone",
     ),
@@ -99,17 +104,24 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("TRACING_SERVICE_NAMESPACE", ""),
             ("TRACING_SERVICE_INSTANCE_ID", ""),
             ("TRACING_SAMPLING_RATE", ""),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""),
         ],
         "there are no traces",
     ),
     (&[("GRPC_SERVER_TLS_CA_CERT", "")], "client certificates are asked for with GRPC_CLIENT_TLS_CACERT"),
 ];
 
+/// From here on, one name is probably the other, misspelt.
+const LIKENESS_MIN: f64 = 0.8;
+
 /// One sentence on all settings of the environment that have no effect, if there are any.
 pub fn sentence(environment: &[(String, String)]) -> Option<String> {
     let is_set = |(name, idle): &&(&str, &str)| {
         let value = environment.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str());
-        value.is_some_and(|value| !value.is_empty() && !value.eq_ignore_ascii_case(idle))
+        let is_idle =
+            |value: &str| value.eq_ignore_ascii_case(idle) || (*idle == "false" && boolean(value) == Ok(false));
+        value.is_some_and(|value| !value.is_empty() && !is_idle(value))
     };
     let mut parts = Vec::new();
     for (names, why) in GROUPS {
@@ -123,15 +135,15 @@ pub fn sentence(environment: &[(String, String)]) -> Option<String> {
 
 /// One sentence on each `TIDEGATE_` variable that no command knows: most likely a typing error.
 pub fn unknown(environment: &[(String, String)], known: &[String]) -> Vec<String> {
-    let is_unknown = |name: &&str| name.starts_with("TIDEGATE_") && !is_kubernetes(name);
+    let is_ineffective = |name: &str| GROUPS.iter().any(|(names, _)| names.iter().any(|(other, _)| *other == name));
+    let is_unknown = |name: &&str| name.starts_with("TIDEGATE_") && !is_kubernetes(name) && !is_ineffective(name);
     let names = environment.iter().map(|(name, _)| name.as_str()).filter(is_unknown);
     names
         .filter(|name| !known.iter().any(|known| known == name))
         .map(|name| {
-            let nearest = known.iter().max_by(|a, b| {
-                let likeness = |known: &str| strsim::jaro(known, name);
-                likeness(a).total_cmp(&likeness(b))
-            });
+            let likeness = |known: &str| strsim::normalized_levenshtein(known, name);
+            let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+            let nearest = nearest.filter(|nearest| likeness(nearest) >= LIKENESS_MIN);
             let hint = nearest.map_or_else(String::new, |nearest| format!(": did you mean {nearest}?"));
             format!("there is no setting {name}{hint}")
         })
@@ -156,8 +168,13 @@ mod tests {
 
     #[test]
     fn only_what_asks_for_something_is_named() {
-        let quiet =
-            [("USE_STATSD", "false"), ("REDIS_PORT", "tcp://10.0.0.1:6379"), ("STATSD_HOST", ""), ("HOST", "::")];
+        let quiet = [
+            ("USE_STATSD", "false"),
+            ("REDIS_TLS", "0"),
+            ("REDIS_PORT", "tcp://10.0.0.1:6379"),
+            ("STATSD_HOST", ""),
+            ("HOST", "::"),
+        ];
         assert_eq!(sentence(&environment(&quiet)), None);
         let said = sentence(&environment(&[("REDIS_URL", "redis:6379"), ("USE_STATSD", "True"), ("X", "y")])).unwrap();
         assert!(
@@ -171,12 +188,14 @@ mod tests {
         let known = ["TIDEGATE_KEYS_MAX".to_owned(), "TIDEGATE_RULES".to_owned()];
         let set = [
             ("TIDEGATE_KEY_MAX", "1"),
+            ("TIDEGATE_SECRET", "1"),
             ("TIDEGATE_RULES", "x"),
             ("TIDEGATE_PORT", "tcp://10.0.0.1:80"),
             ("TIDEGATE_PORT_8081_TCP_ADDR", "10.0.0.1"),
             ("TIDEGATE_SERVICE_PORT_GRPC", "8081"),
         ];
         let said = unknown(&environment(&set), &known);
-        assert_eq!(said, ["there is no setting TIDEGATE_KEY_MAX: did you mean TIDEGATE_KEYS_MAX?"]);
+        let misspelt = "there is no setting TIDEGATE_KEY_MAX: did you mean TIDEGATE_KEYS_MAX?";
+        assert_eq!(said, [misspelt, "there is no setting TIDEGATE_SECRET"]);
     }
 }

@@ -236,6 +236,8 @@ pub struct ServeFlags {
     pub log_format: LogFormat,
 }
 
+/// Nobody waits longer than this for a process to stop.
+const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// What the service runs on.
@@ -278,6 +280,8 @@ pub enum SettingError {
     Range { flag: &'static str, env: &'static str, value: u128, min: u128, max: u128 },
     #[error("--{flag} ({env}) is '{value}', which is not an HTTP header name: use letters, digits and -")]
     HeaderName { flag: &'static str, env: &'static str, value: String },
+    #[error("--{flag} ({env}) is longer than an hour: write at most 1h")]
+    Drain { flag: &'static str, env: &'static str },
     #[error("--prometheus-path (PROMETHEUS_PATH) is '{0}', which is not a path: write /metrics or the like")]
     MetricsPath(String),
     #[error("--config-type (CONFIG_TYPE) is GRPC_XDS_SOTW: rules come from files here, write FILE and mount them")]
@@ -317,8 +321,8 @@ impl Settings {
             force_start: flags.force_start_without_initial_config,
             ready_with_rules_only: flags.healthy_with_at_least_one_config_loaded,
             // Longer than this is for good; much longer could not be added to a clock.
-            connection_age: flags.grpc_max_connection_age.clamp(Duration::from_secs(1), FOR_GOOD),
-            connection_grace: flags.grpc_max_connection_age_grace.min(FOR_GOOD),
+            connection_age: for_good_if_zero(flags.grpc_max_connection_age).max(Duration::from_secs(1)),
+            connection_grace: for_good_if_zero(flags.grpc_max_connection_age_grace),
             keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
             message_bytes_max: count(
@@ -348,8 +352,8 @@ impl Settings {
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
                 near_limit_ratio: flags.near_limit_ratio,
             },
-            drain_delay: flags.drain_delay.min(FOR_GOOD),
-            drain_timeout: flags.drain_timeout.min(FOR_GOOD),
+            drain_delay: drain("drain-delay", "TIDEGATE_DRAIN_DELAY", flags.drain_delay)?,
+            drain_timeout: drain("drain-timeout", "TIDEGATE_DRAIN_TIMEOUT", flags.drain_timeout)?,
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
         })
@@ -362,6 +366,15 @@ fn address(flag: &'static str, env: &'static str, value: &str) -> Result<IpAddr,
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
         _ => bare.parse().map_err(|_| SettingError::Address { flag, env, value: value.to_owned() }),
     }
+}
+
+/// No limit is written as zero, as in envoyproxy/ratelimit.
+fn for_good_if_zero(duration: Duration) -> Duration {
+    if duration.is_zero() { FOR_GOOD } else { duration.min(FOR_GOOD) }
+}
+
+fn drain(flag: &'static str, env: &'static str, value: Duration) -> Result<Duration, SettingError> {
+    if value > DRAIN_MAX { Err(SettingError::Drain { flag, env }) } else { Ok(value) }
 }
 
 fn prometheus_port(flags: &ServeFlags) -> Result<PrometheusPort, SettingError> {
@@ -424,6 +437,8 @@ mod tests {
         assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
         assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
         assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));
+        assert!(said(&["--drain-delay", "61m"]).contains("write at most 1h"));
+        assert_eq!(settings(&["--grpc-max-connection-age", "0"]).unwrap().connection_age, FOR_GOOD);
         assert!(said(&["--prometheus-path", "metrics", "--use-prometheus"]).contains("PROMETHEUS_PATH"));
         assert!(said(&["--config-type", "GRPC_XDS_SOTW"]).contains("write FILE"));
         assert_eq!(settings(&["--host", "[::1]"]).unwrap().http_addr.to_string(), "[::1]:8080");

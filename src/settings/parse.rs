@@ -13,15 +13,15 @@ pub fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// `500ms`, `2s`, `1h30m`, and fractions such as `1.5h`, which Go's syntax has.
+/// `500ms`, `2s`, `1h30m`, `1.5h`: Go's syntax, and days.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .ok()
-        .or_else(|| fractional_duration(text))
-        .ok_or_else(|| "write a duration such as 500ms, 2s, 10m or 1h".into())
+    parts_of_duration(text).ok_or_else(|| "write a duration such as 500ms, 2s, 10m or 1h".into())
 }
 
-fn fractional_duration(text: &str) -> Option<Duration> {
+fn parts_of_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
     let mut rest = text;
     let mut sum = Duration::ZERO;
     while !rest.is_empty() {
@@ -36,6 +36,7 @@ fn fractional_duration(text: &str) -> Option<Duration> {
             "s" => 1.0,
             "m" => 60.0,
             "h" => 3600.0,
+            "d" => 24.0 * 3600.0,
             _ => return None,
         };
         let seconds = number.parse::<f64>().ok()? * unit_s;
@@ -90,6 +91,9 @@ impl FromStr for Tags {
                 return Err(format!("'{name}' is not a label name: use letters, digits and _, not a digit first"));
             }
             // Two labels of one name would make every scrape invalid.
+            if name.starts_with("__") {
+                return Err(format!("the label '{name}' is Prometheus' own: choose a name without __ at its start"));
+            }
             if RESERVED.contains(&name) || tags.iter().any(|(other, _)| other == name) {
                 return Err(format!("the label '{name}' is there already: choose another name"));
             }
@@ -137,7 +141,8 @@ mod tests {
         assert_eq!(ms("1m0.5s"), Ok(60_500));
         assert_eq!(ms("150us").unwrap(), 0);
         assert_eq!(ms("0"), Ok(0));
-        for nonsense in ["", "5", "s", "1.2.3s", "-1s", "1 fortnight", "1e300h", "."] {
+        assert_eq!(ms("1d"), Ok(86_400_000));
+        for nonsense in ["", "5", "s", "1.2.3s", "-1s", "1 fortnight", "1e300h", ".", "10M", "1h 30m"] {
             assert!(duration(nonsense).is_err(), "{nonsense}");
         }
     }
@@ -159,7 +164,7 @@ mod tests {
         let read = |text: &str| text.parse::<Tags>();
         assert_eq!(read("a:b,c:d:e").unwrap().0, [("a".into(), "b".into()), ("c".into(), "d:e".into())]);
         assert_eq!(read("").unwrap().0, []);
-        for nonsense in ["a", "a-b:c", "1:c", "domain:x", "a:b,a:c", ":x"] {
+        for nonsense in ["a", "a-b:c", "1:c", "__name__:x", "domain:x", "a:b,a:c", ":x"] {
             assert!(read(nonsense).is_err(), "{nonsense}");
         }
     }

@@ -40,6 +40,10 @@ pub enum SocketSettingError {
         "--uds-mode (TIDEGATE_UDS_MODE) is {0}, so that nobody could connect: that takes a w bit, as in 660 or 666"
     )]
     ModeForNobody(String),
+    #[error(
+        "--grpc-uds (GRPC_UDS) is '{0}', which is an abstract socket: write a path such as /run/tidegate/grpc.sock"
+    )]
+    Abstract(PathBuf),
     #[error("--grpc-uds (GRPC_UDS) is '{0}', which has no file name: write a path such as /run/tidegate/grpc.sock")]
     NoName(PathBuf),
     #[error(
@@ -73,6 +77,11 @@ fn mode(text: &str) -> Result<u32, SocketSettingError> {
 }
 
 fn checked(path: &Path) -> Result<PathBuf, SocketSettingError> {
+    // As gRPC clients write it.
+    let path = path.to_str().and_then(|text| text.strip_prefix("unix:")).map_or(path, Path::new);
+    if path.as_os_str().as_bytes().starts_with(b"@") {
+        return Err(SocketSettingError::Abstract(path.to_owned()));
+    }
     let bytes = path.as_os_str().as_bytes();
     if path.file_name().is_none() || bytes.ends_with(b"/") {
         return Err(SocketSettingError::NoName(path.to_owned()));
@@ -125,6 +134,8 @@ mod tests {
     fn paths_that_no_socket_can_have_are_refused() {
         assert_eq!(settings("relative.sock", "660").unwrap().directory(), Path::new("."));
         assert_eq!(settings("/s", "660").unwrap().directory(), Path::new("/"));
+        assert!(matches!(settings("@name", "660"), Err(SocketSettingError::Abstract(_))));
+        assert_eq!(settings("unix:/run/x", "660").unwrap().path, Path::new("/run/x"));
         for path in ["/", "/run/", "..", "/run/.."] {
             assert!(matches!(settings(path, "660"), Err(SocketSettingError::NoName(_))), "{path}");
         }
