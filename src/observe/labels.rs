@@ -47,23 +47,17 @@ fn ipv4_dots(text: &[char], start: usize) -> Option<[usize; 3]> {
     if start > 0 && is_digit(start - 1) {
         return None;
     }
+    let number_end = |from: usize| {
+        let digits = (from..from + 4).take_while(|digit| is_digit(*digit)).count();
+        (1..=3).contains(&digits).then_some(from + digits)
+    };
     let mut dots = [0; 3];
     let mut at = start;
-    for part in 0..4 {
-        let digits = (at..at + 4).take_while(|digit| is_digit(*digit)).count();
-        if !(1..=3).contains(&digits) {
-            return None;
-        }
-        at += digits;
-        if part < 3 {
-            if text.get(at) != Some(&'.') {
-                return None;
-            }
-            dots[part] = at;
-            at += 1;
-        }
+    for dot in &mut dots {
+        *dot = number_end(at).filter(|end| text.get(*end) == Some(&'.'))?;
+        at = *dot + 1;
     }
-    Some(dots)
+    number_end(at).map(|_| dots)
 }
 
 #[cfg(test)]
