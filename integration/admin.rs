@@ -178,6 +178,13 @@ fn whatever_would_change_something_is_refused_and_logged() {
         assert_eq!(answer.status, 405, "{method} {path}: {answer:?}");
         service.process.line_with(&format!("method={method} path=\"{path}\""));
     }
+    let rebound = "GET /rlconfig HTTP/1.1\r\nhost: attacker.example\r\nconnection: close\r\n\r\n";
+    let mut stream = TcpStream::connect(service.admin).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(rebound.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403") && !answer.contains("unit="), "{answer}");
     let stream = TcpStream::connect(service.admin).unwrap();
     let cross_site = http_over(stream, "POST", "/config/status", &[("origin", "http://evil.example")], "a=b");
     assert_eq!(cross_site.status, 405);
@@ -217,4 +224,14 @@ fn a_misspelt_setting_is_pointed_out() {
     for heading in ["Rules:", "Listeners:", "TLS:", "Bounds:", "Answers:", "Metrics:", "Stopping:", "Logging:"] {
         assert!(headings.contains(&heading), "{headings:?}");
     }
+}
+
+#[test]
+fn who_only_sits_on_the_http_port_gives_way_to_a_probe() {
+    let service = Service::start(RULES, &[]);
+    let sitting: Vec<TcpStream> = (0..600).map(|_| TcpStream::connect(service.http).unwrap()).collect();
+    for _ in 0..20 {
+        assert_eq!(service.get("/healthcheck").status, 200);
+    }
+    drop(sitting);
 }

@@ -261,7 +261,7 @@ fn serve_names_the_setting_that_can_not_be_used() {
         ran.stderr
     };
     type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], &'static str);
-    let cases: [Case; 16] = [
+    let cases: [Case; 19] = [
         (&["--keys-max", "0"], &[], "--keys-max (TIDEGATE_KEYS_MAX) is 0: write a number from 1 to"),
         (&[], &[("TIDEGATE_MAX_IN_FLIGHT", "0")], "--max-in-flight (TIDEGATE_MAX_IN_FLIGHT) is 0"),
         (&["--max-descriptors", "0"], &[], "--max-descriptors (TIDEGATE_MAX_DESCRIPTORS) is 0"),
@@ -274,6 +274,9 @@ fn serve_names_the_setting_that_can_not_be_used() {
         (&["--no-such-flag"], &[], "--no-such-flag"),
         (&[], &[("CONFIG_TYPE", "GRPC_XDS_SOTW")], "rules come from files here, write FILE"),
         (&[], &[("CONFIG_TYPE", "HTTP")], "'HTTP'"),
+        (&[], &[("PORT", "abc")], "The value is that of the variable PORT"),
+        (&[], &[("GRPC_UDS", "@name")], "which is an abstract socket"),
+        (&[], &[("TIDEGATE_DRAIN_DELAY", "99999999999h")], "write"),
         (&[], &[("NEAR_LIMIT_RATIO", "80")], "write a number from 0 to 1"),
         (&[], &[("USE_PROMETHEUS", "1"), ("PROMETHEUS_PATH", "metrics")], "(PROMETHEUS_PATH) is 'metrics'"),
         (&[], &[("PROMETHEUS_ADDR", "9090")], "write :9090"),

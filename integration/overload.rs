@@ -10,7 +10,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::frames::{
-    Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, SETTINGS, call_headers, header,
+    Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, RST_STREAM, SETTINGS, call_headers, header,
 };
 use crate::harness::{PATIENCE, Service, answer, ask_one, in_short};
 
@@ -129,7 +129,7 @@ async fn a_message_that_never_comes_is_not_waited_for() {
     assert_eq!(service.metric("tidegate_in_flight"), Some(0.0));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_not_be_read_is_counted_too() {
     let service = Service::start(RULES, &[]);
     let channel = service.channel().await;
@@ -141,4 +141,15 @@ async fn what_can_not_be_read_is_counted_too() {
     assert_eq!(service.metric("tidegate_errors_total{reason=\"invalid\"}"), Some(1.0));
     let errors = "ratelimit_service_should_rate_limit_error{err_type=\"service_error\"}";
     assert_eq!(service.metric(errors), Some(2.0));
+    assert_eq!(service.post("/json", "{").status, 400);
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"malformed\"}"), Some(2.0));
+
+    // A client that gives up is no broken client.
+    let mut connection = Connection::open(service.grpc);
+    block_in_place(|| {
+        connection.read_to(SETTINGS).expect("a greeting");
+        assert!(connection.send(&[Frame::call(END_HEADERS, 1).bytes(), Frame::reset(1).bytes()].concat()));
+        assert!(connection.send(&Frame::ping().bytes()) && connection.read_to(PING).is_some());
+    });
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"malformed\"}"), Some(2.0));
 }

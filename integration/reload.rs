@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::{
-    Client, PATIENCE, Service, answer, ask, ask_one, descriptor, descriptor_for, run, said, tidegate,
+    Client, PATIENCE, Process, Service, answer, ask, ask_one, descriptor, descriptor_for, run, said, tidegate,
 };
 
 /// What is promised, and something for a machine with other things to do.
@@ -339,4 +339,49 @@ async fn a_forced_start_waits_for_rules() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(said(&mut client, ask_one("a=x")).await, "OK: OK 9");
+}
+
+#[tokio::test]
+async fn rules_that_can_not_be_read_any_more_are_not_taken_for_no_rules() {
+    let directory = Directory::new();
+    let other = directory.path().join("other.yaml");
+    let hidden = directory.path().join("..hidden");
+    fs::create_dir(&hidden).unwrap();
+    fs::write(hidden.join("other.yaml"), rules(10).replace("domain: d", "domain: e")).unwrap();
+    symlink("..hidden/other.yaml", &other).unwrap();
+    let mut service = serve(directory.path());
+    assert_eq!(service.metric("tidegate_config_domains"), Some(2.0));
+    fs::rename(&hidden, directory.path().join("..elsewhere")).unwrap();
+    service.process.line_with("other.yaml:1:1: error: can't be read");
+    assert_eq!(service.metric("tidegate_config_last_load_ok"), Some(0.0));
+    assert_eq!(service.metric("tidegate_config_domains"), Some(2.0), "both domains are still limited");
+    fs::rename(directory.path().join("..elsewhere"), &hidden).unwrap();
+    service.process.line_with("the rules were reloaded and are good again");
+}
+
+#[tokio::test]
+async fn a_pipe_in_place_of_the_rules_does_not_end_all_reloading() {
+    let directory = Directory::new();
+    let mut service = serve(&directory.file());
+    let mut client = service.client().await;
+    fs::remove_file(directory.file()).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(directory.file()).status().unwrap().success());
+    service.process.line_with("it is not a regular file");
+    rename_into(&directory.file(), &rules(20));
+    assert!(until_left(&mut client, 20).await < LIVE_WITHIN);
+}
+
+#[test]
+fn a_signal_during_the_first_load_does_not_end_the_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let rule = |n: usize| format!("- {{key: k{n}, rate_limit: {{requests_per_unit: 1, unit: year}}}}\n");
+    let text = format!("domain: d\ndescriptors:\n{}", (0..20_000).map(rule).collect::<String>());
+    fs::write(directory.path().join("rules.yaml"), text).unwrap();
+    let mut command = tidegate(&["serve", "--rules"]);
+    command.arg(directory.path()).args(["--port", "0", "--grpc-port", "0"]).env("LOG_LEVEL", "debug");
+    let mut process = Process::start(command);
+    // Said once signals are taken, before the rules are read.
+    process.line_with("reading the rules");
+    process.signal("HUP");
+    process.line_with("serving");
 }

@@ -56,6 +56,7 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     // Before the first load, so that no change falls in between.
     let location = reloader.location.clone();
     let changes = Changes::of(move || location.watched());
+    tracing::debug!(rules = %reloader.location, "reading the rules");
     if !first_load(&reloader, settings.force_start) {
         return Ok(Exit::Failure);
     }
