@@ -152,4 +152,5 @@ async fn what_can_not_be_read_is_counted_too() {
         assert!(connection.send(&Frame::ping().bytes()) && connection.read_to(PING).is_some());
     });
     assert_eq!(service.metric("tidegate_errors_total{reason=\"malformed\"}"), Some(2.0));
+    assert!(service.metric("tidegate_in_flight") == Some(0.0), "it holds no place any more");
 }

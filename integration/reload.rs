@@ -156,7 +156,7 @@ async fn a_swap_that_is_half_done_changes_nothing() {
     // The link points at a directory that is not there yet.
     symlink("..2", mount.path().join("..half")).unwrap();
     fs::rename(mount.path().join("..half"), mount.path().join("..data")).unwrap();
-    service.process.line_with("no rule file found");
+    service.process.line_with("can't be read");
     assert_eq!(said(&mut client, ask_one("a=x")).await, "OK: OK 8");
     assert_eq!(service.metric("tidegate_config_last_load_ok"), Some(0.0));
     fs::create_dir(mount.path().join("..2")).unwrap();

@@ -129,12 +129,13 @@ async fn own_host_only(State(admin): State<Admin>, request: Request, next: Next)
 }
 
 fn is_own_host(host: &str) -> bool {
+    let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some((name, _)) if !host.ends_with(']') => name,
         _ => host,
     };
     let bare = name.trim_start_matches('[').trim_end_matches(']');
-    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+    bare.eq_ignore_ascii_case("localhost") || is_address(bare) || is_address(host)
 }
 
 async fn nothing_there(State(admin): State<Admin>, request: Request) -> Response {
@@ -275,7 +276,7 @@ mod tests {
 
     #[test]
     fn hosts_of_this_machine_are_told_from_others() {
-        for own in ["localhost", "LOCALHOST:6070", "127.0.0.1:6070", "[::1]:6070", "::1", "10.0.0.1"] {
+        for own in ["localhost", "LOCALHOST:6070", "127.0.0.1:6070", "[::1]:6070", "[::1]", "::1", "10.0.0.1"] {
             assert!(is_own_host(own), "{own}");
         }
         for other in ["attacker.example", "attacker.example:6070", "localhost.attacker.example", "", "127.0.0.1.nip.io"]

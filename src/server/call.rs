@@ -126,9 +126,15 @@ impl Watch {
             Code::DeadlineExceeded => outcomes.record_failure(Failure::Deadline),
             // The connection or the stream ended before the message was there.
             Code::Cancelled | Code::Unknown | Code::Aborted => outcomes.record_failure(Failure::Cancelled),
+            Code::Internal if is_without_message(response) => outcomes.record_failure(Failure::Cancelled),
             _ => outcomes.record_failure(Failure::Malformed),
         }
     }
+}
+
+/// A stream that its client resets looks to tonic like one that ends without a message.
+fn is_without_message(response: &Response<Body>) -> bool {
+    response.headers().get(Status::GRPC_MESSAGE).is_some_and(|text| text.as_bytes().starts_with(b"Missing"))
 }
 
 /// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. What can't be read is no timeout.
