@@ -372,6 +372,15 @@ async fn requests_of_empty_parts_at_once_cost_at_most_ten_times_their_size() {
         }
         let grown = service.process.memory("VmHWM").saturating_sub(before);
         assert!(grown <= (10 * size * AT_ONCE) as u64, "{AT_ONCE} requests of {size} bytes cost {grown}");
+
+        // And one alone, in a process that has served before.
+        let service = Service::start(RULES, &[]);
+        let channel = service.channel().await;
+        send_bytes(&channel, METHOD, Bytes::from(ask_one("a=x").encode_to_vec())).await.expect("an answer");
+        let before = service.process.memory("VmHWM");
+        send_bytes(&channel, METHOD, Bytes::from(message)).await.expect_err("too many");
+        let grown = service.process.memory("VmHWM").saturating_sub(before);
+        assert!(grown <= 10 * size as u64, "one request of {size} bytes costs {grown}");
     }
     let many = format!(r#"{{"domain":"d","descriptors":[{{}}{}]}}"#, ",{}".repeat(80_000));
     let service = Service::start(RULES, &[]);

@@ -27,7 +27,6 @@ use crate::server::service::{NoAnswer, Service};
 /// The longest that a message may take to arrive.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
-const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Answered however many calls are open: an overloaded process is not a dead one.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 /// Answered from the start, question by question: between two of them nothing is open that others could use.
@@ -63,7 +62,7 @@ where
         let arrived = Instant::now();
         let service = self.service.clone();
         let path = request.uri().path();
-        let is_rate_limit = path == SHOULD_RATE_LIMIT;
+        let is_rate_limit = path == grpc::SHOULD_RATE_LIMIT;
         let watch = is_rate_limit.then(|| Watch { service: service.clone(), arrived });
         let in_flight = match service.enter() {
             Ok(in_flight) => Some(in_flight),

@@ -1,11 +1,18 @@
 //! The gRPC port: RateLimitService v3, health and reflection.
 
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
+use bytes::Buf;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::Message;
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::Service as TowerService;
+use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
@@ -13,6 +20,7 @@ use tonic_health::server::HealthReporter;
 
 use crate::server::call::Calls;
 use crate::server::service::{NoAnswer, Service};
+use crate::server::skim::Announced;
 
 /// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
 /// `envoy/service/ratelimit/v3/rls.proto`, without comments. Serves reflection and the JSON form.
@@ -21,18 +29,93 @@ pub const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
 /// The name under which Envoy's health checks ask, beside the empty one.
 pub const HEALTH_NAME: &str = "ratelimit";
 
-struct RateLimit(Arc<Service>);
+/// The one method of RateLimitService.
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-#[tonic::async_trait]
-impl RateLimitService for RateLimit {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        match self.0.answer(request.get_ref()) {
+/// RateLimitService, by hand rather than generated: messages are skimmed before they are decoded, and an answer that is
+/// there at once needs no future on the heap.
+#[derive(Clone)]
+struct RateLimit {
+    service: Arc<Service>,
+    message_bytes_max: usize,
+}
+
+impl NamedService for RateLimit {
+    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
+}
+
+impl<B> TowerService<http::Request<B>> for RateLimit
+where
+    B: http_body::Body + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
+            return Box::pin(async { Ok(Status::unimplemented("there is only ShouldRateLimit").into_http()) });
+        }
+        let codec = Skimming(self.service.clone());
+        let mut grpc = Grpc::new(codec).max_decoding_message_size(self.message_bytes_max);
+        let method = ShouldRateLimit(self.service.clone());
+        Box::pin(async move { Ok(grpc.unary(method, request).await) })
+    }
+}
+
+struct ShouldRateLimit(Arc<Service>);
+
+impl UnaryService<RateLimitRequest> for ShouldRateLimit {
+    type Response = RateLimitResponse;
+    type Future = Ready<Result<Response<RateLimitResponse>, Status>>;
+
+    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
+        ready(match self.0.answer(request.get_ref()) {
             Ok(answer) => Ok(Response::new(answer.response)),
             Err(error) => Err(status(&error)),
-        }
+        })
+    }
+}
+
+/// Refuses a message with too many parts before it takes any memory.
+struct Skimming(Arc<Service>);
+
+impl Codec for Skimming {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = Skimming;
+    type Decoder = Skimming;
+
+    fn encoder(&mut self) -> Skimming {
+        Skimming(self.0.clone())
+    }
+
+    fn decoder(&mut self) -> Skimming {
+        Skimming(self.0.clone())
+    }
+}
+
+impl Encoder for Skimming {
+    type Item = RateLimitResponse;
+    type Error = Status;
+
+    fn encode(&mut self, response: RateLimitResponse, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        response.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl Decoder for Skimming {
+    type Item = RateLimitRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        self.0.skim(Announced::in_protobuf(buffer.chunk())).map_err(|refused| status(&refused))?;
+        RateLimitRequest::decode(buffer).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
 }
 
@@ -48,8 +131,7 @@ pub fn status(error: &NoAnswer) -> Status {
 
 /// The services of the port. The reporter is the only way to change what health says.
 pub fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
-    let rate_limit =
-        RateLimitServiceServer::new(RateLimit(service.clone())).max_decoding_message_size(message_bytes_max);
+    let rate_limit = RateLimit { service: service.clone(), message_bytes_max };
     let health = tonic_health::server::HealthService::from_health_reporter(health);
     let health =
         tonic_health::pb::health_server::HealthServer::new(health).max_decoding_message_size(message_bytes_max);

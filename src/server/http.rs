@@ -24,6 +24,7 @@ use crate::observe::outcome::Failure;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
 use crate::server::service::Service;
+use crate::server::skim::Announced;
 use crate::server::{connection, grpc};
 
 /// Names the reason of a refusal: the body says the same to everybody.
@@ -111,6 +112,9 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
         Ok(Err(error)) => return port.refuse(Failure::Malformed, &error.to_string()),
         Err(_) => return port.refuse(Failure::Deadline, "the body took too long to arrive"),
     };
+    if let Err(refused) = port.service.skim(Announced::in_json(&body)) {
+        return bad_request(&refused.to_string());
+    }
     let message = match port.json.request(&body) {
         Ok(message) => message,
         Err(error) => return port.refuse(Failure::Malformed, &error),

@@ -17,6 +17,7 @@ pub mod named_clients;
 pub mod preface;
 pub mod reload;
 pub mod service;
+pub mod skim;
 pub mod socket_file;
 pub mod tls;
 pub mod wire;

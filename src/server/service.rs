@@ -15,6 +15,7 @@ use crate::observe::outcome::{Failure, Outcomes};
 use crate::request::{Bounds, Refused};
 use crate::rules::Ruleset;
 use crate::server::arrival::Arrivals;
+use crate::server::skim::Announced;
 use crate::server::wire::{self, AnswerOptions};
 
 /// How requests are read, decided and answered.
@@ -174,6 +175,11 @@ impl Service {
     fn fail(&self, reason: NoAnswer) -> NoAnswer {
         self.outcomes.record_failure(reason.failure());
         reason
+    }
+
+    /// Refuses a message that announces more than a request may have.
+    pub fn skim(&self, announced: Announced) -> Result<(), NoAnswer> {
+        announced.check(&self.options.bounds).map_err(|refused| self.fail(refused.into()))
     }
 
     /// Answers a request.
