@@ -6,8 +6,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite, shown};
-use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, rule_step};
+use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
+use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, rule_step, shown};
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
 use crate::rules::tree::{Label, Level, Node, Tree, Values};

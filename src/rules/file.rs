@@ -5,11 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
-
 use crate::request::{DOMAIN_BYTES_MAX, KEY_BYTES_MAX, Unit, VALUE_BYTES_MAX};
 use crate::rules::fields::{DESCRIPTOR, Fields, LIMIT, Located, REPLACES, ROOT, Report};
-use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
+use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN, shown};
 use crate::rules::metadata;
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::problem::{Position, Problems};
@@ -219,16 +217,6 @@ fn key(fields: &Fields, report: &mut Report<'_>) -> Option<Located<String>> {
 }
 
 /// How envoyproxy/ratelimit writes a descriptor in its messages.
-/// A value as it is shown: in place of one that nobody may see, enough of its digest to tell two apart.
-pub fn shown(value: &str, is_sensitive: bool) -> String {
-    if !is_sensitive {
-        return value.to_owned();
-    }
-    let digest = Sha256::digest(value.as_bytes());
-    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("#{hex}")
-}
-
 pub fn composite(key: &str, value: Option<&str>) -> String {
     match value {
         Some(value) => format!("{key}_{value}"),

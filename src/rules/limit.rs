@@ -129,6 +129,16 @@ impl Rule {
     }
 }
 
+/// A value as it is shown: in place of one that nobody may see, enough of its digest to tell two apart.
+pub fn shown(value: &str, is_sensitive: bool) -> String {
+    if !is_sensitive {
+        return value.to_owned();
+    }
+    let digest = Sha256::digest(value.as_bytes());
+    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    format!("#{hex}")
+}
+
 /// `key=value`, or the key alone: one step of a rule id.
 pub fn rule_step(key: &str, value: Option<&str>) -> String {
     match value {

@@ -88,11 +88,11 @@ struct Skimming(Arc<Service>);
 impl Codec for Skimming {
     type Encode = RateLimitResponse;
     type Decode = RateLimitRequest;
-    type Encoder = Skimming;
+    type Encoder = Answers;
     type Decoder = Skimming;
 
-    fn encoder(&mut self) -> Skimming {
-        Skimming(self.0.clone())
+    fn encoder(&mut self) -> Answers {
+        Answers
     }
 
     fn decoder(&mut self) -> Skimming {
@@ -100,7 +100,10 @@ impl Codec for Skimming {
     }
 }
 
-impl Encoder for Skimming {
+/// Writes answers.
+struct Answers;
+
+impl Encoder for Answers {
     type Item = RateLimitResponse;
     type Error = Status;
 
