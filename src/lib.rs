@@ -33,6 +33,7 @@
 pub mod cli;
 pub mod engine;
 pub mod observe;
+pub mod regional;
 pub mod request;
 pub mod rules;
 pub mod server;

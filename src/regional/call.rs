@@ -1,0 +1,185 @@
+//! What a process says to the origin, and what it hears back.
+//!
+//! One kind of call serves everything: a replay is a call that brings totals and asks nothing, a read brings nothing and
+//! asks nothing, a check asks. The origin takes a call as a whole, in this order: it brings every cell up to what it is
+//! told, then decides the asks one after the other, then says what it holds.
+//!
+//! # What the origin holds
+//!
+//! For every cell a hash: `e` the epoch that was made with it, `f` the floor and `a` what was added since (their sum is the
+//! cell's hits), `r` its refunds, and for every process that holds the key a field named after it: `own`, or `own:asked`
+//! when it has asked for refunds, each the highest total that the process has told. An epoch is the origin's time in
+//! milliseconds times 4096 plus the call's nonce, so a later one is larger.
+//!
+//! # How a cell is brought up to date
+//!
+//! With `field` = the process's field, or 0:
+//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy.
+//! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
+//!   adds `own - max(field, acked)`.
+//! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, then the same is added.
+//!
+//! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
+//! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
+//! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
+//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key.
+//!
+//! # How an ask is decided
+//!
+//! `running` starts at `own` (seated) or the field (not seated) and grows with the asks of the call that were admitted. A
+//! need wants `running + hits`, and `field` may already be there, because an earlier check arrived after its caller had
+//! given up: only what goes above the field is new. A need fits if what counts now, and what is new, is within its limit.
+//! All needs of an ask fit and are charged to the newest cell of their parts, or none is. Needs with a quota number are
+//! over as a group, deny only if all quota groups are over, and are not charged when their own group is. Needs of one ask
+//! on the same part add up. Hits of 0 ask whether anything is left to be had and charge nothing.
+//!
+//! Every count is below 2^53, because that is how far a script counts exactly.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+/// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
+pub const COUNT_MAX: u64 = (1 << 53) - 1;
+
+/// Names a key at the origin, alike in every process of the region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OriginKey(pub [u8; 20]);
+
+impl fmt::Debug for OriginKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Names a process at the origin: random for each start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId(pub u64);
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// One call to the origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub process: ProcessId,
+    /// The caller's wall time: what a bucket drains up to.
+    pub now_ms: u64,
+    /// Below 4096, random: sets apart two epochs made in the same millisecond.
+    pub nonce: u16,
+    /// Whether admitted asks are charged. Without, the call only says what would fit.
+    pub charges: bool,
+    pub parts: Vec<Part>,
+    pub asks: Vec<Ask>,
+}
+
+/// A key of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub key: OriginKey,
+    pub window_ms: u64,
+    pub measure: Measure,
+    /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
+    pub cells: SmallVec<[Told; 2]>,
+}
+
+/// How a part's cells count against a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// All of them in full: one cell of a fixed window, seventeen of an exact one.
+    Sum,
+    /// The first in full, of the second `floor(count * left / window)`.
+    Sliding { left_ms: u64 },
+    /// A bucket that drains by the limit in a window. The limit of its needs is the burst.
+    Gcra { limit: u32 },
+}
+
+/// What a process says about one cell of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    pub sequence: u64,
+    /// The process knows its field.
+    pub is_seated: bool,
+    /// Everything that the process has accepted in the cell; when it is not seated, what the origin has not heard of.
+    pub own: u64,
+    /// The highest field that the origin has answered with.
+    pub acked: u64,
+    /// The cell's epoch as the process knows it, 0 if it does not.
+    pub epoch: u64,
+    /// The cell's hits as the process knows them, without what the origin has not heard of. Of a bucket the level in
+    /// whole hits, drained up to the call's time.
+    pub floor: u64,
+    /// Of a bucket the rest of the level, in parts of a hit: `1 / window_ms`.
+    pub floor_rest: u64,
+    /// Every refund that the process was asked for in the cell, and the highest such total that the origin has answered.
+    pub asked: u64,
+    pub asked_acked: u64,
+    /// The cell's refunds as the process knows them.
+    pub refunds_floor: u64,
+    /// How long the origin keeps the cell. Not used for a bucket, which is kept until a minute after it is empty.
+    pub ttl_ms: u64,
+}
+
+/// A request's question: do all of these fit?
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    pub needs: SmallVec<[Need; 2]>,
+}
+
+/// One limit of an ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// Into the call's parts.
+    pub part: usize,
+    /// Of a bucket the burst.
+    pub limit: u32,
+    pub hits: u64,
+    /// The quota group it belongs to, `None` if it denies alone.
+    pub quota: Option<u16>,
+}
+
+/// What the origin answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// For each part, for each of its cells.
+    pub parts: Vec<SmallVec<[Heard; 2]>>,
+    /// For each ask.
+    pub verdicts: Vec<AskVerdict>,
+}
+
+/// What the origin holds of a cell, after the call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    pub epoch: u64,
+    /// The cell's hits: floor plus added. Of a bucket everything that was ever added, which tells old answers from new.
+    pub sum: u64,
+    /// The process's field.
+    pub field: u64,
+    /// The process's total of refunds that it asked for.
+    pub asked: u64,
+    pub refunds: u64,
+    /// Processes that hold the key.
+    pub holders: u32,
+    pub level: Level,
+}
+
+/// The level of a bucket, all zero for a window's cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    pub at_ms: u64,
+    /// Whole hits.
+    pub whole: u64,
+    /// Below the window's milliseconds: parts of a hit.
+    pub rest: u64,
+}
+
+/// What became of an ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AskVerdict {
+    pub is_admitted: bool,
+    /// The needs that did not fit, by their place in the ask.
+    pub over: SmallVec<[u16; 2]>,
+}
