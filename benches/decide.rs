@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use governor::{DefaultKeyedRateLimiter, Quota};
-use tidegate::engine::decide::{Charging, Check, Group, decide};
+use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
@@ -39,7 +39,15 @@ fn identifier(name: &str) -> Vec<u8> {
 
 fn check(space: Space, identifier: &[u8], group: usize) -> Check<'_> {
     let key = Key::new(space, &TERMS, identifier);
-    Check { key, terms: TERMS, hits: 1, charging: Charging::Together, group }
+    Check {
+        key,
+        terms: TERMS,
+        hits: 1,
+        charging: Charging::Together,
+        group,
+        reach: Reach::Process,
+        is_sensitive: false,
+    }
 }
 
 fn governor() -> DefaultKeyedRateLimiter<String> {
@@ -64,7 +72,9 @@ fn hot_key(c: &mut Criterion) {
     let space = Space::new("d", "k");
     let buffer = identifier(&name(7));
     group.bench_function("tidegate", |b| {
-        b.iter(|| decide(&table, black_box(&[check(space, &buffer, 0)]), &[Group::default()], false, NOW_MS))
+        b.iter(|| {
+            decide(&table, black_box(&[check(space, &buffer, 0)]), &[Group::default()], false, NOW_MS, &Consult::ALONE)
+        })
     });
     let limiter = governor();
     let key = name(7);
@@ -79,13 +89,13 @@ fn million_keys(c: &mut Criterion) {
     let table = Table::new(2 * KEYS);
     let buffers: Vec<Vec<u8>> = (0..KEYS).map(|n| identifier(&name(n))).collect();
     for buffer in &buffers {
-        decide(&table, &[check(space, buffer, 0)], &[Group::default()], false, NOW_MS);
+        decide(&table, &[check(space, buffer, 0)], &[Group::default()], false, NOW_MS, &Consult::ALONE);
     }
     let mut turn = order.iter().cycle();
     group.bench_function("tidegate", |b| {
         b.iter(|| {
             let buffer = &buffers[*turn.next().unwrap_or(&0)];
-            decide(&table, &[check(space, buffer, 0)], &[Group::default()], false, NOW_MS)
+            decide(&table, &[check(space, buffer, 0)], &[Group::default()], false, NOW_MS, &Consult::ALONE)
         })
     });
     let limiter = governor();
@@ -105,7 +115,7 @@ fn several_keys(c: &mut Criterion) {
         let checks: Vec<Check<'_>> = buffers.iter().enumerate().map(|(n, buffer)| check(space, buffer, n)).collect();
         let groups = vec![Group::default(); count];
         group.bench_with_input(BenchmarkId::from_parameter(count), &count, |b, _| {
-            b.iter(|| decide(&table, black_box(&checks), &groups, false, NOW_MS))
+            b.iter(|| decide(&table, black_box(&checks), &groups, false, NOW_MS, &Consult::ALONE))
         });
     }
     group.finish();
@@ -123,7 +133,14 @@ fn on_threads(table: &Table, threads: usize, is_one_key: bool, iterations: u64) 
                     (0..if is_one_key { 1 } else { 64 }).map(|n| identifier(&name(own + n))).collect();
                 for n in 0..iterations as usize {
                     let buffer = &buffers[n % buffers.len()];
-                    black_box(decide(table, &[check(space, buffer, 0)], &[Group::default()], false, NOW_MS));
+                    black_box(decide(
+                        table,
+                        &[check(space, buffer, 0)],
+                        &[Group::default()],
+                        false,
+                        NOW_MS,
+                        &Consult::ALONE,
+                    ));
                 }
             });
         }

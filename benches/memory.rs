@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use tidegate::engine::decide::{Charging, Check, Group, decide};
+use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
@@ -20,34 +20,41 @@ fn resident_bytes() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap_or_default() * 1024
 }
 
-fn measure(keys: usize, window_ms: u64, algorithm: Algorithm) {
+fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
     let terms = Terms { limit: 100, window_ms, algorithm, burst: 100 };
-    let table = Table::new(keys);
+    let table = if is_shared { Table::shared(keys) } else { Table::new(keys) };
+    let reach = if is_shared { Reach::Region { slack_permille: 100 } } else { Reach::Process };
     let before = resident_bytes();
     for n in 0..keys {
         let mut buffer = IdentifierBuffer::default();
         buffer.push(&format!("{n:032x}"));
         let range = buffer.finish();
         let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
-        let check = Check { key, terms, hits: 1, charging: Charging::Together, group: 0 };
-        decide(&table, &[check], &[Group::default()], false, NOW_MS);
+        let check = Check { key, terms, hits: 1, charging: Charging::Together, group: 0, reach, is_sensitive: false };
+        decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
     }
     let held = table.stats().keys;
     let bytes = (resident_bytes() - before) as f64 / held as f64;
-    println!("{held:>9} keys of 32 bytes, window {:>6} s, {algorithm:<14}: {bytes:.0} bytes per key", window_ms / 1000);
+    let with = if is_shared { "shared with a region" } else { "of this process" };
+    let window_s = window_ms / 1000;
+    println!(
+        "{held:>9} keys of 32 bytes, window {window_s:>6} s, {algorithm:<14}, {with:<20}: {bytes:.0} bytes per key"
+    );
 }
 
 fn main() {
-    let cases: &[(usize, u64, &str)] = &[
-        (1_000_000, 1000, "sliding_window"),
-        (1_000_000, 86_400_000, "sliding_window"),
-        (10_000_000, 86_400_000, "sliding_window"),
-        (1_000_000, 86_400_000, "gcra"),
-        (1_000_000, 86_400_000, "exact_window"),
+    let cases: &[(usize, u64, &str, bool)] = &[
+        (1_000_000, 1000, "sliding_window", false),
+        (1_000_000, 86_400_000, "sliding_window", false),
+        (10_000_000, 86_400_000, "sliding_window", false),
+        (1_000_000, 86_400_000, "sliding_window", true),
+        (10_000_000, 86_400_000, "sliding_window", true),
+        (1_000_000, 86_400_000, "gcra", false),
+        (1_000_000, 86_400_000, "exact_window", false),
     ];
     if let Some(case) = std::env::var(CASE).ok().and_then(|case| case.parse::<usize>().ok()) {
-        let (keys, window_ms, algorithm) = cases[case];
-        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow));
+        let (keys, window_ms, algorithm, is_shared) = cases[case];
+        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow), is_shared);
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };

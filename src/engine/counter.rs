@@ -2,9 +2,10 @@
 //!
 //! Pure: the time and the limit's terms are arguments. A decision asks [`Counter::look`] once and then adds or not.
 
-use crate::engine::exact::SubCells;
+use crate::engine::exact::{CELLS as EXACT_CELLS, SubCells};
 use crate::engine::gcra::{Bucket, Rate};
-use crate::engine::window::{Cells, Weighing};
+use crate::engine::share::Totals;
+use crate::engine::window::{Cell, Cells, Weighing};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
@@ -27,7 +28,7 @@ pub struct Look {
     pub now_ms: u64,
 }
 
-fn rate(terms: &Terms) -> Rate {
+pub(crate) fn rate(terms: &Terms) -> Rate {
     Rate { limit: terms.limit, window_ms: terms.window_ms, burst: terms.burst }
 }
 
@@ -107,6 +108,71 @@ impl Counter {
         }
     }
 
+    /// The number of the newest cell. A bucket has only one.
+    pub fn sequence(&self) -> u64 {
+        match self {
+            Counter::Windowed(cells) => cells.sequence,
+            Counter::Exact(cells) => cells.newest(),
+            Counter::Gcra(_) => 0,
+        }
+    }
+
+    /// How many cells back the cell with this number is, if it still counts.
+    pub fn place_of(&self, sequence: u64) -> Option<usize> {
+        let back = usize::try_from(self.sequence().checked_sub(sequence)?).ok()?;
+        let cells = match self {
+            Counter::Windowed(_) => 2,
+            Counter::Exact(_) => EXACT_CELLS,
+            Counter::Gcra(_) => 1,
+        };
+        (back < cells).then_some(back)
+    }
+
+    /// Cells that a decision takes into account.
+    pub fn cells_that_count(&self, terms: &Terms) -> usize {
+        match (self, weighing(terms)) {
+            (Counter::Windowed(_), Weighing::Sliding) => 2,
+            (Counter::Windowed(_), Weighing::Fixed) | (Counter::Gcra(_), _) => 1,
+            (Counter::Exact(_), _) => EXACT_CELLS,
+        }
+    }
+
+    /// How long ago the newest cell began.
+    pub fn elapsed_ms(&self, terms: &Terms, now_ms: u64) -> u64 {
+        let began_ms = match self {
+            Counter::Windowed(cells) => cells.sequence.saturating_mul(terms.window_ms),
+            Counter::Exact(cells) => cells.newest_began_ms(terms.window_ms),
+            Counter::Gcra(_) => 0,
+        };
+        now_ms.saturating_sub(began_ms)
+    }
+
+    /// Where a cell stands and what is known of it without this process's pending hits: `own` of them are its own, and
+    /// the origin knows of `acked`.
+    pub fn known(&self, terms: &Terms, back: usize, own: u64, acked: u64) -> Totals {
+        let of_cell = |sequence: u64, cell: &Cell, ends_at_ms: u64| Totals {
+            sequence,
+            floor: cell.hits.saturating_sub(own).saturating_add(acked),
+            refunds_floor: cell.refunds,
+            ends_at_ms,
+            ..Totals::default()
+        };
+        let sequence = self.sequence().saturating_sub(back as u64);
+        match self {
+            Counter::Windowed(cells) => {
+                let cell = if back == 0 { &cells.current } else { &cells.previous };
+                of_cell(sequence, cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
+            }
+            Counter::Exact(cells) => {
+                of_cell(sequence, cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
+            }
+            Counter::Gcra(bucket) => {
+                let (floor, floor_rest) = bucket.level_without(own.saturating_sub(acked), &rate(terms));
+                Totals { floor, floor_rest, ..Totals::default() }
+            }
+        }
+    }
+
     /// From here on the counter is as good as a fresh one.
     pub fn expires_at_ms(&self, terms: &Terms) -> u64 {
         match self {
@@ -127,7 +193,6 @@ pub fn window_end_ms(terms: &Terms, now_ms: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::window::Cell;
 
     const MINUTE_MS: u64 = 60_000;
 

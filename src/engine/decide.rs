@@ -3,14 +3,21 @@
 //! Under the locks of every shard concerned: look at each key, find the overall verdict, charge. Refunds and hits that
 //! are charged whatever happens are applied as they are met; everything else waits for the verdict and is charged
 //! together or not at all. No other request sees anything in between.
+//!
+//! When counts are shared with other processes, a decision may come to the conclusion that it can't be made from memory.
+//! Then it says what to ask the origin, charges nothing but what is charged whatever happens, and is made again with the
+//! answer, or without one.
 
 use parking_lot::MutexGuard;
 use smallvec::{SmallVec, smallvec};
 
+use crate::engine::allowance::Headroom;
 use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::key::Key;
+use crate::engine::share::{Freshness, Shared};
 use crate::engine::table::{Entry, Shard, Table};
 use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
 
 /// How the hits of a check are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +30,16 @@ pub enum Charging {
     Refund,
 }
 
+/// Who shares the count of a check's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Process,
+    Region {
+        /// Thousandths of the limit that may be admitted before the origin knows.
+        slack_permille: u16,
+    },
+}
+
 /// One key of a request and what it is asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
@@ -32,6 +49,9 @@ pub struct Check<'a> {
     pub charging: Charging,
     /// Into the groups: the descriptor that this limit belongs to.
     pub group: usize,
+    pub reach: Reach,
+    /// The identifier leaves the process only as a keyed digest.
+    pub is_sensitive: bool,
 }
 
 /// The checks of one descriptor: what its verdict does to the request's.
@@ -41,6 +61,69 @@ pub struct Group {
     pub is_shadow: bool,
     /// Denies only together with all other quota groups.
     pub is_quota: bool,
+}
+
+/// What the origin said about one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// It was not asked whether this one fits.
+    NotAsked,
+    Fits,
+    Over,
+}
+
+/// The origin's answer to a request. What it admitted is charged already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    pub is_admitted: bool,
+    /// One for each check.
+    pub checks: SmallVec<[Answered; 4]>,
+}
+
+/// What a decision knows of the region, and whether it may ask.
+#[derive(Clone, Copy, Debug)]
+pub struct Consult<'a> {
+    /// Monotonic time: freshness and pauses.
+    pub mono_ms: u64,
+    /// Processes of the region that are alive.
+    pub live: u32,
+    pub asking: Asking<'a>,
+    /// The request was looked at before: what is charged whatever happens is charged.
+    pub is_again: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Asking<'a> {
+    Allowed,
+    /// The origin gives no answer: memory decides.
+    Never,
+    Settled(&'a Settled),
+}
+
+impl Consult<'_> {
+    /// For a table that nobody shares.
+    pub const ALONE: Consult<'static> = Consult { mono_ms: 0, live: 1, asking: Asking::Never, is_again: false };
+}
+
+/// Why the origin is asked about a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The key was never read, or not for a while.
+    Cold,
+    /// More is pending than may be.
+    Headroom,
+    /// Another check of the request asks.
+    Together,
+}
+
+/// A check that the origin is to be asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Into the checks.
+    pub check: usize,
+    /// Whether it fits; otherwise only how it stands.
+    pub is_judged: bool,
+    pub why: Why,
 }
 
 /// What a check came to.
@@ -79,6 +162,8 @@ impl Verdict {
 pub struct Outcome {
     pub is_over: bool,
     pub verdicts: SmallVec<[Verdict; 4]>,
+    /// Not empty: nothing is decided, this is to be asked first.
+    pub questions: SmallVec<[Question; 2]>,
 }
 
 /// Where a check's key is, and what was seen there.
@@ -93,63 +178,107 @@ struct Seen {
     waiting: u64,
     /// The hits are charged if the request is admitted.
     counts: bool,
+    /// The origin has to be asked.
+    asks: Option<Why>,
 }
 
 impl Seen {
     fn new(table: &Table, key: &Key<'_>) -> Seen {
         let hash = table.hash(key);
-        Seen { hash, shard: table.shard_of(hash), guard: 0, slot: None, waiting: 0, counts: false }
+        Seen { hash, shard: table.shard_of(hash), guard: 0, slot: None, waiting: 0, counts: false, asks: None }
     }
 }
 
 /// Decides a request. `is_shadow` is the global mode in which nothing is denied and everything is charged.
-pub fn decide(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
-    match checks {
-        [check] => decide_one(table, check, groups, is_shadow, now_ms),
-        _ => decide_all(table, checks, groups, is_shadow, now_ms),
+pub fn decide(
+    table: &Table,
+    checks: &[Check<'_>],
+    groups: &[Group],
+    is_shadow: bool,
+    now_ms: u64,
+    consult: &Consult<'_>,
+) -> Outcome {
+    match (checks, consult.asking) {
+        ([check], Asking::Allowed | Asking::Never) => decide_one(table, check, groups, is_shadow, now_ms, consult),
+        _ => decide_all(table, checks, groups, is_shadow, now_ms, consult),
     }
 }
 
 /// The same for a single key, which is what most requests have: nothing to sort, nothing to wait for.
-fn decide_one(table: &Table, check: &Check<'_>, groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
+fn decide_one(
+    table: &Table,
+    check: &Check<'_>,
+    groups: &[Group],
+    is_shadow: bool,
+    now_ms: u64,
+    consult: &Consult<'_>,
+) -> Outcome {
     let hash = table.hash(&check.key);
-    let mut shard = table.lock(table.shard_of(hash));
-    let slot = shard.find(&check.key, hash);
+    let number = table.shard_of(hash);
+    let mut shard = table.lock(number);
+    let mut slot = shard.find(&check.key, hash);
     let mut fresh;
-    let counter = match slot {
+    let (counter, shared) = match slot {
         Some(slot) => {
-            let slot = shard.slot(slot);
+            let (slot, shared) = shard.both(slot);
             slot.touch(&check.terms);
-            &mut slot.counter
+            (&mut slot.counter, shared)
         }
         None => {
             fresh = Counter::new(&check.terms, now_ms);
-            &mut fresh
+            (&mut fresh, None)
         }
     };
-    let mut verdict = judge(counter, check, 0, now_ms);
+    let is_reported = check.charging != Charging::Together && !consult.is_again;
+    let mut verdict = judge(counter, check, 0, now_ms, consult);
+    let is_quiet = is_shadow || groups[check.group].is_shadow;
+    let standing = standing(check, &verdict, counter, shared, 0, is_quiet, consult);
+    if let Standing::Paused { wait_ms } = standing {
+        verdict.is_over = true;
+        verdict.wait_for(counter, &check.terms, check.hits, now_ms);
+        verdict.reset_ms = verdict.reset_ms.max(wait_ms);
+    }
     let is_over = !is_shadow && verdict.is_over && denies(&[*check], groups, &[verdict]);
-    let charged = match check.charging {
-        Charging::Together if is_over || !charges_group(&[*check], groups, &[verdict], check.group, is_shadow) => 0,
-        Charging::Together => {
-            counter.add(&check.terms, check.hits);
-            if verdict.is_over {
-                verdict.wait_for(counter, &check.terms, check.hits, now_ms);
-            }
-            check.hits
-        }
-        Charging::Always | Charging::Refund => check.hits,
+    let asks = match standing {
+        Standing::Asks(why) if !is_over => Some(why),
+        _ => None,
     };
-    if slot.is_none() && charged > 0 && check.charging != Charging::Refund {
-        let entry = Entry { key: check.key, hash, terms: check.terms, counter: counter.clone() };
-        table.insert(&mut shard, &[], entry, now_ms);
+    let is_charged = check.charging == Charging::Together
+        && asks.is_none()
+        && !is_over
+        && charges_group(&[*check], groups, &[verdict], check.group, is_shadow);
+    if (is_charged || is_reported) && check.hits > 0 {
+        let is_counted = slot.is_none();
+        if slot.is_none() && is_kept(table, check) {
+            slot = Some(insert(table, &mut shard, &[], check, hash, now_ms));
+        }
+        if let Some(slot) = slot {
+            charge(table, &mut shard, (number, slot), check, is_counted, consult.live, now_ms);
+            if verdict.is_over {
+                verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, check.hits, now_ms);
+            }
+        }
+    }
+    if verdict.is_over
+        && let Some(slot) = slot
+    {
+        reread(table, &mut shard, number, slot, check, consult);
     }
     drop(shard);
+    let charged = if is_charged || check.charging != Charging::Together { check.hits } else { 0 };
     conclude(&mut verdict, check, charged, 0);
-    Outcome { is_over, verdicts: smallvec![verdict] }
+    let questions = asks.map(|why| Question { check: 0, is_judged: is_judged(check, is_quiet), why });
+    Outcome { is_over, verdicts: smallvec![verdict], questions: questions.into_iter().collect() }
 }
 
-fn decide_all(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: bool, now_ms: u64) -> Outcome {
+fn decide_all(
+    table: &Table,
+    checks: &[Check<'_>],
+    groups: &[Group],
+    is_shadow: bool,
+    now_ms: u64,
+    consult: &Consult<'_>,
+) -> Outcome {
     let mut seen: SmallVec<[Seen; 4]> = checks.iter().map(|check| Seen::new(table, &check.key)).collect();
     // Locks are taken in ascending order of shards, each once, as every batch does.
     let mut shards: SmallVec<[u32; 4]> = seen.iter().map(|seen| seen.shard).collect();
@@ -159,18 +288,24 @@ fn decide_all(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: 
     for seen in &mut seen {
         seen.guard = shards.binary_search(&seen.shard).unwrap_or_default();
     }
-    let mut batch = Batch { table, checks, guards: &mut guards, seen: &mut seen, now_ms };
+    let mut batch = Batch { table, checks, guards: &mut guards, seen: &mut seen, now_ms, consult };
 
     let mut verdicts: SmallVec<[Verdict; 4]> = smallvec![Verdict::within(0, 0); checks.len()];
     for ((index, check), verdict) in checks.iter().enumerate().zip(verdicts.iter_mut()) {
-        *verdict = batch.look(index);
-        batch.seen[index].counts =
-            check.charging == Charging::Together && (!verdict.is_over || is_shadow || groups[check.group].is_shadow);
+        let is_quiet = is_shadow || groups[check.group].is_shadow;
+        *verdict = batch.look(index, is_quiet);
+        batch.seen[index].counts = check.charging == Charging::Together && (!verdict.is_over || is_quiet);
     }
-    let is_over = !is_shadow && denies(checks, groups, &verdicts);
+    let is_over = !is_shadow
+        && match consult.asking {
+            Asking::Settled(settled) => !settled.is_admitted,
+            Asking::Allowed | Asking::Never => denies(checks, groups, &verdicts),
+        };
+    let questions = if is_over { SmallVec::new() } else { batch.questions(groups, is_shadow) };
     for (index, check) in checks.iter().enumerate() {
+        let is_charged = !is_over && charges_group(checks, groups, &verdicts, check.group, is_shadow);
         let charged = match check.charging {
-            Charging::Together if is_over || !charges_group(checks, groups, &verdicts, check.group, is_shadow) => 0,
+            Charging::Together if !is_charged || !questions.is_empty() => 0,
             Charging::Together => {
                 batch.charge(index, &mut verdicts[index]);
                 check.hits
@@ -183,8 +318,11 @@ fn decide_all(table: &Table, checks: &[Check<'_>], groups: &[Group], is_shadow: 
         if charged < check.hits && !verdict.is_over {
             verdict.reset_ms = batch.reset_uncharged_ms(index);
         }
+        if verdict.is_over {
+            batch.reread(index);
+        }
     }
-    Outcome { is_over, verdicts }
+    Outcome { is_over, verdicts, questions }
 }
 
 /// A request while it holds the locks of all its keys.
@@ -194,11 +332,12 @@ struct Batch<'b, 't> {
     guards: &'b mut [MutexGuard<'t, Shard>],
     seen: &'b mut [Seen],
     now_ms: u64,
+    consult: &'b Consult<'b>,
 }
 
 impl Batch<'_, '_> {
     /// Reads a key and applies what does not wait for the verdict.
-    fn look(&mut self, index: usize) -> Verdict {
+    fn look(&mut self, index: usize, is_quiet: bool) -> Verdict {
         let check = &self.checks[index];
         let waiting = self.waiting_before(index);
         let Seen { hash, guard, .. } = self.seen[index];
@@ -206,21 +345,81 @@ impl Batch<'_, '_> {
         let slot = shard.find(&check.key, hash);
         self.seen[index].waiting = waiting;
         self.seen[index].slot = slot;
-        if let Some(slot) = slot {
-            let slot = shard.slot(slot);
-            slot.touch(&check.terms);
-            return judge(&mut slot.counter, check, waiting, self.now_ms);
+        let mut fresh;
+        let (counter, shared) = match slot {
+            Some(slot) => {
+                let (slot, shared) = shard.both(slot);
+                slot.touch(&check.terms);
+                (&mut slot.counter, shared)
+            }
+            None => {
+                fresh = Counter::new(&check.terms, self.now_ms);
+                (&mut fresh, None)
+            }
+        };
+        let mut verdict = judge(counter, check, waiting, self.now_ms, self.consult);
+        match standing(check, &verdict, counter, shared, waiting, is_quiet, self.consult) {
+            Standing::Memory => {}
+            Standing::Asks(why) => self.seen[index].asks = Some(why),
+            Standing::Paused { wait_ms } => {
+                verdict.is_over = true;
+                verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
+                verdict.reset_ms = verdict.reset_ms.max(wait_ms);
+            }
         }
-        let mut counter = Counter::new(&check.terms, self.now_ms);
-        let verdict = judge(&mut counter, check, waiting, self.now_ms);
-        if check.charging == Charging::Always && check.hits > 0 {
-            self.insert(index, counter);
+        if let Asking::Settled(settled) = self.consult.asking
+            && !is_quiet
+        {
+            self.settle(index, settled, &mut verdict);
+        }
+        if check.charging != Charging::Together && !self.consult.is_again && check.hits > 0 {
+            self.charge_now(index, &mut verdict);
         }
         verdict
     }
 
+    /// Puts the origin's word in the place of what memory says.
+    fn settle(&mut self, index: usize, settled: &Settled, verdict: &mut Verdict) {
+        let check = &self.checks[index];
+        let answered = settled.checks.get(index).copied().unwrap_or(Answered::NotAsked);
+        if check.charging != Charging::Together || (answered == Answered::NotAsked && !settled.is_admitted) {
+            return;
+        }
+        let was_over = verdict.is_over;
+        verdict.is_over = answered == Answered::Over;
+        if settled.is_admitted && answered == Answered::Fits {
+            // Its own hits are in the count already.
+            verdict.available = verdict.available.saturating_add(i64::try_from(check.hits).unwrap_or(i64::MAX));
+        }
+        if was_over == verdict.is_over {
+            return;
+        }
+        let Seen { guard, slot, waiting, .. } = self.seen[index];
+        let mut fresh = Counter::new(&check.terms, self.now_ms);
+        let (counter, shared) = match slot {
+            Some(slot) => {
+                let (slot, shared) = self.guards[guard].both(slot);
+                (&mut slot.counter, shared)
+            }
+            None => (&mut fresh, None),
+        };
+        if verdict.is_over {
+            verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
+            let paused_ms = shared.and_then(|shared| shared.paused_for_ms(check.hits, self.consult.mono_ms));
+            verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
+        } else {
+            let look = counter.look(&check.terms, self.now_ms);
+            verdict.is_hopeless = false;
+            verdict.reset_ms = counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(self.now_ms);
+        }
+    }
+
     /// The hits of earlier checks on the same key that wait for the verdict: within a request, a key counts down.
     fn waiting_before(&self, index: usize) -> u64 {
+        // The origin's answer has them in it.
+        if matches!(self.consult.asking, Asking::Settled(_)) {
+            return 0;
+        }
         let (earlier, own) = (&self.seen[..index], &self.seen[index]);
         let is_twin = |other: usize| {
             earlier[other].counts && earlier[other].hash == own.hash && self.checks[other].key == self.checks[index].key
@@ -228,31 +427,52 @@ impl Batch<'_, '_> {
         (0..index).filter(|other| is_twin(*other)).fold(0, |sum, other| sum.saturating_add(self.checks[other].hits))
     }
 
+    /// What to ask before this can be decided: if one check asks, all of the region's are in the same call.
+    fn questions(&self, groups: &[Group], is_shadow: bool) -> SmallVec<[Question; 2]> {
+        if !self.seen.iter().any(|seen| seen.asks.is_some()) {
+            return SmallVec::new();
+        }
+        let mut questions = SmallVec::new();
+        for (index, check) in self.checks.iter().enumerate() {
+            let is_judged = is_judged(check, is_shadow || groups[check.group].is_shadow);
+            let asks = self.seen[index].asks;
+            if is_judged || asks.is_some() {
+                questions.push(Question { check: index, is_judged, why: asks.unwrap_or(Why::Together) });
+            }
+        }
+        questions
+    }
+
     /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
     fn charge(&mut self, index: usize, verdict: &mut Verdict) {
         let check = &self.checks[index];
-        if check.hits == 0 {
-            return;
+        let is_charged_there = match self.consult.asking {
+            Asking::Settled(settled) => settled.checks.get(index).is_some_and(|answer| *answer == Answered::Fits),
+            Asking::Allowed | Asking::Never => false,
+        };
+        if check.hits > 0 && !is_charged_there {
+            self.charge_now(index, verdict);
         }
-        let Seen { hash, guard, slot, waiting, .. } = self.seen[index];
+    }
+
+    fn charge_now(&mut self, index: usize, verdict: &mut Verdict) {
+        let check = &self.checks[index];
+        let Seen { hash, guard, slot, waiting, shard: number, .. } = self.seen[index];
         let shard = &mut self.guards[guard];
         // A twin earlier in the request may have made the slot meanwhile.
-        let slot = slot.or_else(|| shard.find(&check.key, hash));
-        let mut fresh;
-        let counter = match slot {
-            Some(slot) => &mut shard.slot(slot).counter,
-            None => {
-                fresh = Counter::new(&check.terms, self.now_ms);
-                &mut fresh
-            }
-        };
-        counter.add(&check.terms, check.hits);
+        let found = slot.or_else(|| shard.find(&check.key, hash));
+        let slot = found.or_else(|| {
+            // The slots of this request must not make room for each other.
+            let pinned: SmallVec<[u32; 4]> =
+                self.seen.iter().filter(|seen| seen.guard == guard).filter_map(|seen| seen.slot).collect();
+            is_kept(self.table, check).then(|| insert(self.table, shard, &pinned, check, hash, self.now_ms))
+        });
+        self.seen[index].slot = slot;
+        let Some(slot) = slot else { return };
+        charge(self.table, shard, (number, slot), check, found.is_none(), self.consult.live, self.now_ms);
         if verdict.is_over {
-            verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
-        }
-        if slot.is_none() {
-            let counter = counter.clone();
-            self.insert(index, counter);
+            let hits = waiting.saturating_add(check.hits);
+            verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, hits, self.now_ms);
         }
     }
 
@@ -269,36 +489,166 @@ impl Batch<'_, '_> {
         counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(self.now_ms)
     }
 
-    fn insert(&mut self, index: usize, counter: Counter) {
-        let check = &self.checks[index];
-        let Seen { hash, guard, .. } = self.seen[index];
-        // The slots of this request must not make room for each other.
-        let pinned: SmallVec<[u32; 4]> =
-            self.seen.iter().filter(|seen| seen.guard == guard).filter_map(|seen| seen.slot).collect();
-        let shard = &mut self.guards[guard];
-        let entry = Entry { key: check.key, hash, terms: check.terms, counter };
-        self.seen[index].slot = Some(self.table.insert(shard, &pinned, entry, self.now_ms));
+    fn reread(&mut self, index: usize) {
+        let Seen { guard, slot, shard, .. } = self.seen[index];
+        if let Some(slot) = slot {
+            reread(self.table, &mut self.guards[guard], shard, slot, &self.checks[index], self.consult);
+        }
     }
 }
 
-/// What a counter says to a check. Refunds and hits that are charged whatever happens are applied at once.
-fn judge(counter: &mut Counter, check: &Check<'_>, waiting: u64, now_ms: u64) -> Verdict {
+/// A refund leaves no key behind, unless the origin has to hear of it.
+fn is_kept(table: &Table, check: &Check<'_>) -> bool {
+    check.charging != Charging::Refund || (table.is_shared() && check.reach != Reach::Process)
+}
+
+fn insert(table: &Table, shard: &mut Shard, pinned: &[u32], check: &Check<'_>, hash: u64, now_ms: u64) -> u32 {
+    let Check { key, terms, is_sensitive, .. } = *check;
+    // With its hits, so that the table knows a key that is over its limit from the start.
+    let mut counter = Counter::new(&terms, now_ms);
+    if check.charging != Charging::Refund {
+        counter.add(&terms, check.hits);
+    }
+    table.insert(shard, pinned, Entry { key, hash, terms, counter, is_sensitive }, now_ms)
+}
+
+/// Counts a check's hits, or gives them back, and sees to it that the origin hears of it. The counter of a new slot has
+/// them already.
+fn charge(
+    table: &Table,
+    shard: &mut Shard,
+    (number, at): (u32, u32),
+    check: &Check<'_>,
+    is_counted: bool,
+    live: u32,
+    now_ms: u64,
+) {
+    let Check { terms, hits, .. } = check;
+    let (slot, shared) = shard.both(at);
+    let Some((shared, slack_permille)) = shared.zip(slack(check)) else {
+        match check.charging {
+            Charging::Refund => slot.counter.refund(terms, *hits),
+            Charging::Together | Charging::Always if is_counted => {}
+            Charging::Together | Charging::Always => slot.counter.add(terms, *hits),
+        }
+        return;
+    };
+    let look = slot.counter.look(terms, now_ms);
+    shared.follow(&slot.counter);
+    let mut is_urgent = false;
+    if check.charging == Charging::Refund {
+        slot.counter.refund(terms, *hits);
+        shared.refund(*hits);
+    } else {
+        let before = shared.pending();
+        if !is_counted {
+            slot.counter.add(terms, *hits);
+        }
+        shared.add(*hits);
+        let half = headroom(check, slack_permille, shared, live).allowance(look.available) / 2;
+        is_urgent = before < half && before.saturating_add(*hits) >= half;
+    }
+    table.enqueue(number, at, shared, is_urgent);
+}
+
+/// A key that denies is read again about once a second, in the background.
+fn reread(table: &Table, shard: &mut Shard, number: u32, slot: u32, check: &Check<'_>, consult: &Consult<'_>) {
+    if let ((_, Some(shared)), Reach::Region { .. }) = (shard.both(slot), check.reach)
+        && shared.is_second_old(consult.mono_ms)
+        && !shared.is_wanted
+    {
+        shared.is_wanted = true;
+        table.enqueue(number, slot, shared, false);
+    }
+}
+
+fn slack(check: &Check<'_>) -> Option<u16> {
+    match check.reach {
+        Reach::Process => None,
+        Reach::Region { slack_permille } => Some(slack_permille),
+    }
+}
+
+fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) -> Headroom {
+    // A bucket is full at its burst, whatever its rate.
+    let Terms { limit, burst, algorithm, .. } = check.terms;
+    let limit = if algorithm == Algorithm::Gcra { burst } else { limit };
+    Headroom { limit, slack_permille, holders: shared.holders(), live }
+}
+
+/// Hits that may be refused, so that the origin is asked whether they fit.
+fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
+    check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
+}
+
+/// Who decides a check.
+enum Standing {
+    Memory,
+    /// The origin has just denied as many hits.
+    Paused {
+        wait_ms: u64,
+    },
+    Asks(Why),
+}
+
+/// Finds out who decides: memory, unless the key is cold or stale, or more would be pending than may be.
+fn standing(
+    check: &Check<'_>,
+    verdict: &Verdict,
+    counter: &Counter,
+    shared: Option<&mut Shared>,
+    waiting: u64,
+    is_quiet: bool,
+    consult: &Consult<'_>,
+) -> Standing {
+    let Some(slack_permille) = slack(check) else { return Standing::Memory };
+    let is_settled = matches!(consult.asking, Asking::Settled(_));
+    if is_quiet || is_settled || verdict.is_over || check.charging == Charging::Refund {
+        return Standing::Memory;
+    }
+    let may_ask = matches!(consult.asking, Asking::Allowed);
+    let Some(shared) = shared else { return if may_ask { Standing::Asks(Why::Cold) } else { Standing::Memory } };
+    shared.follow(counter);
+    let is_together = check.charging == Charging::Together && check.hits > 0;
+    if is_together && let Some(wait_ms) = shared.paused_for_ms(check.hits, consult.mono_ms) {
+        return Standing::Paused { wait_ms };
+    }
+    if !may_ask {
+        return Standing::Memory;
+    }
+    match shared.freshness(consult.mono_ms) {
+        Freshness::Unreadable => return Standing::Memory,
+        Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
+        Freshness::Fresh => {}
+    }
+    let wanted = shared.pending().saturating_add(waiting).saturating_add(check.hits);
+    let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
+    if is_together && wanted > allowance { Standing::Asks(Why::Headroom) } else { Standing::Memory }
+}
+
+/// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.
+fn judge(counter: &mut Counter, check: &Check<'_>, waiting: u64, now_ms: u64, consult: &Consult<'_>) -> Verdict {
     let Check { terms, hits, charging, .. } = check;
     if *charging == Charging::Refund {
+        // What it comes to; it is given back right after.
+        let mut refunded = counter.clone();
+        refunded.look(terms, now_ms);
+        if !consult.is_again {
+            refunded.refund(terms, *hits);
+        }
+        let look = refunded.look(terms, now_ms);
         counter.look(terms, now_ms);
-        counter.refund(terms, *hits);
-        let look = counter.look(terms, now_ms);
-        let reset_ms = counter.resets_at_ms(terms, &look, waiting).saturating_sub(now_ms);
+        let reset_ms = refunded.resets_at_ms(terms, &look, waiting).saturating_sub(now_ms);
         return Verdict::within(look.available, reset_ms);
     }
-    let look = counter.look(terms, now_ms);
+    let mut look = counter.look(terms, now_ms);
+    if *charging == Charging::Always && consult.is_again {
+        look.available = look.available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
+    }
     let needed = waiting.saturating_add(*hits);
     let is_over = i128::from(look.available) < i128::from(needed);
     let reset_ms = if is_over { 0 } else { counter.resets_at_ms(terms, &look, needed).saturating_sub(now_ms) };
     let mut verdict = Verdict { is_over, ..Verdict::within(look.available, reset_ms) };
-    if *charging == Charging::Always {
-        counter.add(terms, *hits);
-    }
     if is_over {
         verdict.wait_for(counter, terms, needed, now_ms);
     }

@@ -3,16 +3,18 @@
 //! Together they cover every interval of length D that ends now, so no such interval ever holds more than the limit. The
 //! price is that a hit counts for up to D/16 longer than D, and seventeen counters a key.
 
+use crate::engine::window::Cell;
+
 /// Sub-cells in a window.
 const PARTS: u64 = 16;
 /// Sub-cells that count: the current one and a whole window before it.
-const CELLS: usize = PARTS as usize + 1;
+pub(crate) const CELLS: usize = PARTS as usize + 1;
 
 /// The sub-cells of a key. Cell `i`, counted from the epoch, lives at `i % 17`; those from `newest - 16` on are live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubCells {
     newest: u64,
-    counts: [u64; CELLS],
+    cells: [Cell; CELLS],
 }
 
 /// The sub-cell of a moment. Windows need not divide by sixteen: `floor(16 t / D)` is exact. Numbered from 17, so that
@@ -34,7 +36,7 @@ fn slot(cell: u64) -> usize {
 
 impl SubCells {
     pub fn new(now_ms: u64, window_ms: u64) -> SubCells {
-        SubCells { newest: cell_at(now_ms, window_ms), counts: [0; CELLS] }
+        SubCells { newest: cell_at(now_ms, window_ms), cells: [Cell::default(); CELLS] }
     }
 
     /// Moves to the sub-cell of `now` and returns the key's own time; the clock running backwards is treated as in
@@ -47,41 +49,56 @@ impl SubCells {
                 return start_ms;
             }
             // The clock was wrong and is right now: every count keeps its age.
-            let ages: [u64; CELLS] = std::array::from_fn(|age| self.count(self.newest - age as u64));
-            for (age, count) in ages.into_iter().enumerate() {
-                self.counts[slot(cell - age as u64)] = count;
+            let ages: [Cell; CELLS] = std::array::from_fn(|age| *self.cell(self.newest - age as u64));
+            for (age, aged) in ages.into_iter().enumerate() {
+                self.cells[slot(cell - age as u64)] = aged;
             }
             self.newest = cell;
             return now_ms;
         }
         for gone in (self.newest + 1..=cell).take(CELLS) {
-            self.counts[slot(gone)] = 0;
+            self.cells[slot(gone)] = Cell::default();
         }
         if cell - self.newest >= CELLS as u64 {
-            self.counts = [0; CELLS];
+            self.cells = [Cell::default(); CELLS];
         }
         self.newest = cell;
         now_ms
     }
 
-    fn count(&self, cell: u64) -> u64 {
-        self.counts[slot(cell)]
+    /// The number of the current sub-cell.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    pub fn newest_began_ms(&self, window_ms: u64) -> u64 {
+        starts_at_ms(self.newest, window_ms)
+    }
+
+    /// The sub-cell with this number, which must be live.
+    pub fn cell(&self, cell: u64) -> &Cell {
+        &self.cells[slot(cell)]
+    }
+
+    /// Changes the sub-cell that is so many before the newest.
+    pub fn merge(&mut self, back: usize, change: impl FnOnce(&mut Cell)) {
+        change(&mut self.cells[slot(self.newest - back as u64)]);
     }
 
     pub fn effective(&self) -> u64 {
-        self.counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
+        self.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count()))
     }
 
     pub fn admits_at(&self, now_ms: u64, window_ms: u64, limit: u64, hits: u64) -> Option<u64> {
         let room = limit.checked_sub(hits)?;
-        let mut left = self.counts.iter().fold(0u128, |sum, count| sum + u128::from(*count));
+        let mut left = self.cells.iter().fold(0u128, |sum, cell| sum + u128::from(cell.count()));
         if left <= u128::from(room) {
             return Some(now_ms);
         }
         // The oldest goes first; the newest is gone 17 sub-cells after it began.
         for age in (0..CELLS as u64).rev() {
             let cell = self.newest - age;
-            left -= u128::from(self.count(cell));
+            left -= u128::from(self.cell(cell).count());
             if left <= u128::from(room) {
                 return Some(starts_at_ms(cell + CELLS as u64, window_ms).max(now_ms));
             }
@@ -90,22 +107,23 @@ impl SubCells {
     }
 
     pub fn add(&mut self, hits: u64) {
-        let newest = &mut self.counts[slot(self.newest)];
-        *newest = newest.saturating_add(hits);
+        self.cells[slot(self.newest)].add(hits);
     }
 
     /// Takes from the newest sub-cell on backwards; the excess is lost.
     pub fn refund(&mut self, mut hits: u64) {
         for age in 0..CELLS as u64 {
-            let count = &mut self.counts[slot(self.newest - age)];
-            let taken = hits.min(*count);
-            *count -= taken;
-            hits -= taken;
+            hits = self.cells[slot(self.newest - age)].refund(hits);
         }
     }
 
     pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
-        starts_at_ms(self.newest + CELLS as u64, window_ms)
+        self.cell_expires_at_ms(self.newest, window_ms)
+    }
+
+    /// From here on a sub-cell counts no more.
+    pub fn cell_expires_at_ms(&self, cell: u64, window_ms: u64) -> u64 {
+        starts_at_ms(cell + CELLS as u64, window_ms)
     }
 }
 

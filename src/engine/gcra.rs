@@ -100,6 +100,21 @@ impl Bucket {
         self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
     }
 
+    /// Takes over a level of an earlier moment, in whole hits and parts of one, and drains it up to the key's own time.
+    pub fn set(&mut self, at_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
+        let now_ms = self.at_ms.max(at_ms);
+        self.at_ms = at_ms;
+        self.set_level(rate.cost(whole).saturating_add(rest.into()));
+        self.drain(now_ms, rate);
+    }
+
+    /// The level without so many of the hits in it, in whole hits and parts of one.
+    pub fn level_without(&self, hits: u64, rate: &Rate) -> (u64, u64) {
+        let level = self.level().saturating_sub(rate.cost(hits));
+        let window_ms = u128::from(rate.window_ms);
+        (u64::try_from(level / window_ms).unwrap_or(u64::MAX), (level % window_ms) as u64)
+    }
+
     pub fn add(&mut self, rate: &Rate, hits: u64) {
         self.set_level(self.level().saturating_add(rate.cost(hits)));
     }

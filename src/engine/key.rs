@@ -114,6 +114,29 @@ impl<'a> Key<'a> {
     }
 }
 
+/// A key that outlives the request that named it.
+#[derive(Clone, Debug)]
+pub struct OwnedKey {
+    space: Space,
+    window_ms: u64,
+    algorithm: Algorithm,
+    identifier: StoredIdentifier,
+    /// The identifier leaves the process only as a keyed digest.
+    pub is_sensitive: bool,
+}
+
+impl OwnedKey {
+    pub fn new(key: &Key<'_>, is_sensitive: bool) -> OwnedKey {
+        let Key { space, window_ms, algorithm, identifier } = *key;
+        OwnedKey { space, window_ms, algorithm, identifier: StoredIdentifier::new(identifier), is_sensitive }
+    }
+
+    pub fn as_key(&self) -> Key<'_> {
+        let OwnedKey { space, window_ms, algorithm, identifier, .. } = self;
+        Key { space: *space, window_ms: *window_ms, algorithm: *algorithm, identifier: identifier.as_bytes() }
+    }
+}
+
 /// An identifier at rest: short ones in place, so that finding a key touches one piece of memory.
 #[derive(Clone, Debug)]
 pub enum StoredIdentifier {

@@ -3,6 +3,7 @@
 //! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
 //! replaced, name the keys, and let [`decide`](decide::decide) judge and charge them.
 
+pub mod allowance;
 pub mod counter;
 pub mod decide;
 pub mod exact;
@@ -10,6 +11,7 @@ pub mod gcra;
 pub mod index;
 pub mod key;
 pub mod peek;
+pub mod share;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -19,12 +21,12 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::{Charging, Check, Group, Verdict, decide};
-use crate::engine::key::{IdentifierBuffer, Key};
+use crate::engine::decide::{Charging, Check, Consult, Group, Question, Reach, Verdict, Why, decide};
+use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use crate::engine::table::{Table, TableStats};
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
 use crate::rules::limit::{Limit, Rule, Space, Terms};
-use crate::rules::policy::{Algorithm, Charge};
+use crate::rules::policy::{Algorithm, Charge, Scope};
 use crate::rules::tree::Identifier;
 use crate::rules::{Domain, Ruleset};
 
@@ -154,15 +156,74 @@ struct Found<'r> {
 #[derive(Debug)]
 pub struct Engine {
     table: Table,
+    /// Of limits that do not choose their own.
+    slack_permille: u16,
+}
+
+/// What an attempt to decide a request came to.
+#[derive(Clone, Debug)]
+pub enum Attempt<'r> {
+    Decided(Decision<'r>),
+    /// The origin has to be asked first.
+    Asks(Inquiry),
+}
+
+/// What to ask the origin before a request can be decided.
+#[derive(Clone, Debug)]
+pub struct Inquiry {
+    /// How many checks the request has: the answer is about all of them.
+    pub checks: usize,
+    pub questions: SmallVec<[Asked; 2]>,
+}
+
+/// One key to ask about.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Into the request's checks.
+    pub check: usize,
+    pub key: OwnedKey,
+    pub terms: Terms,
+    pub hits: u64,
+    /// `None` to read how it stands, otherwise whether it fits, and as part of which quota group.
+    pub judged: Option<Option<u16>>,
+    pub why: Why,
 }
 
 impl Engine {
     pub fn new(keys_max: usize) -> Engine {
-        Engine { table: Table::new(keys_max) }
+        Engine { table: Table::new(keys_max), slack_permille: 0 }
     }
 
-    /// Decides a request and charges what is to be charged.
+    /// An engine whose counts are shared with other processes.
+    pub fn shared(keys_max: usize, slack_permille: u16) -> Engine {
+        Engine { table: Table::shared(keys_max), slack_permille }
+    }
+
+    /// Decides a request from memory and charges what is to be charged.
     pub fn decide<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, modes: Modes, now_ms: u64) -> Decision<'r> {
+        match self.attempt(ruleset, request, modes, now_ms, &Consult::ALONE) {
+            Attempt::Decided(decision) => decision,
+            Attempt::Asks(_) => unreachable!("who may not ask decides"),
+        }
+    }
+
+    fn reach(&self, scope: Option<Scope>, slack_permille: Option<u16>) -> Reach {
+        match scope {
+            _ if !self.table.is_shared() => Reach::Process,
+            Some(Scope::Local) => Reach::Process,
+            _ => Reach::Region { slack_permille: slack_permille.unwrap_or(self.slack_permille) },
+        }
+    }
+
+    /// Decides a request and charges what is to be charged, or says what to ask the origin first.
+    pub fn attempt<'r>(
+        &self,
+        ruleset: &'r Ruleset,
+        request: &Request<'_>,
+        modes: Modes,
+        now_ms: u64,
+        consult: &Consult<'_>,
+    ) -> Attempt<'r> {
         let domain = ruleset.domain(request.domain());
         let mut identifiers = IdentifierBuffer::default();
         let found: SmallVec<[Found<'r>; 2]> =
@@ -180,8 +241,13 @@ impl Engine {
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         for (group, (found, descriptor)) in found.iter().zip(request.descriptors()).enumerate() {
             let identifier = identifiers.get(found.identifier.clone());
+            let is_sensitive = domain.is_some_and(Domain::has_sensitive_keys);
             if let Some((space, terms, charge)) = &found.override_terms {
-                checks.push(check(*space, *terms, *charge, identifier, descriptor.hits, group));
+                let of_rule = found.rule.and_then(|rule| rule.limits().first()).map(|limit| limit.policy);
+                let reach = self
+                    .reach(of_rule.and_then(|policy| policy.scope), of_rule.and_then(|policy| policy.slack_permille));
+                let key = Key::new(*space, terms, identifier);
+                checks.push(check(key, *terms, *charge, descriptor.hits, group, reach, is_sensitive));
                 limits.push(None);
                 groups.push(Group { is_shadow: false, is_quota: modes.quota });
                 continue;
@@ -193,7 +259,9 @@ impl Engine {
             let kept = rule.limits().iter().filter(|limit| !replaced.contains(&&*limit.name));
             let before = checks.len();
             for limit in kept {
-                checks.push(check(rule.space, limit.terms, limit.charge, identifier, descriptor.hits, group));
+                let reach = self.reach(limit.policy.scope, limit.policy.slack_permille);
+                let key = Key::new(rule.space, &limit.terms, identifier);
+                checks.push(check(key, limit.terms, limit.charge, descriptor.hits, group, reach, is_sensitive));
                 limits.push(Some(limit));
             }
             let is_limited = checks.len() > before;
@@ -203,7 +271,10 @@ impl Engine {
             groups.push(Group { is_shadow: is_limited && rule.shadow_mode, is_quota });
         }
 
-        let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms);
+        let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms, consult);
+        if !outcome.questions.is_empty() {
+            return Attempt::Asks(inquiry(&checks, &groups, &outcome.questions));
+        }
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
             .zip(&groups)
@@ -228,7 +299,7 @@ impl Engine {
             }
         }
         let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
-        Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses }
+        Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses })
     }
 
     /// Removes expired keys. To be called about once a second.
@@ -280,7 +351,15 @@ fn override_terms(limit: &LimitOverride, algorithm: Algorithm) -> Terms {
     Terms { limit: number, window_ms: limit.unit.window_ms(), algorithm, burst: number }
 }
 
-fn check<'a>(space: Space, terms: Terms, charge: Charge, identifier: &'a [u8], hits: Hits, group: usize) -> Check<'a> {
+fn check<'a>(
+    key: Key<'a>,
+    terms: Terms,
+    charge: Charge,
+    hits: Hits,
+    group: usize,
+    reach: Reach,
+    is_sensitive: bool,
+) -> Check<'a> {
     let (hits, charging) = match (hits, charge) {
         (Hits::Refund(hits), _) => (hits, Charging::Refund),
         (Hits::OfRequest(hits), Charge::Always) => (hits, Charging::Always),
@@ -288,5 +367,22 @@ fn check<'a>(space: Space, terms: Terms, charge: Charge, identifier: &'a [u8], h
         (Hits::Own(hits), Charge::Accepted) => (hits, Charging::Together),
         (Hits::Own(hits), Charge::Auto | Charge::Always) => (hits, Charging::Always),
     };
-    Check { key: Key::new(space, &terms, identifier), terms, hits, charging, group }
+    Check { key, terms, hits, charging, group, reach, is_sensitive }
+}
+
+/// Puts what is to be asked into a form that outlives the request's borrowed values.
+fn inquiry(checks: &[Check<'_>], groups: &[Group], questions: &[Question]) -> Inquiry {
+    let asked = |question: &Question| {
+        let check = &checks[question.check];
+        let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
+        Asked {
+            check: question.check,
+            key: OwnedKey::new(&check.key, check.is_sensitive),
+            terms: check.terms,
+            hits: check.hits,
+            judged: question.is_judged.then_some(quota),
+            why: question.why,
+        }
+    };
+    Inquiry { checks: checks.len(), questions: questions.iter().map(asked).collect() }
 }

@@ -5,16 +5,22 @@
 //! in ascending order, judges, charges, and lets go: that is what makes a batch all or nothing, invisible until it is
 //! done, and never refused because of another batch that was itself refused.
 //!
-//! At the cap, expired slots go first, then the least used; one that is over its limit only if nothing else can be found.
+//! At the cap, expired slots go first, then the least used; one that is over its limit, or has hits that the origin does
+//! not know of, only if nothing else can be found.
+//!
+//! A table that is shared with other processes has a [`Shared`] beside each slot, in pieces of its own, so that one that
+//! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crossbeam::queue::SegQueue;
 use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::counter::Counter;
 use crate::engine::index::Index;
 use crate::engine::key::{Key, StoredIdentifier};
+use crate::engine::share::Shared;
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 
@@ -60,7 +66,13 @@ impl Slot {
             && self.identifier.as_bytes() == key.identifier
     }
 
-    fn terms(&self) -> Terms {
+    pub fn key(&self) -> Key<'_> {
+        let Slot { space, window_ms, algorithm, .. } = *self;
+        Key { space, window_ms, algorithm, identifier: self.identifier.as_bytes() }
+    }
+
+    /// The terms of the last decision.
+    pub fn terms(&self) -> Terms {
         Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
     }
 
@@ -88,6 +100,16 @@ pub struct Entry<'a> {
     pub hash: u64,
     pub terms: Terms,
     pub counter: Counter,
+    /// Its values are known outside of this process only by a keyed digest.
+    pub is_sensitive: bool,
+}
+
+/// Where a slot is, and which of the keys that it has held is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotRef {
+    pub shard: u32,
+    pub slot: u32,
+    pub generation: u16,
 }
 
 /// One part of the table, behind its lock.
@@ -95,6 +117,8 @@ pub struct Entry<'a> {
 pub struct Shard {
     index: Index,
     pieces: Vec<Vec<Slot>>,
+    /// Beside each slot, in a table that is shared; otherwise none.
+    shared: Vec<Vec<Shared>>,
     /// Beside each piece, so that they grow together and nothing is ever moved.
     #[expect(clippy::vec_box, reason = "two kilobytes each: moving them when the list grows is what boxes avoid")]
     notes: Vec<Box<Notes>>,
@@ -122,16 +146,30 @@ impl Shard {
         &mut self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
     }
 
+    /// A slot, and its part in the region if the table is shared.
+    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut Shared>) {
+        let (piece, at) = (number as usize / PIECE_SLOTS, number as usize % PIECE_SLOTS);
+        (&mut self.pieces[piece][at], self.shared.get_mut(piece).map(|shared| &mut shared[at]))
+    }
+
     fn slot_ref(&self, number: u32) -> &Slot {
         &self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
+    }
+
+    /// A slot and its part, if the slot still holds the key that is meant.
+    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut Shared)> {
+        let (slot, shared) = self.both(at.slot);
+        let shared = shared.filter(|shared| shared.generation == at.generation)?;
+        slot.is_taken.then_some((slot, shared))
     }
 
     pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
         self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
     }
 
-    fn insert(&mut self, entry: Entry<'_>, now_ms: u64) -> u32 {
-        let Entry { key, hash, terms, counter } = entry;
+    fn insert(&mut self, entry: Entry<'_>, is_shared: bool, now_ms: u64) -> u32 {
+        let Entry { key, hash, terms, counter, is_sensitive } = entry;
+        let mut shared = is_shared.then(|| Shared::new(&counter, 0, is_sensitive));
         let slot = Slot {
             space: key.space,
             window_ms: key.window_ms,
@@ -146,15 +184,24 @@ impl Shard {
         let due_s = ceil_s(slot.expires_at_ms());
         let number = match self.free.pop() {
             Some(number) => {
-                *self.slot(number) = slot;
+                let (old, old_shared) = self.both(number);
+                *old = slot;
+                if let (Some(old), Some(mut new)) = (old_shared, shared.take()) {
+                    new.generation = old.generation.wrapping_add(1);
+                    *old = new;
+                }
                 number
             }
             None => {
                 if self.slots.is_multiple_of(PIECE_SLOTS) {
                     self.pieces.push(Vec::with_capacity(PIECE_SLOTS));
+                    self.shared.extend(is_shared.then(|| Vec::with_capacity(PIECE_SLOTS)));
                     self.notes.push(Box::new(Notes { tag: [0; PIECE_SLOTS], due_s: [u32::MAX; PIECE_SLOTS] }));
                 }
                 self.pieces[self.slots / PIECE_SLOTS].push(slot);
+                if let (Some(piece), Some(shared)) = (self.shared.get_mut(self.slots / PIECE_SLOTS), shared) {
+                    piece.push(shared);
+                }
                 self.slots += 1;
                 (self.slots - 1) as u32
             }
@@ -177,10 +224,14 @@ impl Shard {
     fn remove(&mut self, number: u32) {
         let notes = &self.notes;
         self.index.remove(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
-        let slot = self.slot(number);
+        let (slot, shared) = self.both(number);
         slot.is_taken = false;
         slot.identifier = StoredIdentifier::EMPTY;
         slot.counter = Counter::Windowed(Default::default());
+        if let Some(shared) = shared {
+            let generation = shared.generation.wrapping_add(1);
+            *shared = Shared::new(&slot.counter, generation, false);
+        }
         *self.due_s(number) = u32::MAX;
         self.free.push(number);
     }
@@ -237,8 +288,9 @@ impl Shard {
         let mut coolest: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
-            let slot = self.slot(number);
-            if !slot.is_taken || pinned.contains(&number) || slot.is_over(now_ms) {
+            let (slot, shared) = self.both(number);
+            let is_dirty = shared.is_some_and(|shared| shared.is_dirty());
+            if !slot.is_taken || is_dirty || pinned.contains(&number) || slot.is_over(now_ms) {
                 continue;
             }
             if slot.heat == 0 {
@@ -294,6 +346,8 @@ pub struct TableStats {
     pub evicted: u64,
     /// Of those, keys that were over their limit.
     pub evicted_over_limit: u64,
+    /// Hits that the origin never heard of, because their keys were given up.
+    pub lost_hits: u64,
 }
 
 /// The table of all keys.
@@ -309,12 +363,33 @@ pub struct Table {
     evicted_over_limit: AtomicU64,
     /// Where the search in other shards goes on.
     neighbour: AtomicUsize,
+    lost_hits: AtomicU64,
+    is_shared: bool,
+    grown: Grown,
     /// The second in which a search through all shards found nothing expired.
     nothing_due_s: AtomicU32,
 }
 
+/// Slots with something to tell the origin. Each stands here once at most, or twice when it is urgent.
+#[derive(Debug, Default)]
+pub struct Grown {
+    pub all: SegQueue<SlotRef>,
+    /// Pending hits have used up half of their allowance.
+    pub urgent: SegQueue<SlotRef>,
+}
+
 impl Table {
+    /// A table of this process alone.
     pub fn new(keys_max: usize) -> Table {
+        Table::with(keys_max, false)
+    }
+
+    /// A table whose counts are shared with other processes.
+    pub fn shared(keys_max: usize) -> Table {
+        Table::with(keys_max, true)
+    }
+
+    fn with(keys_max: usize, is_shared: bool) -> Table {
         let shards = (keys_max / KEYS_PER_SHARD).next_power_of_two().clamp(1, SHARDS_MAX);
         Table {
             shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
@@ -325,6 +400,9 @@ impl Table {
             evicted: AtomicU64::new(0),
             evicted_over_limit: AtomicU64::new(0),
             neighbour: AtomicUsize::new(0),
+            lost_hits: AtomicU64::new(0),
+            is_shared,
+            grown: Grown::default(),
             nothing_due_s: AtomicU32::new(0),
         }
     }
@@ -349,6 +427,40 @@ impl Table {
         Some(shard.slot(slot).counter.clone())
     }
 
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    pub fn grown(&self) -> &Grown {
+        &self.grown
+    }
+
+    /// Puts a slot of a locked shard into the queue of what is to be told.
+    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut Shared, is_urgent: bool) {
+        let at = SlotRef { shard, slot, generation: shared.generation };
+        if !shared.is_queued {
+            shared.is_queued = true;
+            self.grown.all.push(at);
+        }
+        if is_urgent {
+            self.grown.urgent.push(at);
+        }
+    }
+
+    /// Whether pending hits should be told at once.
+    pub fn is_urgent(&self) -> bool {
+        !self.grown.urgent.is_empty()
+    }
+
+    pub fn shards(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
+    /// Every slot that is taken, of a locked shard.
+    pub fn slots_of(shard: &Shard) -> Vec<u32> {
+        (0..shard.slots as u32).filter(|slot| shard.slot_ref(*slot).is_taken).collect()
+    }
+
     pub fn keys_max(&self) -> usize {
         self.keys_max
     }
@@ -359,7 +471,7 @@ impl Table {
         if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
             self.make_room(shard, pinned, now_ms);
         }
-        shard.insert(entry, now_ms)
+        shard.insert(entry, self.is_shared, now_ms)
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
@@ -406,6 +518,9 @@ impl Table {
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
+        if let (_, Some(shared)) = shard.both(victim) {
+            self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
+        }
         shard.remove(victim);
         self.keys.fetch_sub(1, Ordering::Relaxed);
         self.evicted.fetch_add(1, Ordering::Relaxed);
@@ -436,6 +551,7 @@ impl Table {
             expired: self.expired.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
             evicted_over_limit: self.evicted_over_limit.load(Ordering::Relaxed),
+            lost_hits: self.lost_hits.load(Ordering::Relaxed),
         }
     }
 }

@@ -18,7 +18,7 @@ impl Cell {
     }
 
     /// A counter that is full stays full: refunds of the past must not make what no longer fits look like nothing.
-    fn add(&mut self, hits: u64) {
+    pub(crate) fn add(&mut self, hits: u64) {
         match self.hits.checked_add(hits) {
             Some(sum) => self.hits = sum,
             None => *self = Cell { hits: u64::MAX, refunds: 0 },
@@ -26,7 +26,7 @@ impl Cell {
     }
 
     /// Takes up to this many back and says how many it could not.
-    fn refund(&mut self, hits: u64) -> u64 {
+    pub(crate) fn refund(&mut self, hits: u64) -> u64 {
         if self.hits == u64::MAX {
             return hits;
         }

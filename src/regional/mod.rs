@@ -1,3 +1,18 @@
-//! Does the region agree: processes converge through the region's Redis, the origin.
+//! Does the region agree: the processes of a region enforce one limit together, through its Redis, the origin.
+//!
+//! Most decisions stay in memory (`engine/allowance.rs` says which); this is what happens off their path, and on the path
+//! of the few that have to ask. What to send, when, and what an answer means is decided by state machines that are given
+//! the time and the events: [`asks`] (who waits for which key, and what goes together), [`replay`] (what the origin has not
+//! heard of), [`breaker`] (whether it is worth asking), all held together by [`region`]. Only `redis/` talks to a server,
+//! and [`driver`] connects the two. The simulator runs the same state machines against [`model`].
 
+pub mod asks;
+pub mod breaker;
 pub mod call;
+pub mod cluster_slot;
+pub mod model;
+pub mod region;
+pub mod replay;
+pub mod script;
+pub mod secret;
+pub mod stats;

@@ -39,6 +39,11 @@ impl Space {
         let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| digest[at + i]));
         Space([half(0), half(8)])
     }
+
+    pub fn to_bytes(&self) -> [u8; 16] {
+        let [first, second] = self.0.map(u64::to_le_bytes);
+        std::array::from_fn(|at| if at < 8 { first[at] } else { second[at - 8] })
+    }
 }
 
 impl fmt::Debug for Space {

@@ -68,6 +68,11 @@ impl Domain {
         self.tree.rules.iter()
     }
 
+    /// Some of its values leave the process only as keyed digests.
+    pub fn has_sensitive_keys(&self) -> bool {
+        !self.tree.sensitive_keys.is_empty()
+    }
+
     pub fn tree(&self) -> &Tree {
         &self.tree
     }

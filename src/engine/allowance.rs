@@ -1,0 +1,66 @@
+//! The headroom rule: how many hits a process may admit on a key before the origin knows of them.
+//!
+//! Each process may use its part of half of what is left, and never more than its part of the slack. So far from the limit
+//! nobody asks, near it everybody does, and however the processes take turns, they admit at most the slack too much.
+
+/// What the rule takes into account besides the key's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headroom {
+    pub limit: u32,
+    /// Thousandths of the limit.
+    pub slack_permille: u16,
+    /// Processes that hold the key.
+    pub holders: u32,
+    /// Processes of the region that are alive.
+    pub live: u32,
+}
+
+/// Processes that are taken to hold a key until the origin tells more: many enough that a burst over all of them stays
+/// within the slack, few enough that a large fleet does not ask for every hit of a key that only some of it sees.
+const HOLDERS_ASSUMED: u32 = 8;
+
+impl Headroom {
+    /// Among how many processes what is left is divided.
+    fn processes(&self) -> u32 {
+        let live = self.live.max(1);
+        self.holders.clamp(live.min(HOLDERS_ASSUMED), live)
+    }
+
+    /// Hits that may be pending on the key while so many are available.
+    pub fn allowance(&self, available: i64) -> u64 {
+        let slack = u64::from(self.limit) * u64::from(self.slack_permille) / 1000;
+        let half = available.max(0).unsigned_abs() / 2;
+        slack.min(half) / u64::from(self.processes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowance(limit: u32, available: i64, holders: u32, live: u32) -> u64 {
+        Headroom { limit, slack_permille: 100, holders, live }.allowance(available)
+    }
+
+    #[test]
+    fn it_is_a_part_of_the_slack_far_from_the_limit_and_of_half_the_rest_near_it() {
+        assert_eq!(allowance(1000, 1000, 5, 5), 20);
+        assert_eq!(allowance(1000, 100, 5, 5), 10);
+        assert_eq!(allowance(1000, 9, 5, 5), 0);
+        assert_eq!(allowance(1000, -50, 5, 5), 0);
+    }
+
+    #[test]
+    fn holders_count_from_eight_up_to_all_that_live() {
+        assert_eq!(allowance(8000, 8000, 0, 100), 100, "eight are assumed");
+        assert_eq!(allowance(8000, 8000, 40, 100), 20);
+        assert_eq!(allowance(8000, 8000, 40, 4), 200, "those that are gone do not count");
+        assert_eq!(allowance(8000, 8000, 0, 0), 800, "one is alive: this one");
+    }
+
+    #[test]
+    fn a_small_limit_leaves_nothing_to_guess() {
+        assert_eq!(allowance(10, 10, 1, 2), 0);
+        assert_eq!(Headroom { limit: 1000, slack_permille: 0, holders: 1, live: 1 }.allowance(1000), 0);
+    }
+}

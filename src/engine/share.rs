@@ -1,0 +1,416 @@
+//! A key's part in the region: what of its count this process has added, and what the origin knows of that.
+//!
+//! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
+//! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
+//! difference is pending. Totals make every message repeatable: the origin takes the larger.
+//!
+//! A cell is *seated* when the process knows its own field at the origin. A key that was given up and comes back does
+//! not: it has to read its field before its totals mean anything.
+
+use smallvec::SmallVec;
+
+use crate::engine::counter::{Counter, rate};
+use crate::engine::exact::CELLS as EXACT_CELLS;
+use crate::engine::window::Cell;
+use crate::rules::limit::Terms;
+
+/// The largest count that is told: scripts at the origin count exactly up to here.
+pub const COUNT_MAX: u64 = (1 << 53) - 1;
+/// How long an answer of the origin is good for.
+pub const FRESH_MS: u64 = 5000;
+/// How long a key decides from memory after a read of it has failed.
+const RETRY_MS: u64 = 250;
+
+/// Stands in `acked` of a cell that is not seated. Above any count.
+const UNSEATED: u64 = u64::MAX;
+
+/// One cell's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.
+    own: u64,
+    /// The highest total that the origin has answered with. Above `own` when a check arrived whose caller had given up.
+    acked: u64,
+    /// The cell's epoch at the origin, 0 if it is not known.
+    epoch: u64,
+}
+
+impl Share {
+    /// A cell that this process has not seen begin.
+    const UNKNOWN: Share = Share { own: 0, acked: UNSEATED, epoch: 0 };
+    /// A cell that began while this process held the key: its field can't be there yet.
+    const BEGUN: Share = Share { own: 0, acked: 0, epoch: 0 };
+
+    pub fn is_seated(&self) -> bool {
+        self.acked != UNSEATED
+    }
+
+    fn acked(&self) -> u64 {
+        if self.is_seated() { self.acked } else { 0 }
+    }
+
+    fn pending(&self) -> u64 {
+        self.own.saturating_sub(self.acked())
+    }
+
+    fn add(&mut self, hits: u64) {
+        self.own = self.own.saturating_add(hits).min(COUNT_MAX);
+    }
+}
+
+/// The parts of a counter's cells, the newest first.
+#[derive(Clone, Debug)]
+enum Shares {
+    Windows([Share; 2]),
+    Exact(Box<[Share; EXACT_CELLS]>),
+    /// `version` is everything that was ever added at the origin: it tells a late answer from a new one.
+    Bucket {
+        share: Share,
+        version: u64,
+    },
+}
+
+/// Refunds that this process was asked for in a cell, and those that the origin has answered with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Refunds {
+    asked: u64,
+    acked: u64,
+}
+
+/// A key's part in the region.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    shares: Shares,
+    /// The newest cell's number; the counter moves on by itself, and this follows.
+    sequence: u64,
+    /// Beside `shares`; few keys are ever refunded.
+    refunds: Option<Box<[Refunds]>>,
+    fresh_until_ms: u64,
+    paused_until_ms: u64,
+    /// The pause denies requests of at least this many hits.
+    paused_hits: u32,
+    holders: u16,
+    /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
+    pub generation: u16,
+    /// Stands in the queue of what is to be told.
+    pub is_queued: bool,
+    /// A message with its totals is on the way.
+    pub is_in_flight: bool,
+    /// To be told even though nothing is pending: to read it anew, or because the origin has lost it.
+    pub is_wanted: bool,
+    is_failed: bool,
+    /// The counts of the cell before the newest can't be behind any more.
+    is_settled: bool,
+    /// The values of its identifier leave the process only as a keyed digest.
+    pub is_sensitive: bool,
+}
+
+/// How current the view of a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    Fresh,
+    /// The origin could not be read a moment ago: memory decides.
+    Unreadable,
+    Stale,
+    /// Never read.
+    Cold,
+}
+
+/// What is told about a cell, and where it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub sequence: u64,
+    pub is_seated: bool,
+    pub own: u64,
+    pub acked: u64,
+    pub epoch: u64,
+    pub floor: u64,
+    pub floor_rest: u64,
+    pub asked: u64,
+    pub asked_acked: u64,
+    pub refunds_floor: u64,
+    pub ends_at_ms: u64,
+}
+
+/// What the origin says about a cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginCell {
+    pub sequence: u64,
+    pub epoch: u64,
+    pub sum: u64,
+    pub field: u64,
+    pub asked: u64,
+    pub refunds: u64,
+    pub holders: u32,
+    pub level_at_ms: u64,
+    pub level_whole: u64,
+    pub level_rest: u64,
+}
+
+/// The moment of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub wall_ms: u64,
+    pub mono_ms: u64,
+}
+
+/// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
+const SETTLED_MS: u64 = 200;
+
+impl Shared {
+    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool) -> Shared {
+        let shares = match counter {
+            Counter::Windowed(_) => Shares::Windows([Share::UNKNOWN; 2]),
+            Counter::Exact(_) => Shares::Exact(Box::new([Share::UNKNOWN; EXACT_CELLS])),
+            Counter::Gcra(_) => Shares::Bucket { share: Share::UNKNOWN, version: 0 },
+        };
+        Shared {
+            shares,
+            sequence: counter.sequence(),
+            refunds: None,
+            fresh_until_ms: 0,
+            paused_until_ms: 0,
+            paused_hits: 0,
+            holders: 0,
+            generation,
+            is_queued: false,
+            is_in_flight: false,
+            is_wanted: false,
+            is_failed: false,
+            is_settled: false,
+            is_sensitive,
+        }
+    }
+
+    fn cells(&self) -> &[Share] {
+        match &self.shares {
+            Shares::Windows(shares) => shares,
+            Shares::Exact(shares) => &shares[..],
+            Shares::Bucket { share, .. } => std::slice::from_ref(share),
+        }
+    }
+
+    fn cells_mut(&mut self) -> &mut [Share] {
+        match &mut self.shares {
+            Shares::Windows(shares) => shares,
+            Shares::Exact(shares) => &mut shares[..],
+            Shares::Bucket { share, .. } => std::slice::from_mut(share),
+        }
+    }
+
+    /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
+    /// clock was wrong and the key has moved back, its parts move with its counts.
+    pub fn follow(&mut self, counter: &Counter) {
+        let sequence = counter.sequence();
+        if sequence == self.sequence {
+            return;
+        }
+        let steps = usize::try_from(sequence.saturating_sub(self.sequence)).unwrap_or(usize::MAX);
+        self.sequence = sequence;
+        if steps == 0 {
+            return;
+        }
+        self.is_settled = false;
+        let cells = self.cells_mut();
+        let steps = steps.min(cells.len());
+        cells.rotate_right(steps);
+        cells[..steps].fill(Share::BEGUN);
+        if let Some(refunds) = &mut self.refunds {
+            refunds.rotate_right(steps);
+            refunds[..steps].fill(Refunds::default());
+        }
+    }
+
+    /// Hits that the origin does not know of.
+    pub fn pending(&self) -> u64 {
+        self.cells().iter().fold(0, |sum: u64, share| sum.saturating_add(share.pending()))
+    }
+
+    fn pending_refunds(&self) -> bool {
+        self.refunds.iter().flatten().any(|refunds| refunds.asked > refunds.acked)
+    }
+
+    /// Something would be lost with this key.
+    pub fn is_dirty(&self) -> bool {
+        self.pending() > 0 || self.pending_refunds()
+    }
+
+    pub fn is_seated(&self) -> bool {
+        self.cells().iter().all(Share::is_seated)
+    }
+
+    pub fn holders(&self) -> u32 {
+        self.holders.into()
+    }
+
+    /// Hits that the process has accepted; the counter has them too.
+    pub fn add(&mut self, hits: u64) {
+        self.cells_mut()[0].add(hits);
+    }
+
+    /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
+    pub fn refund(&mut self, hits: u64) {
+        let cells = self.cells().len();
+        let refunds = self.refunds.get_or_insert_with(|| vec![Refunds::default(); cells].into());
+        refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
+        self.paused_until_ms = 0;
+    }
+
+    pub fn freshness(&self, mono_ms: u64) -> Freshness {
+        match self.fresh_until_ms {
+            until if mono_ms < until && self.is_failed => Freshness::Unreadable,
+            until if mono_ms < until => Freshness::Fresh,
+            _ if self.holders == 0 => Freshness::Cold,
+            _ => Freshness::Stale,
+        }
+    }
+
+    /// The origin answered about a second ago or longer.
+    pub fn is_second_old(&self, mono_ms: u64) -> bool {
+        mono_ms + FRESH_MS >= self.fresh_until_ms + 1000
+    }
+
+    /// The origin gave no answer: memory decides for a moment, and the view is no fresher for it.
+    pub fn unreadable(&mut self, mono_ms: u64) {
+        if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
+            self.fresh_until_ms = mono_ms + RETRY_MS;
+            self.is_failed = true;
+        }
+    }
+
+    /// The origin has denied so many hits: until then it would deny them again.
+    pub fn pause(&mut self, hits: u64, until_ms: u64) {
+        self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX);
+        self.paused_until_ms = until_ms;
+    }
+
+    /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
+    pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
+        let is_meant = hits > 0 && hits >= u64::from(self.paused_hits);
+        (is_meant && mono_ms < self.paused_until_ms).then(|| self.paused_until_ms - mono_ms)
+    }
+
+    /// What is told about all cells that count against the limit, the newest first.
+    pub fn judged_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
+        self.totals(counter, terms, counter.cells_that_count(terms))
+    }
+
+    /// What is told about the cells that have something to say: from the newest down to the oldest with something
+    /// pending. After a rollover the one before comes along once more, for what others had pending then.
+    pub fn pending_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
+        let oldest = self.cells().iter().rposition(|share| share.pending() > 0).unwrap_or(0);
+        let counting = counter.cells_that_count(terms);
+        let least = match self.pending_refunds() || !self.is_seated() {
+            true => counting,
+            false if self.is_settled => 1,
+            false => counting.min(2),
+        };
+        self.totals(counter, terms, least.max(oldest + 1))
+    }
+
+    fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
+        let of_cell = |(at, share): (usize, &Share)| {
+            let Refunds { asked, acked: asked_acked } = self.refunds.as_ref().map_or(Refunds::default(), |all| all[at]);
+            Totals {
+                is_seated: share.is_seated(),
+                own: share.own,
+                acked: share.acked(),
+                epoch: share.epoch,
+                asked,
+                asked_acked,
+                ..counter.known(terms, at, share.own, share.acked())
+            }
+        };
+        self.cells().iter().enumerate().take(count).map(of_cell).collect()
+    }
+
+    /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
+    pub fn absorb(
+        &mut self,
+        counter: &mut Counter,
+        terms: &Terms,
+        cells: &[OriginCell],
+        admitted: u64,
+        at: Moment,
+    ) -> bool {
+        counter.look(terms, at.wall_ms);
+        self.follow(counter);
+        for (index, heard) in cells.iter().enumerate() {
+            let admitted = if index == 0 { admitted } else { 0 };
+            self.absorb_cell(counter, terms, heard, admitted);
+        }
+        if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
+            self.is_settled = true;
+        }
+        let holders = cells.iter().map(|cell| cell.holders).max().unwrap_or(0);
+        self.holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
+        self.fresh_until_ms = at.mono_ms + FRESH_MS;
+        self.is_failed = false;
+        self.is_dirty()
+    }
+
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64) {
+        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
+        let Some(at) = counter.place_of(heard.sequence) else { return };
+        let asked = self.absorb_refunds(at, heard);
+        let share = &mut self.cells_mut()[at];
+        let unsent = if share.is_seated() { None } else { Some(share.own) };
+        match unsent {
+            // The field has what was admitted now in it.
+            Some(unsent) => share.own = heard.field.saturating_add(unsent).min(COUNT_MAX),
+            None => share.add(admitted),
+        }
+        let grown = match unsent {
+            Some(_) => heard.field,
+            None => admitted,
+        };
+        share.acked = heard.field;
+        let is_other_epoch = share.epoch != heard.epoch;
+        share.epoch = heard.epoch;
+        let (own, pending) = (share.own, share.pending());
+        match (counter, &mut self.shares) {
+            (Counter::Windowed(cells), _) => {
+                let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };
+                merge(cell, own, grown, heard, asked);
+            }
+            (Counter::Exact(cells), _) => {
+                cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
+            }
+            (Counter::Gcra(bucket), Shares::Bucket { version, .. }) => {
+                let rate = rate(terms);
+                if is_other_epoch || heard.sum >= *version {
+                    *version = heard.sum;
+                    bucket.set(heard.level_at_ms, (heard.level_whole, heard.level_rest), &rate);
+                    bucket.add(&rate, pending);
+                    bucket.refund(&rate, asked);
+                } else {
+                    bucket.add(&rate, admitted);
+                }
+            }
+            (Counter::Gcra(_), _) => {}
+        }
+    }
+
+    /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
+    fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
+        let is_seated = self.cells()[at].is_seated();
+        if self.refunds.is_none() && heard.asked > 0 && !is_seated {
+            self.refunds = Some(vec![Refunds::default(); self.cells().len()].into());
+        }
+        let Some(refunds) = self.refunds.as_mut().map(|refunds| &mut refunds[at]) else { return 0 };
+        if !is_seated {
+            refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
+        }
+        refunds.acked = heard.asked;
+        refunds.asked.saturating_sub(refunds.acked)
+    }
+}
+
+/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
+/// is still to be asked for.
+fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) {
+    let own_before = own - grown.min(own);
+    let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
+    cell.hits = own.saturating_add(others);
+    cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
+}

@@ -1,0 +1,213 @@
+//! Who waits for which key, and what goes to the origin together.
+//!
+//! One live call for a key at a time: the origin tells a check that was already applied by its totals, so two of them with
+//! the same totals must not be under way at once. Whoever comes meanwhile waits, and all who wait go together in the next
+//! call. Calls for one key are spaced, so that a hot key costs the origin the same for any number of processes.
+
+use std::collections::{HashMap, VecDeque};
+
+use smallvec::SmallVec;
+
+use crate::engine::Inquiry;
+use crate::engine::decide::{Answered, Settled};
+use crate::regional::call::{AskVerdict, OriginKey};
+
+/// Between two checks of a key, for each process that holds it.
+const SPACING_US: u64 = 100;
+/// Requests that go together at most: a call stays a matter of a millisecond for the origin.
+pub const TOGETHER_MAX: usize = 256;
+
+/// A request that waits for the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskId(pub u64);
+
+/// What a waiting request is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AskOutcome {
+    Settled(Settled),
+    /// Memory may be able to decide by now.
+    Again,
+    /// The origin gave no answer.
+    NoAnswer,
+}
+
+/// A waiting request.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub inquiry: Inquiry,
+    /// For each question.
+    pub keys: SmallVec<[OriginKey; 2]>,
+    /// After this nobody waits for it any more.
+    pub until_us: u64,
+    /// It is part of a call.
+    pub is_asked: bool,
+    /// Read because the origin does not know this process's hits; nobody waits.
+    pub is_background: bool,
+    /// Calls it is part of that have not come back: several in a Cluster.
+    pub calls: usize,
+    /// What the calls that have come back said.
+    answers: SmallVec<[Answered; 4]>,
+    is_admitted: bool,
+}
+
+impl Waiting {
+    pub fn new(inquiry: Inquiry, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
+        let answers = SmallVec::from_elem(Answered::NotAsked, inquiry.checks);
+        Waiting { inquiry, keys, until_us, is_asked: false, is_background, calls: 0, answers, is_admitted: true }
+    }
+
+    /// Takes one call's verdict; `questions` are those that were its needs, in order.
+    pub fn hear(&mut self, verdict: &AskVerdict, questions: &[usize]) {
+        self.calls = self.calls.saturating_sub(1);
+        self.is_admitted &= verdict.is_admitted;
+        for (need, question) in questions.iter().enumerate() {
+            let is_over = verdict.over.iter().any(|over| usize::from(*over) == need);
+            let check = self.inquiry.questions[*question].check;
+            if let Some(answer) = self.answers.get_mut(check) {
+                *answer = if is_over { Answered::Over } else { Answered::Fits };
+            }
+        }
+    }
+
+    pub fn settled(&self) -> Settled {
+        Settled { is_admitted: self.is_admitted, checks: self.answers.clone() }
+    }
+}
+
+/// What is going on with a key.
+#[derive(Clone, Debug, Default)]
+struct KeyState {
+    is_busy: bool,
+    /// The next call is not made before.
+    free_at_us: u64,
+    waiting: VecDeque<AskId>,
+}
+
+/// Everyone who waits.
+#[derive(Debug, Default)]
+pub struct Asks {
+    next_id: u64,
+    pub waiting: HashMap<AskId, Waiting>,
+    keys: HashMap<OriginKey, KeyState>,
+    /// Keys with requests that wait for the spacing to pass.
+    spaced: Vec<OriginKey>,
+}
+
+impl Asks {
+    pub fn enter(&mut self, waiting: Waiting) -> AskId {
+        self.next_id += 1;
+        let id = AskId(self.next_id);
+        self.waiting.insert(id, waiting);
+        id
+    }
+
+    /// Starts a request on its way: it goes now if all of its keys are free, otherwise it waits for the first that is
+    /// not. True if it goes.
+    pub fn start(&mut self, id: AskId, now_us: u64) -> bool {
+        self.start_with(id, &[], now_us)
+    }
+
+    /// The same for a request that goes together with others, which have made the keys of `together` busy.
+    fn start_with(&mut self, id: AskId, together: &[OriginKey], now_us: u64) -> bool {
+        let Some(waiting) = self.waiting.get(&id) else { return false };
+        let keys = waiting.keys.clone();
+        for key in &keys {
+            if together.contains(key) {
+                continue;
+            }
+            let state = self.keys.entry(*key).or_default();
+            if state.is_busy || now_us < state.free_at_us || !state.waiting.is_empty() {
+                if !state.is_busy && state.waiting.is_empty() {
+                    self.spaced.push(*key);
+                }
+                state.waiting.push_back(id);
+                return false;
+            }
+        }
+        for key in &keys {
+            self.keys.entry(*key).or_default().is_busy = true;
+        }
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.is_asked = true;
+        }
+        true
+    }
+
+    /// A call about these keys is over; `holders` processes space the next. Returns the keys that can go on at once.
+    pub fn free(&mut self, keys: &[OriginKey], holders: u32, sent_us: u64, now_us: u64) -> Vec<OriginKey> {
+        let mut ready = Vec::new();
+        for key in keys {
+            let Some(state) = self.keys.get_mut(key) else { continue };
+            state.is_busy = false;
+            state.free_at_us = sent_us + SPACING_US * u64::from(holders.max(1));
+            match (state.waiting.is_empty(), now_us >= state.free_at_us) {
+                (true, true) => drop(self.keys.remove(key)),
+                (true, false) => {}
+                (false, true) => ready.push(*key),
+                (false, false) => self.spaced.push(*key),
+            }
+        }
+        ready
+    }
+
+    /// When the first of those that are spaced may go.
+    pub fn next_us(&self) -> Option<u64> {
+        self.spaced.iter().filter_map(|key| self.keys.get(key)).map(|state| state.free_at_us).min()
+    }
+
+    /// Keys whose spacing has passed.
+    pub fn due(&mut self, now_us: u64) -> Vec<OriginKey> {
+        let keys = &self.keys;
+        let is_due = |key: &OriginKey| keys.get(key).is_none_or(|state| now_us >= state.free_at_us);
+        let (due, spaced) = std::mem::take(&mut self.spaced).into_iter().partition(is_due);
+        self.spaced = spaced;
+        due
+    }
+
+    /// Forgets keys that nobody waits for and whose spacing has passed.
+    pub fn tidy(&mut self, now_us: u64) {
+        self.keys.retain(|_, state| state.is_busy || !state.waiting.is_empty() || now_us < state.free_at_us);
+    }
+
+    /// Those who wait for a key, at most so many, and are still there.
+    pub fn take_waiting(&mut self, key: &OriginKey) -> Vec<AskId> {
+        let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
+        let mut taken = Vec::new();
+        while taken.len() < TOGETHER_MAX {
+            let Some(id) = state.waiting.pop_front() else { break };
+            if self.waiting.contains_key(&id) {
+                taken.push(id);
+            }
+        }
+        taken
+    }
+
+    /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
+    /// one call is started after it.
+    pub fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
+        let mut together = Vec::new();
+        // Whoever is left in the queue stays behind these.
+        let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
+        let mut started = Vec::with_capacity(ids.len());
+        for id in ids {
+            if self.start_with(*id, &together, now_us) {
+                started.push(*id);
+                let keys = self.waiting.get(id).map(|waiting| waiting.keys.clone()).unwrap_or_default();
+                together.extend(keys);
+            }
+        }
+        if !rest.is_empty() {
+            let state = self.keys.entry(*key).or_default();
+            state.waiting.extend(rest);
+            if !state.is_busy {
+                self.spaced.push(*key);
+            }
+        }
+        started
+    }
+
+    /// Nobody waits for a request any more. True if it had no answer yet.
+    pub fn give_up(&mut self, id: AskId) -> bool {
+        self.waiting.remove(&id).is_some()
+    }
+}

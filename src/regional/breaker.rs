@@ -1,0 +1,125 @@
+//! Is it worth asking: a breaker that opens when most calls fail, and closes when a probe succeeds.
+//!
+//! While it is open nobody asks and nobody waits. Probes are made in the background, never on behalf of a request, so
+//! that an origin that is down costs requests nothing. Time is an argument.
+
+/// Outcomes older than this do not count.
+const REMEMBERED_US: u64 = 1_000_000;
+/// Outcomes that are remembered.
+const OUTCOMES_MAX: usize = 64;
+/// Of fewer outcomes nothing is concluded.
+const OUTCOMES_MIN: usize = 3;
+/// How long after it opened, and after each probe that failed, the next probe is due.
+const PROBE_INTERVAL_US: u64 = 200_000;
+
+/// One breaker.
+#[derive(Clone, Debug, Default)]
+pub struct Breaker {
+    /// When, and whether it succeeded; the oldest first.
+    outcomes: std::collections::VecDeque<(u64, bool)>,
+    /// When the next probe is due, if it is open.
+    open: Option<Open>,
+    /// How often it has opened.
+    pub opened: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    since_us: u64,
+    probe_at_us: u64,
+    is_probing: bool,
+}
+
+impl Breaker {
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// How long it has been open.
+    pub fn open_for_us(&self, now_us: u64) -> Option<u64> {
+        self.open.map(|open| now_us.saturating_sub(open.since_us))
+    }
+
+    /// Takes note of a call's end. True if that opens the breaker: at least half of the recent calls have failed.
+    pub fn record(&mut self, is_success: bool, now_us: u64) -> bool {
+        if self.open.is_some() {
+            return false;
+        }
+        self.outcomes.push_back((now_us, is_success));
+        while self.outcomes.len() > OUTCOMES_MAX
+            || self.outcomes.front().is_some_and(|(at_us, _)| at_us + REMEMBERED_US < now_us)
+        {
+            self.outcomes.pop_front();
+        }
+        let failed = self.outcomes.iter().filter(|(_, is_success)| !is_success).count();
+        if is_success || failed < OUTCOMES_MIN || failed * 2 < self.outcomes.len() {
+            return false;
+        }
+        self.outcomes.clear();
+        self.opened += 1;
+        self.open = Some(Open { since_us: now_us, probe_at_us: now_us + PROBE_INTERVAL_US, is_probing: false });
+        true
+    }
+
+    /// True if a probe is due; whoever is told so makes it and reports with [`Breaker::probed`].
+    pub fn wants_probe(&mut self, now_us: u64) -> bool {
+        match &mut self.open {
+            Some(open) if !open.is_probing && now_us >= open.probe_at_us => {
+                open.is_probing = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A probe has come back. True if that closes the breaker.
+    pub fn probed(&mut self, is_success: bool, now_us: u64) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        if is_success {
+            self.open = None;
+            return true;
+        }
+        open.is_probing = false;
+        open.probe_at_us = now_us + PROBE_INTERVAL_US;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_opens_when_half_of_the_calls_fail() {
+        let mut breaker = Breaker::default();
+        assert!(!breaker.record(false, 0) && !breaker.record(false, 1));
+        assert!(breaker.record(false, 2));
+        let mut breaker = Breaker::default();
+        for at_us in 0..1000 {
+            breaker.record(at_us % 3 != 0, at_us);
+        }
+        assert!(!breaker.is_open(), "a third of them does not open it");
+    }
+
+    #[test]
+    fn old_failures_are_forgotten() {
+        let mut breaker = Breaker::default();
+        for second in 0..10 {
+            assert!(!breaker.record(false, second * 600_000));
+        }
+    }
+
+    #[test]
+    fn only_a_probe_closes_it() {
+        let mut breaker = Breaker::default();
+        (0..3).for_each(|at_us| drop(breaker.record(false, at_us)));
+        breaker.record(true, 10);
+        assert!(breaker.is_open() && !breaker.wants_probe(100));
+        assert!(breaker.wants_probe(300_000));
+        assert!(!breaker.wants_probe(300_001), "one probe at a time");
+        assert!(!breaker.probed(false, 400_000) && breaker.is_open());
+        assert!(breaker.wants_probe(700_000));
+        assert!(breaker.probed(true, 700_001) && !breaker.is_open());
+        assert_eq!(breaker.opened, 1);
+    }
+}

@@ -1,0 +1,774 @@
+//! What does the origin do, said plainly: `scripts/origin.lua` in memory.
+//!
+//! It is the simulator's Redis, and the script's documentation: the same rules without what makes a script fast. A test
+//! sends the same calls to both and compares every reply. A failover to an older copy is a clone that is put back, a loss
+//! of all data is [`Origin::clear`].
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use super::call::{
+    Ask, AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, Need, OriginKey, Part, ProcessId, Reply, Told,
+};
+use super::script::{Beat, bounded, bounded_told};
+
+/// A process that was not heard of for longer is gone.
+const GONE_AFTER_MS: u64 = 3000;
+
+/// How long a bucket outlives its last hit.
+const BUCKET_LINGERS_MS: u64 = 60_000;
+
+/// A Redis with nothing but our cells in it.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    cells: BTreeMap<(OriginKey, u64), Cell>,
+    buckets: BTreeMap<OriginKey, Bucket>,
+    /// When each process was last heard of.
+    processes: BTreeMap<ProcessId, u64>,
+}
+
+/// What every hash has.
+#[derive(Clone, Debug, Default)]
+struct Base {
+    epoch: u64,
+    fields: BTreeMap<ProcessId, Field>,
+    expires_at_ms: u64,
+}
+
+/// The highest totals that a process has told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Field {
+    own: u64,
+    asked: u64,
+}
+
+/// A cell of a window.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    base: Base,
+    floor: u64,
+    added: u64,
+    refunds: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Bucket {
+    base: Base,
+    whole: u64,
+    rest: u64,
+    at_ms: u64,
+    ever_added: u64,
+}
+
+/// What a process tells about a cell, next to what the cell knows: what is new in it.
+struct News {
+    /// The epoch that the process knows is another one, and how it compares to the cell's.
+    other_epoch: Option<OtherEpoch>,
+    hits: u64,
+    refunds: u64,
+    /// Whether the process's field is made or raised.
+    is_field_new: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OtherEpoch {
+    /// The process knows an older one: the origin has lost the cell and made it anew.
+    Older,
+    /// It knows a newer one: an older copy of the cell came back.
+    Newer,
+}
+
+fn saturating(left: u64, right: u64) -> u64 {
+    bounded(left.saturating_add(right))
+}
+
+impl Base {
+    /// Made for a process that knew an epoch: the new one is later, even if this origin's clock is behind.
+    fn new(told: &Told, nonce: u16, time_ms: u64) -> Base {
+        let epoch = bounded((time_ms * 4096 + u64::from(nonce)).max(told.epoch + 1));
+        Base { epoch, ..Base::default() }
+    }
+
+    /// Raises the process's field to what it tells and says what is new in that. Without a seat only the field is made.
+    fn hear(&mut self, process: ProcessId, told: &Told) -> News {
+        let is_missing = !self.fields.contains_key(&process);
+        let field = self.fields.entry(process).or_default();
+        let other_epoch = match told.epoch {
+            0 => None,
+            epoch if epoch < self.epoch => Some(OtherEpoch::Older),
+            epoch if epoch > self.epoch => Some(OtherEpoch::Newer),
+            _ => None,
+        };
+        if !told.is_seated {
+            return News { other_epoch, hits: 0, refunds: 0, is_field_new: is_missing };
+        }
+        let before = *field;
+        *field = Field { own: before.own.max(told.own), asked: before.asked.max(told.asked) };
+        let known = match other_epoch {
+            None => before,
+            Some(_) => Field { own: before.own.max(told.acked), asked: before.asked.max(told.asked_acked) },
+        };
+        News {
+            other_epoch,
+            hits: told.own.saturating_sub(known.own),
+            refunds: told.asked.saturating_sub(known.asked),
+            is_field_new: is_missing || *field != before,
+        }
+    }
+}
+
+impl Cell {
+    fn hits(&self) -> u64 {
+        saturating(self.floor, self.added)
+    }
+
+    /// What counts. A full cell stays full.
+    fn count(&self) -> u64 {
+        self.hits() - self.refunds
+    }
+
+    fn is_full(&self) -> bool {
+        self.hits() == COUNT_MAX
+    }
+
+    fn add(&mut self, hits: u64) {
+        self.added = saturating(self.added, hits);
+        if self.is_full() {
+            self.refunds = 0;
+        }
+    }
+
+    /// Takes back what is there and says what is not.
+    fn refund(&mut self, hits: u64) -> u64 {
+        let taken = if self.is_full() { 0 } else { hits.min(self.count()) };
+        self.refunds += taken;
+        hits - taken
+    }
+
+    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch) {
+        match other_epoch {
+            OtherEpoch::Older => self.floor = self.floor.max(told.floor),
+            // As an addition, because a floor from before may still come in.
+            OtherEpoch::Newer => self.added += told.floor.saturating_sub(self.hits()),
+        }
+        self.refunds = self.refunds.max(told.refunds_floor.min(self.hits()));
+    }
+}
+
+impl Bucket {
+    /// As `engine::gcra::Bucket::drain`. Says whether the time moved.
+    fn drain(&mut self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
+        let before_ms = self.at_ms;
+        if now_ms >= self.at_ms {
+            let drained = u128::from(now_ms - self.at_ms) * u128::from(limit);
+            self.set_level(self.level(window_ms).saturating_sub(drained), window_ms);
+            self.at_ms = now_ms;
+        } else if now_ms + window_ms < self.at_ms {
+            self.at_ms = now_ms;
+        }
+        self.at_ms != before_ms
+    }
+
+    /// In hits times milliseconds of the window.
+    fn level(&self, window_ms: u64) -> u128 {
+        u128::from(self.whole) * u128::from(window_ms) + u128::from(self.rest)
+    }
+
+    fn set_level(&mut self, level: u128, window_ms: u64) {
+        self.whole = (level / u128::from(window_ms)) as u64;
+        self.rest = (level % u128::from(window_ms)) as u64;
+    }
+
+    fn is_empty(&self) -> bool {
+        (self.whole, self.rest) == (0, 0)
+    }
+
+    fn add(&mut self, hits: u64) {
+        self.whole = saturating(self.whole, hits);
+        self.ever_added = saturating(self.ever_added, hits);
+    }
+
+    fn refund(&mut self, hits: u64) {
+        if hits > self.whole {
+            self.rest = 0;
+        }
+        self.whole = self.whole.saturating_sub(hits);
+    }
+
+    /// Raises the level to what a process knows, and says whether that changed it.
+    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch) -> bool {
+        let level = match other_epoch {
+            // To what was added since comes what was there before, unless it is in already.
+            OtherEpoch::Older if (told.floor, told.floor_rest) == (0, 0) => return false,
+            OtherEpoch::Older => (saturating(told.floor, self.ever_added), told.floor_rest),
+            OtherEpoch::Newer => (told.floor, told.floor_rest),
+        };
+        let is_higher = level > (self.whole, self.rest);
+        if is_higher {
+            (self.whole, self.rest) = level;
+        }
+        is_higher
+    }
+
+    /// How long from now until a minute after it is empty.
+    fn ttl_ms(&self, now_ms: u64, limit: u32, window_ms: u64) -> u64 {
+        if self.is_empty() {
+            return BUCKET_LINGERS_MS;
+        }
+        let level = self.level(window_ms);
+        let wait_ms = if limit == 0 { u128::MAX } else { level.div_ceil(limit.into()) };
+        let wait_ms = u64::try_from(wait_ms).unwrap_or(u64::MAX);
+        bounded((self.at_ms - now_ms).saturating_add(wait_ms).saturating_add(BUCKET_LINGERS_MS))
+    }
+}
+
+/// A part of a call while the call is served.
+struct Open {
+    part: Part,
+    /// What the process has accepted in the newest cell, as far as the call has come.
+    running: u64,
+    /// For each cell, whether it has to be written.
+    is_changed: SmallVec<[bool; 2]>,
+}
+
+impl Origin {
+    /// Takes a call. The time is the origin's own.
+    pub fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
+        self.expire(time_ms);
+        let now_ms = bounded(call.now_ms);
+        let mut open: Vec<Open> = call.parts.iter().map(|part| self.open(call, part, now_ms, time_ms)).collect();
+        let verdicts = call.asks.iter().map(|ask| self.decide(call, &mut open, ask)).collect();
+        let parts = open.iter().map(|open| self.close(call.process, open, now_ms, time_ms)).collect();
+        Reply { parts, verdicts }
+    }
+
+    /// Brings the cells of a part up to what they are told.
+    fn open(&mut self, call: &Call, part: &Part, now_ms: u64, time_ms: u64) -> Open {
+        let mut part = part.clone();
+        part.cells.iter_mut().for_each(|told| *told = bounded_told(told, part.window_ms));
+        let is_changed = match part.measure {
+            Measure::Gcra { limit } => self.open_bucket(call, &part, limit, now_ms, time_ms),
+            Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
+        };
+        let told = &part.cells[0];
+        let running = if told.is_seated { told.own } else { self.base(&part, 0).fields[&call.process].own };
+        Open { part, running, is_changed }
+    }
+
+    fn open_cells(&mut self, call: &Call, part: &Part, time_ms: u64) -> SmallVec<[bool; 2]> {
+        let mut is_changed = SmallVec::new();
+        let mut refunds = Vec::new();
+        for told in &part.cells {
+            let is_made = !self.cells.contains_key(&(part.key, told.sequence));
+            let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
+            let cell = self.cells.entry((part.key, told.sequence)).or_insert_with(make);
+            let before = (cell.floor, cell.added, cell.refunds);
+            let news = cell.base.hear(call.process, told);
+            if let Some(other_epoch) = news.other_epoch {
+                cell.raise(told, other_epoch);
+            }
+            cell.add(news.hits);
+            refunds.push(news.refunds);
+            is_changed.push(is_made || news.is_field_new || before != (cell.floor, cell.added, cell.refunds));
+        }
+        // Only now, because they take from all cells of the part.
+        for (newest, mut left) in refunds.into_iter().enumerate() {
+            for (told, is_changed) in part.cells.iter().zip(&mut is_changed).skip(newest) {
+                if let Some(cell) = self.cells.get_mut(&(part.key, told.sequence)) {
+                    let before = left;
+                    left = cell.refund(left);
+                    *is_changed |= left != before;
+                }
+            }
+        }
+        is_changed
+    }
+
+    fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, now_ms: u64, time_ms: u64) -> SmallVec<[bool; 2]> {
+        let told = &part.cells[0];
+        let is_made = !self.buckets.contains_key(&part.key);
+        let make = || Bucket { base: Base::new(told, call.nonce, time_ms), at_ms: now_ms, ..Bucket::default() };
+        let bucket = self.buckets.entry(part.key).or_insert_with(make);
+        // Written even if nothing else is: a limit that changes must change only what drains from then on.
+        let is_drained = bucket.drain(now_ms, limit, part.window_ms);
+        let news = bucket.base.hear(call.process, told);
+        let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
+        bucket.add(news.hits);
+        bucket.refund(news.refunds);
+        let is_changed = is_made || is_drained || is_raised || news.is_field_new;
+        SmallVec::from_elem(is_changed, 1)
+    }
+
+    /// Decides an ask and charges it to the newest cells.
+    fn decide(&mut self, call: &Call, open: &mut [Open], ask: &Ask) -> AskVerdict {
+        let mut fits: Vec<bool> = Vec::new();
+        for (place, need) in ask.needs.iter().enumerate() {
+            // Twins of the same ask wait for the same verdict.
+            let is_twin = |(other, fits): &(&Need, &bool)| other.part == need.part && **fits;
+            let waiting = ask.needs[..place].iter().zip(&fits).filter(is_twin);
+            let waiting = waiting.fold(0, |sum, (other, _)| saturating(sum, other.hits));
+            let open = &open[need.part];
+            let wanted = saturating(saturating(open.running, waiting), bounded(need.hits));
+            let new = wanted.saturating_sub(self.field(call.process, &open.part).own);
+            fits.push(self.effective(&open.part).saturating_add(new) <= need.limit.into());
+        }
+
+        let needs = || ask.needs.iter().zip(&fits);
+        let is_group_over = |quota: u16| needs().any(|(need, fits)| need.quota == Some(quota) && !fits);
+        let mut quotas = ask.needs.iter().filter_map(|need| need.quota).peekable();
+        let do_quotas_deny = quotas.peek().is_some() && quotas.all(is_group_over);
+        let is_admitted = !do_quotas_deny && needs().all(|(need, fits)| *fits || need.quota.is_some());
+        if is_admitted {
+            for need in ask.needs.iter().filter(|need| !need.quota.is_some_and(is_group_over)) {
+                self.charge(call, &mut open[need.part], need.hits);
+            }
+        }
+        let over = (0..).zip(&fits).filter(|(_, fits)| !**fits).map(|(place, _)| place).collect();
+        AskVerdict { is_admitted, over }
+    }
+
+    fn charge(&mut self, call: &Call, open: &mut Open, hits: u64) {
+        open.running = saturating(open.running, bounded(hits));
+        let new = open.running.saturating_sub(self.field(call.process, &open.part).own);
+        if !call.charges || new == 0 {
+            return;
+        }
+        open.is_changed[0] = true;
+        if let Some(field) = self.base_mut(&open.part, 0).and_then(|base| base.fields.get_mut(&call.process)) {
+            field.own = open.running;
+        }
+        let cell = (open.part.key, open.part.cells[0].sequence);
+        match open.part.measure {
+            Measure::Gcra { .. } => self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new)),
+            Measure::Sum | Measure::Sliding { .. } => {
+                self.cells.get_mut(&cell).into_iter().for_each(|cell| cell.add(new));
+            }
+        }
+    }
+
+    /// What counts against a limit, with what a process without a seat has besides.
+    fn effective(&self, part: &Part) -> u64 {
+        let unheard = |told: &Told| if told.is_seated { 0 } else { told.own };
+        let count = |told: &Told| saturating(self.cells[&(part.key, told.sequence)].count(), unheard(told));
+        match part.measure {
+            Measure::Sum => part.cells.iter().map(count).fold(0, saturating),
+            Measure::Sliding { left_ms } => {
+                let previous = part.cells.get(1).map_or(0, count);
+                let weighed = u128::from(previous) * u128::from(left_ms) / u128::from(part.window_ms);
+                saturating(count(&part.cells[0]), weighed as u64)
+            }
+            Measure::Gcra { .. } => {
+                let bucket = &self.buckets[&part.key];
+                bucket.whole + u64::from(bucket.rest > 0) + unheard(&part.cells[0])
+            }
+        }
+    }
+
+    /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
+    fn close(&mut self, process: ProcessId, open: &Open, now_ms: u64, time_ms: u64) -> SmallVec<[Heard; 2]> {
+        let Open { part, is_changed, .. } = open;
+        let mut heard = SmallVec::new();
+        for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
+            let ttl_ms = match part.measure {
+                Measure::Gcra { limit } => self.buckets[&part.key].ttl_ms(now_ms, limit, part.window_ms),
+                Measure::Sum | Measure::Sliding { .. } => told.ttl_ms,
+            };
+            if let Some(base) = self.base_mut(part, place).filter(|_| *is_changed) {
+                base.expires_at_ms = time_ms + ttl_ms;
+            }
+            let base = self.base(part, place);
+            let field = base.fields[&process];
+            let (sum, refunds, level) = match part.measure {
+                Measure::Gcra { .. } => {
+                    let Bucket { whole, rest, at_ms, ever_added, .. } = self.buckets[&part.key];
+                    (ever_added, 0, Level { at_ms, whole, rest })
+                }
+                Measure::Sum | Measure::Sliding { .. } => {
+                    let cell = &self.cells[&(part.key, told.sequence)];
+                    (cell.hits(), cell.refunds, Level::default())
+                }
+            };
+            let holders = u32::try_from(base.fields.len()).unwrap_or(u32::MAX);
+            heard.push(Heard { epoch: base.epoch, sum, field: field.own, asked: field.asked, refunds, holders, level });
+        }
+        heard
+    }
+
+    fn base(&self, part: &Part, place: usize) -> &Base {
+        match part.measure {
+            Measure::Gcra { .. } => &self.buckets[&part.key].base,
+            Measure::Sum | Measure::Sliding { .. } => &self.cells[&(part.key, part.cells[place].sequence)].base,
+        }
+    }
+
+    fn base_mut(&mut self, part: &Part, place: usize) -> Option<&mut Base> {
+        match part.measure {
+            Measure::Gcra { .. } => self.buckets.get_mut(&part.key).map(|bucket| &mut bucket.base),
+            Measure::Sum | Measure::Sliding { .. } => {
+                self.cells.get_mut(&(part.key, part.cells[place].sequence)).map(|cell| &mut cell.base)
+            }
+        }
+    }
+
+    /// What the process has in a part's newest cell.
+    fn field(&self, process: ProcessId, part: &Part) -> Field {
+        self.base(part, 0).fields.get(&process).copied().unwrap_or_default()
+    }
+
+    fn expire(&mut self, time_ms: u64) {
+        self.cells.retain(|_, cell| time_ms < cell.base.expires_at_ms);
+        self.buckets.retain(|_, bucket| time_ms < bucket.base.expires_at_ms);
+    }
+
+    /// Takes a heartbeat.
+    pub fn beat(&mut self, process: ProcessId, time_ms: u64) -> Beat {
+        self.processes.retain(|_, heard_ms| *heard_ms + GONE_AFTER_MS >= time_ms);
+        let was_known = self.processes.insert(process, time_ms).is_some();
+        Beat { was_known, live: self.processes.len() as u64, time_ms }
+    }
+
+    /// Forgets a process that stops, and its fields in the cells that it held. A bucket's sequence is 0. The sums stay.
+    pub fn leave(&mut self, process: ProcessId, cells: &[(OriginKey, u64)]) {
+        self.processes.remove(&process);
+        for (key, sequence) in cells {
+            let cell = self.cells.get_mut(&(*key, *sequence)).map(|cell| &mut cell.base);
+            let bucket = self.buckets.get_mut(key).filter(|_| *sequence == 0).map(|bucket| &mut bucket.base);
+            for base in cell.into_iter().chain(bucket) {
+                base.fields.remove(&process);
+            }
+        }
+    }
+
+    /// Loses all data.
+    pub fn clear(&mut self) {
+        *self = Origin::default();
+    }
+
+    /// The hits and refunds of a window's cell.
+    pub fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
+        self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smallvec::smallvec;
+
+    const KEY: OriginKey = OriginKey([1; 20]);
+    const A: ProcessId = ProcessId(0xa);
+    const B: ProcessId = ProcessId(0xb);
+    const TIME_MS: u64 = 1_700_000_000_000;
+
+    fn told(own: u64) -> Told {
+        Told { sequence: 10, is_seated: true, own, ttl_ms: 60_000, ..Told::default() }
+    }
+
+    fn fixed(told: Told) -> Part {
+        Part { key: KEY, window_ms: 60_000, measure: Measure::Sum, cells: smallvec![told] }
+    }
+
+    fn sliding(current: Told, previous: Told, left_ms: u64) -> Part {
+        let cells = smallvec![current, Told { sequence: 9, ..previous }];
+        Part { key: KEY, window_ms: 60_000, measure: Measure::Sliding { left_ms }, cells }
+    }
+
+    fn bucket(told: Told) -> Part {
+        let cells = smallvec![Told { sequence: 0, ..told }];
+        Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10 }, cells }
+    }
+
+    fn replay(process: ProcessId, part: Part) -> Call {
+        Call { process, now_ms: TIME_MS, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
+    }
+
+    fn need(hits: u64, limit: u32) -> Need {
+        Need { part: 0, limit, hits, quota: None }
+    }
+
+    fn ask(needs: &[Need]) -> Ask {
+        Ask { needs: needs.into() }
+    }
+
+    fn check(process: ProcessId, part: Part, asks: &[Ask]) -> Call {
+        Call { asks: asks.to_vec(), ..replay(process, part) }
+    }
+
+    fn heard(origin: &mut Origin, call: &Call) -> Heard {
+        origin.call(call, TIME_MS).parts[0][0]
+    }
+
+    fn admitted(origin: &mut Origin, call: &Call) -> Vec<bool> {
+        origin.call(call, TIME_MS).verdicts.iter().map(|verdict| verdict.is_admitted).collect()
+    }
+
+    #[test]
+    fn messages_that_are_late_or_repeated_change_nothing() {
+        let mut origin = Origin::default();
+        let first = heard(&mut origin, &replay(A, fixed(told(5))));
+        assert_eq!((first.sum, first.field, first.holders), (5, 5, 1));
+        assert_eq!(first.epoch, TIME_MS * 4096 + 7);
+        let known = Told { epoch: first.epoch, acked: 5, floor: 5, ..told(9) };
+        assert_eq!(heard(&mut origin, &replay(A, fixed(known))).sum, 9);
+        for late in [known, told(5), told(0)] {
+            let heard = heard(&mut origin, &replay(A, fixed(late)));
+            assert_eq!((heard.sum, heard.field), (9, 9));
+        }
+        let other = heard(&mut origin, &replay(B, fixed(told(3))));
+        assert_eq!((other.sum, other.field, other.holders), (12, 3, 2));
+    }
+
+    #[test]
+    fn a_lost_cell_is_made_anew_from_the_highest_floor() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        let epoch = heard(&mut origin, &replay(B, fixed(told(3)))).epoch;
+        origin.clear();
+        // A knew only of its own, B of both; each has accepted two more since. A new process comes first.
+        let later_ms = TIME_MS + 1;
+        let fresh = origin.call(&replay(ProcessId(0xc), fixed(told(1))), later_ms).parts[0][0];
+        assert_eq!(fresh.sum, 1);
+        let of_a = replay(A, fixed(Told { epoch, acked: 5, floor: 5, ..told(7) }));
+        assert_eq!(origin.call(&of_a, later_ms).parts[0][0].sum, 5 + 1 + 2);
+        let of_b = replay(B, fixed(Told { epoch, acked: 3, floor: 8, ..told(5) }));
+        assert_eq!(origin.call(&of_b, later_ms).parts[0][0].sum, 8 + 1 + 2 + 2);
+        for repeated in [of_a, of_b] {
+            assert_eq!(origin.call(&repeated, later_ms).parts[0][0].sum, 13);
+        }
+    }
+
+    #[test]
+    fn a_cell_that_is_made_anew_by_a_clock_behind_is_still_later() {
+        let mut origin = Origin::default();
+        let epoch = heard(&mut origin, &replay(A, fixed(told(5)))).epoch;
+        origin.clear();
+        let of_a = replay(A, fixed(Told { epoch, acked: 5, floor: 5, ..told(6) }));
+        let heard = origin.call(&of_a, TIME_MS - 3_600_000).parts[0][0];
+        assert_eq!((heard.epoch, heard.sum), (epoch + 1, 6));
+    }
+
+    #[test]
+    fn an_older_copy_heals() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        let copy = origin.clone();
+        let epoch = heard(&mut origin, &replay(B, fixed(told(3)))).epoch;
+        heard(&mut origin, &replay(A, fixed(told(9))));
+        origin = copy;
+        // The same epoch: what the fields lack is added, also for who was not there yet.
+        heard(&mut origin, &replay(B, fixed(Told { epoch, acked: 3, floor: 12, ..told(3) })));
+        let healed = heard(&mut origin, &replay(A, fixed(Told { epoch, acked: 9, floor: 12, ..told(9) })));
+        assert_eq!(healed.sum, 12);
+        // A copy from before the cell was made anew: the sum rises to the floor, and what is new is added.
+        let newer = replay(A, fixed(Told { epoch: epoch + 1, acked: 20, floor: 30, ..told(21) }));
+        assert_eq!(heard(&mut origin, &newer).sum, 31);
+        assert_eq!(heard(&mut origin, &newer).sum, 31);
+    }
+
+    #[test]
+    fn without_a_seat_nothing_is_added_but_counted_while_it_is_judged() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        let cold = Told { is_seated: false, ..told(3) };
+        let read = heard(&mut origin, &replay(A, fixed(cold)));
+        assert_eq!((read.sum, read.field, read.holders), (5, 5, 1));
+        let holder = heard(&mut origin, &replay(B, fixed(cold)));
+        assert_eq!((holder.sum, holder.field, holder.holders), (5, 0, 2));
+        assert_eq!(admitted(&mut origin, &check(A, fixed(cold), &[ask(&[need(3, 10)])])), [false]);
+        assert_eq!(admitted(&mut origin, &check(A, fixed(cold), &[ask(&[need(2, 10)])])), [true]);
+        let after = heard(&mut origin, &replay(A, fixed(cold)));
+        assert_eq!((after.sum, after.field), (7, 7));
+        // Neither are its refunds.
+        let asks_back = Told { asked: 4, ..cold };
+        let heard = heard(&mut origin, &replay(A, fixed(asks_back)));
+        assert_eq!((heard.refunds, heard.asked), (0, 0));
+    }
+
+    #[test]
+    fn the_phantom_of_an_abandoned_check_is_absorbed_by_the_next_hit() {
+        let mut origin = Origin::default();
+        let asks = check(A, fixed(told(0)), &[ask(&[need(1, 1)])]);
+        assert_eq!(admitted(&mut origin, &asks), [true]);
+        // The caller has given up, and A never learned of it.
+        let reply = origin.call(&asks, TIME_MS);
+        assert!(reply.verdicts[0].is_admitted);
+        assert_eq!((reply.parts[0][0].sum, reply.parts[0][0].field), (1, 1));
+        assert_eq!(admitted(&mut origin, &check(A, fixed(told(1)), &[ask(&[need(1, 1)])])), [false]);
+        assert_eq!(admitted(&mut origin, &check(B, fixed(told(0)), &[ask(&[need(1, 1)])])), [false]);
+    }
+
+    #[test]
+    fn asks_are_decided_in_order_each_all_or_nothing() {
+        let mut origin = Origin::default();
+        let other = Part { key: OriginKey([2; 20]), ..fixed(told(0)) };
+        let asks = [
+            ask(&[need(3, 5), Need { part: 1, ..need(3, 2) }]),
+            ask(&[need(3, 5)]),
+            ask(&[need(3, 5)]),
+            ask(&[need(2, 5), Need { part: 1, ..need(2, 2) }]),
+        ];
+        let mut call = check(A, fixed(told(0)), &asks);
+        call.parts.push(other);
+        let judged = Call { charges: false, ..call.clone() };
+        let reply = origin.call(&judged, TIME_MS);
+        let would: Vec<bool> = reply.verdicts.iter().map(|verdict| verdict.is_admitted).collect();
+        assert_eq!(would, [false, true, false, true]);
+        assert_eq!((reply.parts[0][0].sum, reply.parts[1][0].sum), (0, 0), "only judged");
+        let reply = origin.call(&call, TIME_MS);
+        let over: Vec<&[u16]> = reply.verdicts.iter().map(|verdict| &verdict.over[..]).collect();
+        assert_eq!(over, [&[1][..], &[], &[0], &[]]);
+        assert_eq!((reply.parts[0][0].sum, reply.parts[1][0].sum), (5, 2));
+        assert_eq!((reply.parts[0][0].field, reply.parts[1][0].field), (5, 2));
+    }
+
+    #[test]
+    fn twins_in_one_ask_add_up() {
+        let mut origin = Origin::default();
+        let twins = |hits| check(A, fixed(told(0)), &[ask(&[need(hits, 5), need(hits, 5)])]);
+        let reply = origin.call(&twins(3), TIME_MS);
+        assert_eq!(reply.verdicts[0], AskVerdict { is_admitted: false, over: smallvec![1] });
+        assert_eq!(reply.parts[0][0].sum, 0);
+        let reply = origin.call(&twins(2), TIME_MS);
+        assert!(reply.verdicts[0].is_admitted);
+        assert_eq!(reply.parts[0][0].sum, 4);
+    }
+
+    #[test]
+    fn quota_groups_deny_only_together_and_are_not_charged_when_over() {
+        let mut origin = Origin::default();
+        let parts = vec![fixed(told(0)), Part { key: OriginKey([2; 20]), ..fixed(told(0)) }];
+        let quota = |part, hits, limit, quota| Need { part, limit, hits, quota: Some(quota) };
+        let decided = |origin: &mut Origin, needs: &[Need]| {
+            let call = Call { parts: parts.clone(), ..check(A, fixed(told(0)), &[ask(needs)]) };
+            let reply = origin.call(&call, TIME_MS);
+            (reply.verdicts[0].is_admitted, reply.verdicts[0].over.to_vec(), reply.parts.map_sums())
+        };
+        assert_eq!(decided(&mut origin, &[quota(0, 2, 1, 0), quota(1, 1, 1, 1)]), (true, vec![0], vec![0, 1]));
+        origin.clear();
+        assert_eq!(decided(&mut origin, &[quota(0, 2, 1, 0), quota(1, 2, 1, 1)]), (false, vec![0, 1], vec![0, 0]));
+        // One of a group is over, so all of it is, and it is the only group.
+        assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), quota(1, 2, 1, 0)]), (false, vec![1], vec![0, 0]));
+        let alone = Need { part: 1, ..need(1, 0) };
+        assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), alone]), (false, vec![1], vec![0, 0]));
+    }
+
+    /// The sums of the newest cells.
+    trait MapSums {
+        fn map_sums(&self) -> Vec<u64>;
+    }
+
+    impl MapSums for Vec<SmallVec<[Heard; 2]>> {
+        fn map_sums(&self) -> Vec<u64> {
+            self.iter().map(|cells| cells[0].sum).collect()
+        }
+    }
+
+    #[test]
+    fn hits_of_zero_ask_and_charge_nothing() {
+        let mut origin = Origin::default();
+        let peek = |own| check(A, fixed(told(own)), &[ask(&[need(0, 5)])]);
+        assert_eq!(admitted(&mut origin, &peek(5)), [true], "as in memory: nothing is left, but nothing is wanted");
+        assert_eq!(admitted(&mut origin, &peek(6)), [false]);
+        assert_eq!(origin.total(&KEY, 10), Some((6, 0)));
+    }
+
+    #[test]
+    fn refunds_take_from_the_cell_and_then_from_the_older_never_below_zero() {
+        let mut origin = Origin::default();
+        let part = |asked| sliding(Told { asked, ..told(5) }, told(10), 60_000);
+        let reply = origin.call(&replay(A, part(8)), TIME_MS);
+        let refunds = |reply: &Reply| -> Vec<u64> { reply.parts[0].iter().map(|heard| heard.refunds).collect() };
+        assert_eq!(refunds(&reply), [5, 3]);
+        assert_eq!(reply.parts[0][0].asked, 8);
+        assert_eq!(refunds(&origin.call(&replay(A, part(8)), TIME_MS)), [5, 3], "a total, however often it is told");
+        assert_eq!(refunds(&origin.call(&replay(A, part(100)), TIME_MS)), [5, 10]);
+        let later = sliding(Told { asked: 100, ..told(6) }, told(10), 60_000);
+        assert_eq!(refunds(&origin.call(&replay(A, later), TIME_MS)), [5, 10], "the excess is never banked");
+    }
+
+    #[test]
+    fn refunds_of_a_lost_cell_come_back_with_its_floor() {
+        let mut origin = Origin::default();
+        let epoch = heard(&mut origin, &replay(A, fixed(Told { asked: 3, ..told(9) }))).epoch;
+        origin.clear();
+        let known = Told { epoch, acked: 9, floor: 9, asked: 4, asked_acked: 3, refunds_floor: 3, ..told(9) };
+        for _ in 0..2 {
+            let heard = origin.call(&replay(A, fixed(known)), TIME_MS + 1).parts[0][0];
+            assert_eq!((heard.sum, heard.refunds, heard.asked), (9, 4, 4));
+        }
+    }
+
+    #[test]
+    fn the_previous_cell_fades() {
+        let mut origin = Origin::default();
+        let asks = |hits, left_ms| check(A, sliding(told(5), told(10), left_ms), &[ask(&[need(hits, 10)])]);
+        assert_eq!(admitted(&mut origin, &asks(1, 30_000)), [false]);
+        assert_eq!(admitted(&mut origin, &asks(1, 29_999)), [true]);
+    }
+
+    #[test]
+    fn a_full_cell_is_over_any_limit() {
+        let mut origin = Origin::default();
+        let full = Told { asked: u64::MAX, ..told(u64::MAX) };
+        let reply = origin.call(&check(A, fixed(full), &[ask(&[need(0, u32::MAX)])]), TIME_MS);
+        assert!(!reply.verdicts[0].is_admitted);
+        assert_eq!((reply.parts[0][0].sum, reply.parts[0][0].refunds), (COUNT_MAX, 0));
+    }
+
+    #[test]
+    fn a_bucket_drains_up_to_the_callers_time() {
+        let mut origin = Origin::default();
+        let asks = |own, hits, after_ms| {
+            let call = check(A, bucket(told(own)), &[ask(&[need(hits, 5)])]);
+            Call { now_ms: TIME_MS + after_ms, ..call }
+        };
+        assert_eq!(admitted(&mut origin, &asks(0, 5, 0)), [true]);
+        assert_eq!(admitted(&mut origin, &asks(5, 1, 5999)), [false]);
+        assert_eq!(admitted(&mut origin, &asks(5, 1, 6000)), [true]);
+        // A clock a little behind waits, one behind by more than a window was wrong before.
+        let level = |origin: &mut Origin, now_ms| heard(origin, &Call { now_ms, ..replay(A, bucket(told(6))) }).level;
+        assert_eq!(level(&mut origin, TIME_MS), Level { at_ms: TIME_MS + 6000, whole: 5, rest: 0 });
+        assert_eq!(level(&mut origin, 1000), Level { at_ms: 1000, whole: 5, rest: 0 });
+        assert_eq!(level(&mut origin, 1001), Level { at_ms: 1001, whole: 4, rest: 59_990 });
+        assert_eq!(level(&mut origin, 60_000), Level { at_ms: 60_000, whole: 0, rest: 0 });
+        let sum = heard(&mut origin, &replay(A, bucket(Told { asked: 2, ..told(9) })));
+        assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
+    }
+
+    #[test]
+    fn a_lost_bucket_takes_the_level_that_is_known() {
+        let mut origin = Origin::default();
+        let epoch = heard(&mut origin, &replay(A, bucket(told(4)))).epoch;
+        origin.clear();
+        let at = |own, floor| bucket(Told { epoch, acked: 4, floor, floor_rest: 9, ..told(own) });
+        let later = |origin: &mut Origin, call: &Call| origin.call(call, TIME_MS + 1).parts[0][0];
+        later(&mut origin, &replay(B, bucket(told(1))));
+        for _ in 0..2 {
+            let heard = later(&mut origin, &replay(A, at(6, 4)));
+            assert_eq!((heard.level.whole, heard.level.rest, heard.sum), (4 + 1 + 2, 9, 3));
+        }
+        assert_eq!(later(&mut origin, &replay(A, at(6, 3))).level.whole, 7, "a lower floor is in already");
+        assert_eq!(later(&mut origin, &replay(A, at(6, 5))).level.whole, 5 + 3);
+        // An older copy: the level only rises to what is known.
+        let newer = Told { epoch: u64::MAX, acked: 6, floor: 9, ..told(6) };
+        assert_eq!(later(&mut origin, &replay(A, bucket(newer))).level.whole, 9);
+    }
+
+    #[test]
+    fn cells_expire_and_who_stops_leaves() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        heard(&mut origin, &replay(B, fixed(told(5))));
+        assert_eq!(origin.beat(A, TIME_MS), Beat { was_known: false, live: 1, time_ms: TIME_MS });
+        assert_eq!(origin.beat(B, TIME_MS + 3000), Beat { was_known: false, live: 2, time_ms: TIME_MS + 3000 });
+        origin.leave(A, &[(KEY, 10)]);
+        assert_eq!(origin.beat(B, TIME_MS + 3000), Beat { was_known: true, live: 1, time_ms: TIME_MS + 3000 });
+        let heard = heard(&mut origin, &replay(B, fixed(told(5))));
+        assert_eq!((heard.sum, heard.holders), (10, 1));
+        origin.call(&replay(B, bucket(told(0))), TIME_MS + 59_999);
+        assert_eq!(origin.total(&KEY, 10), Some((10, 0)));
+        origin.call(&replay(B, bucket(told(0))), TIME_MS + 60_000);
+        assert_eq!(origin.total(&KEY, 10), None);
+    }
+}

@@ -1,0 +1,28 @@
+-- Says that a process lives, or that it leaves, and answers how many do.
+--
+-- KEYS[1]  the processes, each scored by the time of its last heartbeat
+-- ARGV[1]  the process
+-- ARGV[2]  `beat` or `leave`
+--
+-- Answers was_known (0 or 1), the number of live processes, the origin's time in milliseconds. The origin's clock alone
+-- is asked, so the clocks of the processes need not agree. Who was silent for too long is gone and no longer known.
+
+local GONE_AFTER_MS = 3000
+local KEPT_MS = 60000
+
+local key, process, what = KEYS[1], ARGV[1], ARGV[2]
+if #KEYS ~= 1 or #ARGV ~= 2 or (what ~= 'beat' and what ~= 'leave') then
+  return redis.error_reply("ERR tidegate: malformed heartbeat: a key, a process and 'beat' or 'leave' expected")
+end
+
+local time = redis.call('TIME')
+local time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('(%.0f', time_ms - GONE_AFTER_MS))
+local was_known
+if what == 'beat' then
+  was_known = 1 - redis.call('ZADD', key, string.format('%.0f', time_ms), process)
+  redis.call('PEXPIRE', key, KEPT_MS)
+else
+  was_known = redis.call('ZREM', key, process)
+end
+return { was_known, redis.call('ZCARD', key), time_ms }

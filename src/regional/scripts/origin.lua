@@ -1,0 +1,549 @@
+-- Takes one call of a process: brings its cells up to date, decides its asks, answers what the cells hold.
+--
+-- The rules are those of src/regional/call.rs; src/regional/model.rs says the same in Rust, and a test holds the two
+-- together. Everything is read and decided before anything is written, so a call that fails has changed nothing.
+--
+-- KEYS     the cells, in the order of parts and of their cells; none twice
+-- ARGV[1]  the process: the name of its field in every cell
+-- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
+--            now_ms, nonce, charges (0 or 1), number of parts
+--            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
+--                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
+--              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
+--                             refunds_floor or of a bucket floor_rest, ttl_ms
+--            number of asks
+--            for each ask: number of needs
+--              for each need: part (from 1), limit, hits, quota + 1 or 0
+--
+-- Answers a flat array of whole numbers:
+--            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also at_ms, whole, rest
+--            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
+--
+-- A window's cell is a hash of `e f a r` and a field for each holder, a bucket of `e w q t v` and the same.
+
+local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
+local HALF = 131072 -- 2^17: half of the bits of a window.
+local WINDOW_MAX = 34359738367 -- 2^35 - 1: what `divided` can take.
+local BUCKET_LINGERS_MS = 60000
+local SUM, SLIDING, BUCKET = 0, 1, 2
+-- How much of a cell has to be written.
+local NOTHING, ADDED, ALL = 0, 1, 2
+
+local call, fmod, format, tonumber = redis.call, math.fmod, string.format, tonumber
+
+local function malformed(what)
+  return redis.error_reply('ERR tidegate: malformed call: ' .. what)
+end
+
+-- floor(x * y / d) and the remainder, for x < d < 2^35 and y < 2^35. Exact, because no product in it goes above 2^53, and
+-- because fmod is exact, unlike Lua's own remainder.
+local function divided(x, y, d)
+  local product = x * y
+  local rest = 0
+  local high = 0
+  if product > MAX then
+    local low = fmod(y, HALF)
+    product = x * ((y - low) / HALF)
+    rest = fmod(product, d)
+    high = (product - rest) / d * HALF
+    product = rest * HALF + x * low
+  end
+  rest = fmod(product, d)
+  return high + (product - rest) / d, rest
+end
+
+-- floor(count * left / window).
+local function weighed(count, left, window)
+  local low = fmod(count, window)
+  return (count - low) / window * left + (divided(low, left, window))
+end
+
+local seconds_and_micros
+-- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
+local function new_epoch(told, nonce)
+  seconds_and_micros = seconds_and_micros or call('TIME')
+  local time_ms = seconds_and_micros[1] * 1000 + (seconds_and_micros[2] - fmod(seconds_and_micros[2], 1000)) / 1000
+  local epoch = time_ms * 4096 + nonce
+  if epoch <= told then
+    epoch = told + 1
+  end
+  return epoch < MAX and epoch or MAX
+end
+
+-- A field is `own` or `own:asked`.
+local function read_field(text)
+  local own = tonumber(text)
+  if own then
+    return own, 0
+  end
+  local first, second = string.match(text, '^(%d+):(%d+)$')
+  return tonumber(first), tonumber(second)
+end
+
+local function write_field(cell)
+  if cell.asked > 0 then
+    return format('%.0f:%.0f', cell.field, cell.asked)
+  end
+  return format('%.0f', cell.field)
+end
+
+-- What counts of a window's cell. A full one stays full.
+local function count(cell)
+  local sum = cell.f + cell.a
+  return sum < MAX and sum - cell.r or MAX
+end
+
+local process, text = ARGV[1], ARGV[2]
+if #ARGV ~= 2 then
+  return malformed('2 arguments expected, not ' .. #ARGV)
+end
+if not string.find(text, '^%[[%d,]+%]$') then
+  return malformed('the second argument is not an array of whole numbers')
+end
+local is_json, n = pcall(cjson.decode, text)
+if not is_json then
+  return malformed('the second argument is not JSON')
+end
+
+-- The shape, before anything relies on it.
+local now_ms, nonce, charges, parts_count = n[1], n[2], n[3] == 1, n[4]
+if not parts_count then
+  return malformed('it ends before its parts')
+end
+local asks_at, cells_count = 5, 0
+for number = 1, parts_count do
+  local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
+  if not cells then
+    return malformed('it ends in part ' .. number)
+  end
+  if measure > BUCKET or window < 1 or window > WINDOW_MAX or (measure == SLIDING and measured > window) then
+    return malformed('the measure of part ' .. number)
+  end
+  if cells < 1 or (measure == BUCKET and cells > 1) then
+    return malformed('the cells of part ' .. number)
+  end
+  asks_at = asks_at + 4 + 9 * cells
+  cells_count = cells_count + cells
+end
+if cells_count ~= #KEYS then
+  return malformed(format('%d keys for %d cells', #KEYS, cells_count))
+end
+local asks_count = n[asks_at]
+if not asks_count then
+  return malformed('it ends before its asks')
+end
+local ends_at = asks_at + 1
+for number = 1, asks_count do
+  local needs = n[ends_at]
+  if not needs then
+    return malformed('it ends in ask ' .. number)
+  end
+  for need_at = ends_at + 1, ends_at + 4 * needs, 4 do
+    local part = n[need_at]
+    if not part or part < 1 or part > parts_count then
+      return malformed('a need of ask ' .. number)
+    end
+  end
+  ends_at = ends_at + 1 + 4 * needs
+end
+if #n ~= ends_at - 1 then
+  return malformed(format('%d numbers instead of %d', #n, ends_at - 1))
+end
+
+-- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part.
+local function window_cell(key, at)
+  local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
+  local cell = { key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own }
+  local held = call('HMGET', key, 'e', 'f', 'a', 'r', process)
+  local e, f, a, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0
+  if e then
+    f, a, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4])
+    cell.holders = call('HLEN', key) - 4
+  else
+    e = new_epoch(epoch, nonce)
+    cell.holders = 0
+    cell.write = ALL
+  end
+  if held[5] then
+    field, asked = read_field(held[5])
+  else
+    cell.holders = cell.holders + 1
+    cell.write = cell.write == ALL and ALL or ADDED
+  end
+
+  local from, asked_from = field, asked
+  if epoch ~= 0 and epoch ~= e then
+    local floor, acked, asked_acked, refunds_floor = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
+    if epoch < e then
+      -- The cell was lost and made anew.
+      if floor > f then
+        f = floor
+        cell.write = ALL
+      end
+    elseif floor > f + a then
+      -- An older copy came back. As an addition, because a floor from before may still come in.
+      a = floor - f
+      cell.write = ALL
+    end
+    local sum = f + a
+    if refunds_floor > sum then
+      refunds_floor = sum
+    end
+    if refunds_floor > r then
+      r = refunds_floor
+      cell.write = ALL
+    end
+    if acked > from then
+      from = acked
+    end
+    if asked_acked > asked_from then
+      asked_from = asked_acked
+    end
+  end
+
+  if is_seated then
+    if own > from then
+      a = a + (own - from)
+      if a > MAX then
+        a = MAX
+      end
+    end
+    if own > field then
+      field = own
+      cell.write = cell.write == ALL and ALL or ADDED
+    end
+    local asked_told = n[at + 5]
+    if asked_told > asked then
+      asked = asked_told
+      cell.write = cell.write == ALL and ALL or ADDED
+      cell.refund = asked_told > asked_from and asked_told - asked_from or nil
+    end
+    cell.running = own
+  else
+    cell.running = field
+  end
+  if r > 0 and f + a >= MAX then
+    -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
+    r = 0
+    cell.write = ALL
+  end
+  cell.e, cell.f, cell.a, cell.r, cell.field, cell.asked = e, f, a, r, field, asked
+  return cell
+end
+
+-- Takes refunds from a cell, then from the older ones, never more than is there.
+local function refund(cells, first)
+  local rest = cells[first].refund
+  for place = first, #cells do
+    local cell = cells[place]
+    if cell.f + cell.a < MAX then
+      local taken = cell.f + cell.a - cell.r
+      if taken > rest then
+        taken = rest
+      end
+      if taken > 0 then
+        cell.r = cell.r + taken
+        cell.write = ALL
+        rest = rest - taken
+      end
+    end
+    if rest == 0 then
+      return
+    end
+  end
+end
+
+-- Lowers a bucket's level by what drains in `dt` milliseconds.
+local function drain(w, q, dt, limit, window)
+  local low = fmod(dt, window)
+  local whole, rest = divided(low, limit, window)
+  -- Above 2^53 the sum is rounded, but no level is.
+  whole = whole + (dt - low) / window * limit
+  if whole > w then
+    return 0, 0
+  end
+  w, q = w - whole, q - rest
+  if q < 0 then
+    w, q = w - 1, q + window
+  end
+  if w < 0 then
+    return 0, 0
+  end
+  return w, q
+end
+
+-- The same as `window_cell` for a bucket.
+local function bucket(key, at, window, limit)
+  local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
+  local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
+  local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process)
+  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now_ms, 0, 0, 0
+  if e then
+    w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
+    cell.holders = call('HLEN', key) - 5
+    if t ~= now_ms and not (now_ms < t and now_ms + window >= t) then
+      -- Written even if nothing else is: a limit that changes must change only what drains from then on.
+      cell.write = ALL
+      -- Behind by more than a window, the clock was wrong before: the time moves and the level stays.
+      if now_ms > t then
+        w, q = drain(w, q, now_ms - t, limit, window)
+      end
+      t = now_ms
+    end
+  else
+    e = new_epoch(epoch, nonce)
+    cell.holders = 0
+    cell.write = ALL
+  end
+  if held[6] then
+    field, asked = read_field(held[6])
+  else
+    cell.holders = cell.holders + 1
+    cell.write = ALL
+  end
+
+  local from, asked_from = field, asked
+  if epoch ~= 0 and epoch ~= e then
+    local floor, acked, asked_acked, rest = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
+    local is_raised
+    if epoch < e then
+      -- Lost and made anew: to what was added since comes what was there before, unless it is in already.
+      is_raised = floor > 0 or rest > 0
+      floor = floor + v < MAX and floor + v or MAX
+    else
+      is_raised = true
+    end
+    if is_raised and (floor > w or (floor == w and rest > q)) then
+      w, q = floor, rest
+      cell.write = ALL
+    end
+    if acked > from then
+      from = acked
+    end
+    if asked_acked > asked_from then
+      asked_from = asked_acked
+    end
+  end
+
+  if is_seated then
+    if own > from then
+      local added = own - from
+      w = w + added < MAX and w + added or MAX
+      v = v + added < MAX and v + added or MAX
+    end
+    if own > field then
+      field = own
+      cell.write = ALL
+    end
+    local asked_told = n[at + 5]
+    if asked_told > asked then
+      if asked_told > asked_from then
+        w = w - (asked_told - asked_from)
+        if w < 0 then
+          w, q = 0, 0
+        end
+      end
+      asked = asked_told
+      cell.write = ALL
+    end
+    cell.running = own
+  else
+    cell.running = field
+  end
+  cell.e, cell.w, cell.q, cell.t, cell.v, cell.field, cell.asked = e, w, q, t, v, field, asked
+  return cell
+end
+
+-- What counts against a limit of a part, with what a process without a seat has besides.
+local function effective(part)
+  local cells = part.cells
+  local newest = cells[1]
+  if part.measure == BUCKET then
+    return newest.w + (newest.q > 0 and 1 or 0) + newest.top
+  end
+  local sum = count(newest) + newest.top
+  if part.measure == SLIDING then
+    local previous = cells[2]
+    if previous then
+      local whole = count(previous) + previous.top
+      sum = sum + weighed(whole < MAX and whole or MAX, part.measured, part.window)
+    end
+  else
+    for place = 2, #cells do
+      sum = sum + count(cells[place]) + cells[place].top
+    end
+  end
+  return sum < MAX and sum or MAX
+end
+
+-- 1. Every cell is brought up to what it is told.
+local parts = {}
+local seen = {}
+local at, key_number = 5, 0
+for number = 1, parts_count do
+  local measure, window, measured, cells_of_part = n[at], n[at + 1], n[at + 2], n[at + 3]
+  at = at + 4
+  local cells = {}
+  local refunds = false
+  for place = 1, cells_of_part do
+    key_number = key_number + 1
+    local key = KEYS[key_number]
+    if seen[key] then
+      return malformed('key ' .. key .. ' comes twice')
+    end
+    seen[key] = true
+    local cell
+    if measure == BUCKET then
+      cell = bucket(key, at, window, measured)
+    else
+      cell = window_cell(key, at)
+      refunds = refunds or cell.refund
+    end
+    cells[place] = cell
+    at = at + 9
+  end
+  if refunds then
+    for place = 1, cells_of_part do
+      if cells[place].refund then
+        refund(cells, place)
+      end
+    end
+  end
+  parts[number] = { measure = measure, window = window, measured = measured, cells = cells, waiting = 0 }
+end
+
+-- 2. The asks are decided, one after the other.
+local verdicts = {}
+at = asks_at + 1
+for number = 1, asks_count do
+  local first = at + 1
+  local last = at + 4 * n[at]
+  at = last + 1
+
+  local over = {}
+  local denies = false
+  local groups -- whether the group is over, by its number
+  for need_at = first, last, 4 do
+    local part, limit, hits, quota = parts[n[need_at]], n[need_at + 1], n[need_at + 2], n[need_at + 3]
+    local newest = part.cells[1]
+    part.effective = part.effective or effective(part)
+    -- Twins of the same ask are waiting for the same verdict.
+    local wanted = newest.running + part.waiting + hits
+    local new = (wanted < MAX and wanted or MAX) - newest.field
+    local fits = part.effective + (new > 0 and new or 0) <= limit
+    if fits then
+      part.waiting = part.waiting + hits
+    else
+      over[#over + 1] = (need_at - first) / 4
+    end
+    if quota == 0 then
+      denies = denies or not fits
+    else
+      groups = groups or {}
+      groups[quota] = groups[quota] or not fits
+    end
+  end
+  if groups and not denies then
+    denies = true
+    for _, is_over in pairs(groups) do
+      denies = denies and is_over
+    end
+  end
+
+  for need_at = first, last, 4 do
+    local part, hits, quota = parts[n[need_at]], n[need_at + 2], n[need_at + 3]
+    part.waiting = 0
+    if hits > 0 and not denies and not (groups and groups[quota]) then
+      local newest = part.cells[1]
+      local running = newest.running + hits
+      newest.running = running < MAX and running or MAX
+      local new = newest.running - newest.field
+      if charges and new > 0 then
+        newest.field = newest.running
+        part.effective = part.effective + new
+        if part.measure == BUCKET then
+          newest.w = newest.w + new < MAX and newest.w + new or MAX
+          newest.v = newest.v + new < MAX and newest.v + new or MAX
+          newest.write = ALL
+        else
+          newest.a = newest.a + new < MAX and newest.a + new or MAX
+          newest.write = newest.write == ALL and ALL or ADDED
+          if newest.f + newest.a >= MAX then
+            newest.r = 0
+            newest.write = ALL
+            part.effective = nil
+          end
+        end
+      end
+    end
+  end
+  verdicts[number] = { denies, over }
+end
+
+-- 3. What changed is written, and everything answered.
+local answer = {}
+local length = 0
+for number = 1, parts_count do
+  local part = parts[number]
+  local cells = part.cells
+  if part.measure == BUCKET then
+    local cell = cells[1]
+    if cell.write ~= NOTHING then
+      local empty_ms = 0
+      if cell.w > 0 or cell.q > 0 then
+        -- Rounded is good enough for this.
+        empty_ms = cell.t - now_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
+      end
+      local ttl_ms = empty_ms + BUCKET_LINGERS_MS
+      call(
+        'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
+        't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell)
+      )
+      call('PEXPIRE', cell.key, format('%.0f', ttl_ms < MAX and ttl_ms or MAX))
+    end
+    answer[length + 1] = cell.e
+    answer[length + 2] = cell.v
+    answer[length + 3] = cell.field
+    answer[length + 4] = cell.asked
+    answer[length + 5] = 0
+    answer[length + 6] = cell.holders
+    answer[length + 7] = cell.t
+    answer[length + 8] = cell.w
+    answer[length + 9] = cell.q
+    length = length + 9
+  else
+    for place = 1, #cells do
+      local cell = cells[place]
+      if cell.write ~= NOTHING then
+        if cell.write == ADDED then
+          call('HSET', cell.key, 'a', format('%.0f', cell.a), process, write_field(cell))
+        else
+          call(
+            'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
+            'r', format('%.0f', cell.r), process, write_field(cell)
+          )
+        end
+        call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
+      end
+      local sum = cell.f + cell.a
+      answer[length + 1] = cell.e
+      answer[length + 2] = sum < MAX and sum or MAX
+      answer[length + 3] = cell.field
+      answer[length + 4] = cell.asked
+      answer[length + 5] = cell.r
+      answer[length + 6] = cell.holders
+      length = length + 6
+    end
+  end
+end
+for number = 1, asks_count do
+  local over = verdicts[number][2]
+  answer[length + 1] = verdicts[number][1] and 0 or 1
+  answer[length + 2] = #over
+  length = length + 2
+  for place = 1, #over do
+    answer[length + place] = over[place]
+  end
+  length = length + #over
+end
+return answer

@@ -1,0 +1,83 @@
+//! How keys are named outside of this process: by a digest, and for sensitive values by one that nobody can try out.
+//!
+//! A digest is alike in every process of the region, has one length whatever the identifier, and holds no byte of it. The
+//! values of sensitive keys are few enough to be guessed (addresses, tokens of a known form), so their digest is keyed by a
+//! secret that all processes share.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+use crate::engine::key::Key;
+use crate::regional::call::OriginKey;
+
+/// The content of `TIDEGATE_SECRET_FILE`. Never shown.
+#[derive(Clone)]
+pub struct Secret(Box<[u8]>);
+
+impl Secret {
+    pub fn new(bytes: impl Into<Box<[u8]>>) -> Secret {
+        Secret(bytes.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Names keys.
+#[derive(Clone, Debug)]
+pub struct Keying {
+    secret: Secret,
+}
+
+impl Keying {
+    pub fn new(secret: Secret) -> Keying {
+        Keying { secret }
+    }
+
+    /// The key's name at the origin.
+    pub fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {
+        let head = |digest: &[u8]| OriginKey(std::array::from_fn(|at| digest[at]));
+        let fixed: [&[u8]; 4] =
+            [&key.space.to_bytes(), &key.window_ms.to_le_bytes(), &[key.algorithm as u8], &[u8::from(is_sensitive)]];
+        if !is_sensitive {
+            let mut digest = Sha256::new();
+            fixed.iter().for_each(|part| digest.update(part));
+            digest.update(key.identifier);
+            return head(&digest.finalize());
+        }
+        let Ok(mut keyed) = Hmac::<Sha256>::new_from_slice(&self.secret.0) else { unreachable!("any length will do") };
+        fixed.iter().for_each(|part| keyed.update(part));
+        keyed.update(key.identifier);
+        head(&keyed.finalize().into_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::limit::{Space, Terms};
+    use crate::rules::policy::Algorithm;
+
+    fn name(identifier: &[u8], is_sensitive: bool, secret: &[u8]) -> OriginKey {
+        let terms = Terms { limit: 1, window_ms: 1000, algorithm: Algorithm::SlidingWindow, burst: 1 };
+        Keying::new(Secret::new(secret)).origin_key(&Key::new(Space::new("d", "r"), &terms, identifier), is_sensitive)
+    }
+
+    #[test]
+    fn names_are_alike_everywhere_and_differ_by_identifier() {
+        assert_eq!(name(b"a", false, b"1"), name(b"a", false, b"2"));
+        assert_ne!(name(b"a", false, b""), name(b"b", false, b""));
+    }
+
+    #[test]
+    fn sensitive_names_hang_on_the_secret() {
+        assert_eq!(name(b"a", true, b"1"), name(b"a", true, b"1"));
+        assert_ne!(name(b"a", true, b"1"), name(b"a", true, b"2"));
+        assert_ne!(name(b"a", true, b"1"), name(b"a", false, b"1"));
+    }
+}
