@@ -97,7 +97,7 @@ async fn its_compose_file_serves_its_rule_files() {
     let service = started(data.path(), &[]);
 
     let warning = service.process.said.iter().find(|line| line.contains("have no effect here")).expect("a warning");
-    for name in ["REDIS_URL", "REDIS_SOCKET_TYPE", "USE_STATSD", "STATSD_HOST", "STATSD_PORT"] {
+    for name in ["USE_STATSD", "STATSD_HOST", "STATSD_PORT"] {
         assert!(warning.contains(name), "{warning}");
     }
     assert_eq!(service.process.said.iter().filter(|line| line.contains("no effect here")).count(), 1);

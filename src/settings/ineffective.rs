@@ -9,26 +9,20 @@ use crate::settings::parse::boolean;
 const GROUPS: &[(&[(&str, &str)], &str)] = &[
     (
         &[
-            ("REDIS_URL", ""),
-            ("REDIS_SOCKET_TYPE", ""),
-            ("REDIS_TYPE", ""),
-            ("REDIS_AUTH", ""),
-            ("REDIS_SENTINEL_AUTH", ""),
             ("REDIS_POOL_SIZE", ""),
-            ("REDIS_TLS", "false"),
-            ("REDIS_TLS_CLIENT_CERT", ""),
-            ("REDIS_TLS_CLIENT_KEY", ""),
-            ("REDIS_TLS_CACERT", ""),
-            ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false"),
             ("REDIS_PIPELINE_WINDOW", ""),
             ("REDIS_PIPELINE_LIMIT", ""),
             ("REDIS_CLUSTER_PIPELINE_PARALLELISM", ""),
-            ("REDIS_TIMEOUT", ""),
             ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ""),
             ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false"),
             ("REDIS_STARTUP_INITIAL_INTERVAL", ""),
             ("REDIS_STARTUP_MAX_INTERVAL", ""),
             ("REDIS_STARTUP_MAX_ELAPSED_TIME", ""),
+        ],
+        "two connections carry everything, and neither the start nor health waits for Redis",
+    ),
+    (
+        &[
             ("REDIS_PERSECOND", "false"),
             ("REDIS_PERSECOND_URL", ""),
             ("REDIS_PERSECOND_SOCKET_TYPE", ""),
@@ -42,6 +36,11 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", ""),
             ("REDIS_PERSECOND_TIMEOUT", ""),
             ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", ""),
+        ],
+        "limits per second go to REDIS_URL like all others",
+    ),
+    (
+        &[
             ("BACKEND_TYPE", "redis"),
             ("MEMCACHE_HOST_PORT", ""),
             ("MEMCACHE_SRV", ""),
@@ -60,7 +59,7 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("MYSQL_URL", ""),
             ("TIDEGATE_REGIONS", ""),
         ],
-        "counts are in this process's memory, and every limit holds for this process alone",
+        "counts are in memory, and shared through REDIS_URL if it is set",
     ),
     (
         &[
@@ -170,17 +169,16 @@ mod tests {
     fn only_what_asks_for_something_is_named() {
         let quiet = [
             ("USE_STATSD", "false"),
-            ("REDIS_TLS", "0"),
+            ("REDIS_PERSECOND_TLS", "0"),
             ("REDIS_PORT", "tcp://10.0.0.1:6379"),
             ("STATSD_HOST", ""),
             ("HOST", "::"),
         ];
         assert_eq!(sentence(&environment(&quiet)), None);
-        let said = sentence(&environment(&[("REDIS_URL", "redis:6379"), ("USE_STATSD", "True"), ("X", "y")])).unwrap();
-        assert!(
-            said.contains("REDIS_URL (counts are in this process") && said.contains("USE_STATSD (metrics"),
-            "{said}"
-        );
+        let set = [("REDIS_URL", "redis:6379"), ("REDIS_PERSECOND", "1"), ("USE_STATSD", "True"), ("X", "y")];
+        let said = sentence(&environment(&set)).unwrap();
+        assert!(said.contains("REDIS_PERSECOND (limits per second go to REDIS_URL"), "{said}");
+        assert!(said.contains("USE_STATSD (metrics") && !said.contains("REDIS_URL,"), "{said}");
     }
 
     #[test]

@@ -6,7 +6,11 @@
 
 pub mod ineffective;
 pub mod parse;
+pub mod redis;
+pub mod redis_address;
+pub mod redis_tls;
 pub mod rules;
+pub mod secret;
 pub mod socket;
 pub mod tls;
 
@@ -23,7 +27,9 @@ use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
 use crate::server::wire::{AnswerOptions, LimitHeaders};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
+use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
 use crate::settings::rules::RuleFlags;
+use crate::settings::secret::{Secret, SecretError, SecretFlags};
 use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
 use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
 
@@ -105,6 +111,12 @@ pub struct ServeFlags {
 
     #[command(flatten)]
     pub tls: TlsFlags,
+
+    #[command(flatten)]
+    pub redis: RedisFlags,
+
+    #[command(flatten)]
+    pub secret: SecretFlags,
 
     /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
@@ -262,6 +274,10 @@ pub struct Settings {
     /// Replaces `grpc_addr`.
     pub grpc_socket: Option<SocketSettings>,
     pub tls: Option<TlsSettings>,
+    /// The region's Redis. `None`: the process counts alone.
+    pub redis: Option<RedisSettings>,
+    /// What sensitive values are hashed with before they leave the process.
+    pub secret: Option<Secret>,
 }
 
 /// The second place that metrics are served at.
@@ -290,6 +306,10 @@ pub enum SettingError {
     Socket(#[from] SocketSettingError),
     #[error(transparent)]
     Tls(#[from] TlsSettingError),
+    #[error(transparent)]
+    Redis(#[from] RedisSettingError),
+    #[error(transparent)]
+    Secret(#[from] SecretError),
 }
 
 impl Settings {
@@ -356,6 +376,8 @@ impl Settings {
             drain_timeout: drain("drain-timeout", "TIDEGATE_DRAIN_TIMEOUT", flags.drain_timeout)?,
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
+            redis: RedisSettings::new(&flags.redis)?,
+            secret: secret::read(&flags.secret)?,
         })
     }
 }

@@ -54,6 +54,14 @@ pub fn ratio(text: &str) -> Result<f32, String> {
     }
 }
 
+/// A share between nothing and everything, in thousandths: exact, so that all processes of a region agree on it.
+pub fn thousandths(text: &str) -> Result<u16, String> {
+    let help = || "write a number from 0 to 1 with at most three decimals, such as 0.1".to_owned();
+    let scaled = text.parse::<f64>().map_err(|_| help())? * 1000.0;
+    let whole = scaled.round();
+    if (0.0..=1000.0).contains(&scaled) && (scaled - whole).abs() < 1e-6 { Ok(whole as u16) } else { Err(help()) }
+}
+
 /// `address:port`; without an address, every address of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAddress(pub SocketAddr);
@@ -144,6 +152,16 @@ mod tests {
         assert_eq!(ms("1d"), Ok(86_400_000));
         for nonsense in ["", "5", "s", "1.2.3s", "-1s", "1 fortnight", "1e300h", ".", "10M", "1h 30m"] {
             assert!(duration(nonsense).is_err(), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn shares_are_thousandths() {
+        for (text, share) in [("0", 0), ("0.1", 100), ("0.125", 125), ("1", 1000), ("0.001", 1)] {
+            assert_eq!(thousandths(text), Ok(share));
+        }
+        for nonsense in ["", "x", "1.001", "-0.1", "0.0005", "NaN", "inf", "10%"] {
+            assert!(thousandths(nonsense).is_err(), "{nonsense}");
         }
     }
 

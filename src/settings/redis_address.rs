@@ -1,0 +1,328 @@
+//! Where Redis is: the forms of REDIS_URL.
+//!
+//! envoyproxy/ratelimit takes `host:port`, a path, or a list of them; managed services hand out `redis://` and `rediss://`
+//! URLs. Both are taken. A URL may hold a password, so nothing here says a value back without hiding what stands
+//! before its `@`.
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use redis::{ConnectionAddr, IntoConnectionInfo};
+use thiserror::Error;
+
+use crate::settings::secret::Secret;
+
+/// The most bytes in the path of a socket: 108 on Linux, of which the last is zero.
+const PATH_BYTES_MAX: usize = 107;
+/// Nobody numbers databases higher, and Redis has sixteen unless told otherwise.
+const DATABASE_MAX: i64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RedisType {
+    #[value(name = "SINGLE")]
+    Single,
+    #[value(name = "CLUSTER")]
+    Cluster,
+    #[value(name = "SENTINEL")]
+    Sentinel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketType {
+    Tcp,
+    Unix,
+}
+
+/// A server that speaks TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// A name or an IP address, without brackets.
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// The servers that make up the region's Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Single(Node),
+    Unix(PathBuf),
+    /// Some of the nodes; the others are heard of from them.
+    Cluster(Vec<Node>),
+    Sentinel {
+        master: String,
+        sentinels: Vec<Node>,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |nodes: &[Node]| nodes.iter().map(Node::to_string).collect::<Vec<_>>().join(",");
+        match self {
+            Place::Single(node) => node.fmt(f),
+            Place::Unix(path) => path.display().fmt(f),
+            Place::Cluster(nodes) => write!(f, "cluster {}", list(nodes)),
+            Place::Sentinel { master, sentinels } => write!(f, "{master} of the sentinels {}", list(sentinels)),
+        }
+    }
+}
+
+/// Whom to log in as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// `None`: Redis' default user.
+    pub user: Option<String>,
+    pub password: Secret,
+}
+
+impl Credentials {
+    /// `pass` or `user:pass`, as REDIS_AUTH and the password file have it. A password may hold colons of its own.
+    pub fn parse(text: &str) -> Credentials {
+        match text.split_once(':') {
+            Some(("", password)) => Credentials { user: None, password: Secret::new(password) },
+            Some((user, password)) => Credentials { user: Some(user.to_owned()), password: Secret::new(password) },
+            None => Credentials { user: None, password: Secret::new(text) },
+        }
+    }
+}
+
+/// Everything that REDIS_URL says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisAddress {
+    pub place: Place,
+    pub database: i64,
+    pub credentials: Option<Credentials>,
+    /// Written as rediss://.
+    pub is_tls: bool,
+}
+
+/// A REDIS_URL that can't be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum AddressError {
+    #[error(
+        "--redis-url (REDIS_URL) has '{0}', which names no server: write host:6379, [::1]:6379, \
+         redis://user:password@host:6379/0, rediss://host:6379 for TLS, or the path of a unix socket"
+    )]
+    Form(String),
+    #[error("--redis-url (REDIS_URL) has '{0}', which has no port: write {0}:6379, or the whole path of a unix socket")]
+    NoPort(String),
+    #[error(
+        "--redis-url (REDIS_URL) has '{0}', which is not a URL of Redis: write redis://user:password@host:6379/0, with \
+         special characters of user and password as %40 and the like"
+    )]
+    Url(String),
+    #[error(
+        "--redis-url (REDIS_URL) has '{0}' with #insecure, which would trust anybody: leave it out, and name the CA in \
+         --redis-tls-cacert (REDIS_TLS_CACERT)"
+    )]
+    Insecure(String),
+    #[error("--redis-url (REDIS_URL) is a path of {0} bytes, and a socket's path has at most {PATH_BYTES_MAX}")]
+    PathTooLong(usize),
+    #[error("--redis-url (REDIS_URL) names database {0}: write a number from 0 to {DATABASE_MAX}")]
+    Database(i64),
+    #[error("--redis-url (REDIS_URL) names database {0}, and a Cluster has only database 0: leave the number out")]
+    ClusterDatabase(i64),
+    #[error(
+        "--redis-url (REDIS_URL) is a list, and --redis-type (REDIS_TYPE) is SINGLE: write one server, or set REDIS_TYPE \
+         to CLUSTER or SENTINEL"
+    )]
+    ListForSingle,
+    #[error("--redis-url (REDIS_URL) names a unix socket, and --redis-type (REDIS_TYPE) is {0}: write host:port")]
+    UnixInList(&'static str),
+    #[error(
+        "--redis-url (REDIS_URL) has different users or passwords for the nodes of one Cluster: write them once, in \
+         --redis-auth (REDIS_AUTH)"
+    )]
+    DifferentCredentials,
+    #[error("--redis-url (REDIS_URL) has redis:// and rediss:// in one list: write the same for all of its nodes")]
+    DifferentTls,
+    #[error(
+        "--redis-url (REDIS_URL) has a user, password or database beside a sentinel: set --redis-auth (REDIS_AUTH) for \
+         the servers and --redis-sentinel-auth (REDIS_SENTINEL_AUTH) for the sentinels"
+    )]
+    SentinelCredentials,
+    #[error(
+        "--redis-url (REDIS_URL) is '{0}', and --redis-type (REDIS_TYPE) is SENTINEL: write the master's name and then \
+         the sentinels, as mymaster,sentinel-1:26379,sentinel-2:26379"
+    )]
+    NoSentinels(String),
+}
+
+impl RedisAddress {
+    pub fn parse(text: &str, kind: RedisType, socket: Option<SocketType>) -> Result<RedisAddress, AddressError> {
+        let text = text.trim();
+        match kind {
+            RedisType::Single => single(text, socket),
+            RedisType::Cluster => cluster(text),
+            RedisType::Sentinel => sentinel(text),
+        }
+    }
+}
+
+/// One server, as it is written.
+struct Written {
+    place: Place,
+    database: i64,
+    credentials: Option<Credentials>,
+    is_tls: bool,
+}
+
+fn single(text: &str, socket: Option<SocketType>) -> Result<RedisAddress, AddressError> {
+    let written = match written(text) {
+        Err(AddressError::Form(_) | AddressError::NoPort(_))
+            if socket == Some(SocketType::Unix) && !text.contains("://") =>
+        {
+            plain(unix(text)?)
+        }
+        // A password may hold a comma, a host can't.
+        Err(AddressError::Form(_) | AddressError::NoPort(_) | AddressError::Url(_)) if text.contains(',') => {
+            return Err(AddressError::ListForSingle);
+        }
+        other => other?,
+    };
+    let Written { place, database, credentials, is_tls } = written;
+    Ok(RedisAddress { place, database, credentials, is_tls })
+}
+
+fn cluster(text: &str) -> Result<RedisAddress, AddressError> {
+    let mut all = elements(text).map(written).collect::<Result<Vec<_>, _>>()?;
+    let credentials = all.iter().find_map(|one| one.credentials.clone());
+    if all.iter().any(|one| one.credentials.is_some() && one.credentials != credentials) {
+        return Err(AddressError::DifferentCredentials);
+    }
+    if let Some(one) = all.iter().find(|one| one.database != 0) {
+        return Err(AddressError::ClusterDatabase(one.database));
+    }
+    let is_tls = same_tls(&all)?;
+    let nodes = all.drain(..).map(|one| node_of(one.place, "CLUSTER")).collect::<Result<Vec<_>, _>>()?;
+    if nodes.is_empty() {
+        return Err(AddressError::Form(hidden(text)));
+    }
+    Ok(RedisAddress { place: Place::Cluster(nodes), database: 0, credentials, is_tls })
+}
+
+fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
+    let mut elements = elements(text);
+    let missing = || AddressError::NoSentinels(hidden(text));
+    let first = elements.next().ok_or_else(missing)?;
+    let (master, is_master_tls) = match (first.strip_prefix("redis://"), first.strip_prefix("rediss://")) {
+        (Some(name), _) => (name, false),
+        (_, Some(name)) => (name, true),
+        (None, None) => (first, false),
+    };
+    // A host where the name should be means that the name was left out.
+    if master.is_empty() || master.contains([':', '/', '@']) {
+        return Err(missing());
+    }
+    let all = elements.map(written).collect::<Result<Vec<_>, _>>()?;
+    if all.iter().any(|one| one.credentials.is_some() || one.database != 0) {
+        return Err(AddressError::SentinelCredentials);
+    }
+    let is_tls = same_tls(&all)? || is_master_tls;
+    let sentinels = all.into_iter().map(|one| node_of(one.place, "SENTINEL")).collect::<Result<Vec<_>, _>>()?;
+    if sentinels.is_empty() {
+        return Err(missing());
+    }
+    let place = Place::Sentinel { master: master.to_owned(), sentinels };
+    Ok(RedisAddress { place, database: 0, credentials: None, is_tls })
+}
+
+fn elements(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|element| !element.is_empty())
+}
+
+fn same_tls(all: &[Written]) -> Result<bool, AddressError> {
+    let tls = all.iter().filter(|one| one.is_tls).count();
+    if tls == 0 || tls == all.len() { Ok(tls > 0) } else { Err(AddressError::DifferentTls) }
+}
+
+fn node_of(place: Place, kind: &'static str) -> Result<Node, AddressError> {
+    match place {
+        Place::Single(node) => Ok(node),
+        _ => Err(AddressError::UnixInList(kind)),
+    }
+}
+
+fn written(text: &str) -> Result<Written, AddressError> {
+    for scheme in ["redis+unix:", "unix:"] {
+        if let Some(path) = text.strip_prefix(scheme) {
+            return unix(path.strip_prefix("//").unwrap_or(path)).map(plain);
+        }
+    }
+    if text.starts_with('/') {
+        return unix(text).map(plain);
+    }
+    if text.starts_with("redis://") || text.starts_with("rediss://") {
+        return url(text);
+    }
+    let Some((host, port)) = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()) else {
+        let is_host = !text.is_empty() && !text.contains(['/', '@', ':', '[', ' ', ',']);
+        return Err(if is_host { AddressError::NoPort(text.to_owned()) } else { AddressError::Form(hidden(text)) });
+    };
+    let form = || AddressError::Form(hidden(text));
+    let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(form)?;
+    let host = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_ok() => inner,
+        None if !host.contains([':', '[', ']', '/', '@', ' ', ',']) => host,
+        _ => return Err(form()),
+    };
+    Ok(plain(Place::Single(Node { host: host.to_owned(), port })))
+}
+
+fn plain(place: Place) -> Written {
+    Written { place, database: 0, credentials: None, is_tls: false }
+}
+
+fn unix(path: &str) -> Result<Place, AddressError> {
+    let path = PathBuf::from(path);
+    match path.as_os_str().as_bytes() {
+        bytes if bytes.len() > PATH_BYTES_MAX => Err(AddressError::PathTooLong(bytes.len())),
+        bytes if bytes.ends_with(b"/") || path.file_name().is_none() => {
+            Err(AddressError::Form(hidden(&path.to_string_lossy())))
+        }
+        _ => Ok(Place::Unix(path)),
+    }
+}
+
+fn url(text: &str) -> Result<Written, AddressError> {
+    let info = text.into_connection_info().map_err(|_| AddressError::Url(hidden(text)))?;
+    let (host, port, is_tls) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => (host, *port, false),
+        ConnectionAddr::TcpTls { insecure: true, .. } => return Err(AddressError::Insecure(hidden(text))),
+        ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+        _ => return Err(AddressError::Url(hidden(text))),
+    };
+    let redis = info.redis_settings();
+    let credentials = match (redis.username(), redis.password()) {
+        (user, Some(password)) => Some(Credentials { user: user.map(str::to_owned), password: Secret::new(password) }),
+        // A user alone would be no login at all.
+        (Some(_), None) => return Err(AddressError::Url(hidden(text))),
+        (None, None) => None,
+    };
+    let database = redis.db();
+    if !(0..=DATABASE_MAX).contains(&database) {
+        return Err(AddressError::Database(database));
+    }
+    Ok(Written { place: Place::Single(Node { host: host.clone(), port }), database, credentials, is_tls })
+}
+
+/// The text without what may be a password: everything between the scheme and the last `@`.
+fn hidden(text: &str) -> String {
+    let Some((before, after)) = text.rsplit_once('@') else { return text.to_owned() };
+    let scheme = before.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
+    format!("{scheme}***@{after}")
+}
+
+#[cfg(test)]
+mod tests;
