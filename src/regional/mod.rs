@@ -11,6 +11,7 @@ pub mod breaker;
 pub mod call;
 pub mod cluster_slot;
 pub mod model;
+pub mod redis;
 pub mod region;
 pub mod replay;
 pub mod script;

@@ -1,0 +1,156 @@
+//! The only place that talks to Redis.
+//!
+//! Whoever asks gets an answer, or within the time it has set an [`OriginError`] that says why not. Without a connection
+//! that is at once: connecting is the business of a task in the background, never of a call. The client library neither
+//! reconnects nor limits times on its own here; only in a Cluster it follows slots that move.
+
+mod backoff;
+mod dial;
+mod error;
+mod lanes;
+mod link;
+mod script;
+mod sentinel;
+mod tls;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::task::AbortHandle;
+
+pub use crate::regional::redis::error::OriginError;
+pub use crate::regional::redis::lanes::{ConnectionStatus, Lane, LastError};
+pub use crate::regional::redis::script::Script;
+
+use crate::regional::redis::lanes::Lanes;
+use crate::settings::redis::RedisSettings;
+use crate::settings::redis_address::Place;
+
+/// The region's Redis. Cheap to clone; the connections close with the last clone.
+#[derive(Clone)]
+pub struct Redis {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    lanes: Arc<Lanes>,
+    connector: AbortHandle,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.connector.abort();
+    }
+}
+
+/// The servers behind a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Made anew at every start of a server: of the one, or of every primary of the Cluster, sorted.
+    pub run_ids: Vec<String>,
+    /// What they do when memory is full, each once, sorted.
+    pub maxmemory_policies: Vec<String>,
+}
+
+impl Identity {
+    /// A policy by which a server may throw counts away.
+    pub fn evicting_policy(&self) -> Option<&str> {
+        self.maxmemory_policies.iter().map(String::as_str).find(|policy| *policy != "noeviction")
+    }
+}
+
+impl Redis {
+    /// Starts to connect in the background and returns at once, also while Redis is down. Must be called on the runtime.
+    pub fn start(settings: RedisSettings) -> Redis {
+        let lanes = Lanes::new(settings);
+        let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
+        Redis { inner: Arc::new(Inner { lanes, connector }) }
+    }
+
+    /// Runs a script. All keys are in one slot of a Cluster: they share a hash tag.
+    pub async fn script(
+        &self,
+        lane: Lane,
+        script: &'static Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+        within: Duration,
+    ) -> Result<Value, OriginError> {
+        let live = self.inner.lanes.live(lane)?;
+        self.inner.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await
+    }
+
+    /// Runs commands, each where its key is, and answers in their order. One that is refused fails them all, but all
+    /// are sent.
+    pub async fn commands(&self, lane: Lane, commands: Vec<Cmd>, within: Duration) -> Result<Vec<Value>, OriginError> {
+        let live = self.inner.lanes.live(lane)?;
+        self.inner.lanes.answer(lane, &live, within, live.link.commands(commands)).await
+    }
+
+    /// Who answers. Another run id is another start, and perhaps other data.
+    pub async fn identity(&self, within: Duration) -> Result<Identity, OriginError> {
+        let lane = Lane::Replays;
+        let live = self.inner.lanes.live(lane)?;
+        let asking = async {
+            let server = live.link.info("server").await?;
+            let memory = live.link.info("memory").await?;
+            identity(&server, &memory)
+        };
+        self.inner.lanes.answer(lane, &live, within, asking).await
+    }
+
+    /// Makes fresh connections and puts them into use once they answer. For a breaker's probe, never for a request.
+    pub async fn probe(&self, within: Duration) -> Result<(), OriginError> {
+        let lanes = &self.inner.lanes;
+        let dialling = async { tokio::try_join!(dial::dial(lanes.settings()), dial::dial(lanes.settings())) };
+        let dialled = tokio::time::timeout(within, dialling).await;
+        let (checks, replays) = dialled.unwrap_or(Err(OriginError::Timeout { within }))?;
+        lanes.install(Lane::Checks, checks);
+        lanes.install(Lane::Replays, replays);
+        Ok(())
+    }
+
+    pub fn is_cluster(&self) -> bool {
+        matches!(self.inner.lanes.settings().place, Place::Cluster(_))
+    }
+
+    /// For metrics and for people.
+    pub fn status(&self) -> ConnectionStatus {
+        self.inner.lanes.status()
+    }
+}
+
+fn identity(server: &[String], memory: &[String]) -> Result<Identity, OriginError> {
+    let all = |texts: &[String], name: &str| -> Result<BTreeSet<String>, OriginError> {
+        let field = |text: &String| field(text, name).map(str::to_owned).ok_or(OriginError::BadReply);
+        texts.iter().map(field).collect()
+    };
+    Ok(Identity {
+        run_ids: all(server, "run_id")?.into_iter().collect(),
+        maxmemory_policies: all(memory, "maxmemory_policy")?.into_iter().collect(),
+    })
+}
+
+/// A line `name:value` of INFO.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_known_by_what_info_says() {
+        let server = |id: &str| format!("# Server\r\nredis_version:7.0.15\r\nrun_id:{id}\r\n");
+        let memory = |policy: &str| format!("# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:{policy}\r\n");
+        let all = identity(&[server("b"), server("a")], &[memory("noeviction"), memory("allkeys-lru")]).unwrap();
+        assert_eq!(all.run_ids, ["a", "b"]);
+        assert_eq!(all.evicting_policy(), Some("allkeys-lru"));
+        let one = identity(&[server("a")], &[memory("noeviction")]).unwrap();
+        assert_eq!(one.evicting_policy(), None);
+        assert_eq!(identity(&["x".into()], &[]), Err(OriginError::BadReply));
+    }
+}

@@ -1,0 +1,41 @@
+//! How long to wait before the next attempt to connect.
+
+use std::time::Duration;
+
+const FIRST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Doubles from 50 ms to a second; the first attempt waits for nothing.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    /// `luck` from 0 to 1 takes away up to half, so that processes that lost Redis together do not return together.
+    pub fn next(&mut self, luck: f64) -> Duration {
+        let now = self.next;
+        self.next = (now * 2).clamp(FIRST, LONGEST);
+        now.mul_f64(1.0 - luck.clamp(0.0, 1.0) / 2.0)
+    }
+
+    /// Connections have held for a while.
+    pub fn reset(&mut self) {
+        self.next = Duration::ZERO;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_second() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<_> = (0..8).map(|_| backoff.next(0.0).as_millis()).collect();
+        assert_eq!(waits, [0, 50, 100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(backoff.next(1.0), Duration::from_millis(500));
+        backoff.reset();
+        assert_eq!(backoff.next(0.5), Duration::ZERO);
+    }
+}

@@ -1,0 +1,142 @@
+//! Why the origin gave no answer.
+//!
+//! The rest of the program asks two things of a failure: what to call it in a metric ([`OriginError::reason`]), and
+//! whether the connection is still worth keeping ([`OriginError::verdict`]). Neither shows a password: texts come from
+//! the server and the system, and those of a login are not passed on.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError};
+use thiserror::Error;
+
+/// A call to the origin that failed.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum OriginError {
+    #[error("there is no connection to Redis now")]
+    Down,
+    #[error("Redis did not answer within {}", humantime::format_duration(*.within))]
+    Timeout { within: Duration },
+    #[error("Redis refused: {code} {text}")]
+    Refused { code: String, text: String },
+    #[error("the connection to Redis broke: {0}")]
+    Broken(String),
+    #[error("Redis answered with something else than was asked for")]
+    BadReply,
+}
+
+/// What a failure says about the connection that it came over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Keep,
+    /// Another might do better; this one serves until there is one.
+    Replace,
+    /// It is of no use any more.
+    TakeOut,
+}
+
+/// The code of a login that was refused, when the client library does not tell it.
+const WRONG_PASSWORD: &str = "WRONGPASS";
+
+impl OriginError {
+    /// One word for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            OriginError::Down => "down",
+            OriginError::Timeout { .. } => "timeout",
+            OriginError::Broken(_) => "io",
+            OriginError::BadReply => "reply",
+            OriginError::Refused { code, .. } => match code.as_str() {
+                "LOADING" => "loading",
+                "READONLY" | "MASTERDOWN" => "readonly",
+                "OOM" => "oom",
+                "NOAUTH" | "WRONGPASS" | "NOPERM" => "auth",
+                "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT" => "cluster",
+                _ => "other",
+            },
+        }
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        match self {
+            OriginError::Broken(_) => Verdict::TakeOut,
+            OriginError::Refused { code, .. } => match code.as_str() {
+                // The server is a replica now, or does not know us any more: another connect asks anew.
+                "READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS" => Verdict::TakeOut,
+                // Perhaps the password file has another user by now, or the slots have moved.
+                "NOPERM" | "MOVED" | "CLUSTERDOWN" => Verdict::Replace,
+                _ => Verdict::Keep,
+            },
+            OriginError::Timeout { .. } => Verdict::Replace,
+            OriginError::Down | OriginError::BadReply => Verdict::Keep,
+        }
+    }
+
+    /// The same failure, with the server that it is about.
+    pub(super) fn at(self, address: &dyn std::fmt::Display) -> OriginError {
+        match self {
+            OriginError::Refused { code, text } => OriginError::Refused { code, text: format!("{text} ({address})") },
+            OriginError::Broken(text) => OriginError::Broken(format!("{text} ({address})")),
+            other => other,
+        }
+    }
+}
+
+impl From<RedisError> for OriginError {
+    fn from(error: RedisError) -> OriginError {
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => OriginError::Refused {
+                code: WRONG_PASSWORD.into(),
+                text: "the user or password is wrong: see REDIS_AUTH and TIDEGATE_REDIS_AUTH_FILE".into(),
+            },
+            ErrorKind::Server(_) | ErrorKind::Extension => {
+                let code = error.code().unwrap_or("ERR").to_owned();
+                let text = error.detail().unwrap_or("without saying why").to_owned();
+                OriginError::Refused { code, text }
+            }
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => OriginError::BadReply,
+            _ => OriginError::Broken(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: &str) -> OriginError {
+        let error = redis::make_extension_error(code.to_owned(), Some("because".into()));
+        OriginError::from(error)
+    }
+
+    #[test]
+    fn failures_have_a_word_and_a_verdict() {
+        for (error, reason, verdict) in [
+            (OriginError::Down, "down", Verdict::Keep),
+            (OriginError::Timeout { within: Duration::from_millis(10) }, "timeout", Verdict::Replace),
+            (OriginError::BadReply, "reply", Verdict::Keep),
+            (OriginError::Broken("reset".into()), "io", Verdict::TakeOut),
+            (refused("LOADING"), "loading", Verdict::Keep),
+            (refused("READONLY"), "readonly", Verdict::TakeOut),
+            (refused("OOM"), "oom", Verdict::Keep),
+            (refused("MISCONF"), "other", Verdict::Keep),
+            (refused("NOAUTH"), "auth", Verdict::TakeOut),
+            (refused("NOPERM"), "auth", Verdict::Replace),
+            (refused("TRYAGAIN"), "cluster", Verdict::Keep),
+            (refused("CLUSTERDOWN"), "cluster", Verdict::Replace),
+        ] {
+            assert_eq!((error.reason(), error.verdict()), (reason, verdict), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_failure_says_what_the_server_said() {
+        assert_eq!(refused("MISCONF").to_string(), "Redis refused: MISCONF because");
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert_eq!(OriginError::from(RedisError::from(io)).reason(), "io");
+        let auth = RedisError::from((ErrorKind::AuthenticationFailed, "Password authentication failed"));
+        assert_eq!(OriginError::from(auth).reason(), "auth");
+        let slow = OriginError::Timeout { within: Duration::from_millis(10) };
+        assert_eq!(slow.to_string(), "Redis did not answer within 10ms");
+    }
+}

@@ -1,0 +1,232 @@
+//! The connections in use, and the task that keeps them there.
+//!
+//! Each lane has one connection or none, and whoever calls takes what is there. A connection that is of no use is taken
+//! out at once by whoever notices; one that is only doubted serves on until another has taken its place. The connector
+//! fills lanes that lack a connection, with a growing pause between attempts. No call ever waits for it.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::regional::redis::backoff::Backoff;
+use crate::regional::redis::dial::dial;
+use crate::regional::redis::error::{OriginError, Verdict};
+use crate::regional::redis::link::Link;
+use crate::settings::redis::RedisSettings;
+
+/// A lane whose connections break sooner than this is not well, even if connecting works.
+const STEADY: Duration = Duration::from_secs(1);
+/// A call that took too long raises doubts in a connection of at least this age. A younger one would fare no better.
+const DOUBTED_AFTER: Duration = Duration::from_secs(5);
+
+/// Which of the connections. A large replay never stands before a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    Checks,
+    Replays,
+}
+
+impl Lane {
+    pub const ALL: [Lane; 2] = [Lane::Checks, Lane::Replays];
+}
+
+/// A connection in use.
+pub struct Live {
+    pub link: Link,
+    id: u64,
+    since: Instant,
+    since_wall: SystemTime,
+    is_doubted: AtomicBool,
+}
+
+/// How the connections are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionStatus {
+    /// Without password.
+    pub address: String,
+    /// Since when every lane has its connection; `None` while one has none.
+    pub connected_since: Option<SystemTime>,
+    /// Connections made since the start, two at first.
+    pub connections: u64,
+    /// The last failure of a connection or an attempt at one, which may be long past.
+    pub last_error: Option<LastError>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastError {
+    pub text: String,
+    pub reason: &'static str,
+    pub at: SystemTime,
+}
+
+pub struct Lanes {
+    settings: RedisSettings,
+    checks: ArcSwapOption<Live>,
+    replays: ArcSwapOption<Live>,
+    is_lacking: Notify,
+    connections: AtomicU64,
+    last_error: Mutex<Option<LastError>>,
+}
+
+impl Lanes {
+    pub fn new(settings: RedisSettings) -> Arc<Lanes> {
+        Arc::new(Lanes {
+            settings,
+            checks: ArcSwapOption::empty(),
+            replays: ArcSwapOption::empty(),
+            is_lacking: Notify::new(),
+            connections: AtomicU64::new(0),
+            last_error: Mutex::new(None),
+        })
+    }
+
+    pub fn settings(&self) -> &RedisSettings {
+        &self.settings
+    }
+
+    fn slot(&self, lane: Lane) -> &ArcSwapOption<Live> {
+        match lane {
+            Lane::Checks => &self.checks,
+            Lane::Replays => &self.replays,
+        }
+    }
+
+    /// The lane's connection, if it has one now.
+    pub fn live(&self, lane: Lane) -> Result<Arc<Live>, OriginError> {
+        self.slot(lane).load_full().ok_or(OriginError::Down)
+    }
+
+    /// Waits for an answer, and draws from it what it says about the connection.
+    pub async fn answer<T>(
+        &self,
+        lane: Lane,
+        live: &Live,
+        within: Duration,
+        asking: impl Future<Output = Result<T, OriginError>>,
+    ) -> Result<T, OriginError> {
+        let answer = tokio::time::timeout(within, asking).await.unwrap_or(Err(OriginError::Timeout { within }));
+        match &answer {
+            Ok(_) if live.is_doubted.load(Ordering::Relaxed) => live.is_doubted.store(false, Ordering::Relaxed),
+            Ok(_) => {}
+            Err(error) => self.judge(lane, live, error),
+        }
+        answer
+    }
+
+    fn judge(&self, lane: Lane, live: &Live, error: &OriginError) {
+        let is_young = live.since.elapsed() < DOUBTED_AFTER;
+        match error.verdict() {
+            Verdict::Keep => {}
+            Verdict::Replace if is_young && matches!(error, OriginError::Timeout { .. }) => {}
+            // The other nodes of a Cluster may be well.
+            Verdict::TakeOut if !live.link.is_cluster() => self.take_out(lane, live.id, error),
+            Verdict::Replace | Verdict::TakeOut => {
+                if !live.is_doubted.swap(true, Ordering::Relaxed) {
+                    self.note(error);
+                    self.is_lacking.notify_one();
+                }
+            }
+        }
+    }
+
+    fn take_out(&self, lane: Lane, id: u64, error: &OriginError) {
+        let slot = self.slot(lane);
+        let current = slot.load_full();
+        if current.as_ref().is_some_and(|live| live.id == id) {
+            // Changes nothing if another has taken its place meanwhile.
+            slot.compare_and_swap(&current, None);
+            self.note(error);
+            self.is_lacking.notify_one();
+        }
+    }
+
+    /// Puts a connection into use. Calls that are on the one before may finish there.
+    pub fn install(self: &Arc<Lanes>, lane: Lane, link: Link) {
+        let id = self.connections.fetch_add(1, Ordering::Relaxed);
+        let gone = link.gone();
+        let live =
+            Live { link, id, since: Instant::now(), since_wall: SystemTime::now(), is_doubted: AtomicBool::new(false) };
+        self.slot(lane).store(Some(Arc::new(live)));
+        let lanes = Arc::downgrade(self);
+        tokio::spawn(async move {
+            gone.await;
+            if let Some(lanes) = Weak::upgrade(&lanes) {
+                lanes.take_out(lane, id, &OriginError::Broken("it was closed".into()));
+            }
+        });
+    }
+
+    fn is_lacking(&self, lane: Lane) -> bool {
+        self.slot(lane).load().as_ref().is_none_or(|live| live.is_doubted.load(Ordering::Relaxed))
+    }
+
+    /// Keeps the lanes filled, for good.
+    pub async fn keep_connected(self: Arc<Lanes>) {
+        let mut backoff = Backoff::default();
+        loop {
+            let full_since = Instant::now();
+            while !Lane::ALL.into_iter().any(|lane| self.is_lacking(lane)) {
+                self.is_lacking.notified().await;
+            }
+            if full_since.elapsed() >= STEADY {
+                backoff.reset();
+            }
+            tokio::time::sleep(backoff.next(rand::random())).await;
+            tokio::join!(self.fill(Lane::Checks), self.fill(Lane::Replays));
+        }
+    }
+
+    async fn fill(self: &Arc<Lanes>, lane: Lane) {
+        // Another may have filled it during the pause.
+        if !self.is_lacking(lane) {
+            return;
+        }
+        match dial(&self.settings).await {
+            Ok(link) => {
+                tracing::info!("connected to Redis at {} ({lane:?})", self.settings.place);
+                self.install(lane, link);
+            }
+            Err(error) => self.note(&error),
+        }
+    }
+
+    /// Remembers a failure, and logs it unless it is the same as before.
+    fn note(&self, error: &OriginError) {
+        let text = error.to_string();
+        let mut last = self.last_error.lock();
+        let is_news = last.as_ref().is_none_or(|last| last.text != text || last.at.elapsed().is_ok_and(is_long));
+        if is_news {
+            tracing::warn!("Redis at {}: {text}", self.settings.place);
+        }
+        // The time of what is said again and again is that of its last log line, or it would never be news.
+        let at = match last.as_ref() {
+            Some(last) if !is_news => last.at,
+            _ => SystemTime::now(),
+        };
+        *last = Some(LastError { text, reason: error.reason(), at });
+    }
+
+    pub fn status(&self) -> ConnectionStatus {
+        let lives = Lane::ALL.map(|lane| self.slot(lane).load_full());
+        let connected_since = match &lives {
+            [Some(checks), Some(replays)] => Some(checks.since_wall.max(replays.since_wall)),
+            _ => None,
+        };
+        ConnectionStatus {
+            address: self.settings.place.to_string(),
+            connected_since,
+            connections: self.connections.load(Ordering::Relaxed),
+            last_error: self.last_error.lock().clone(),
+        }
+    }
+}
+
+/// A failure that lasts is logged once in a while.
+fn is_long(since: Duration) -> bool {
+    since >= Duration::from_secs(60)
+}

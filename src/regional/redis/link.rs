@@ -1,0 +1,171 @@
+//! A connection that is up, to one server or to all nodes of a Cluster, and what can be asked over it.
+//!
+//! Nothing here has a time limit: a call is given up by its caller, and a dropped call leaves the connection whole.
+
+use std::future::Future;
+
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
+use redis::{Cmd, Pipeline, Value};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::regional::redis::error::OriginError;
+use crate::regional::redis::script::Script;
+
+/// Commands on their way to a Cluster at a time: each finds its node by itself.
+const CLUSTER_COMMANDS_AT_A_TIME: usize = 64;
+/// Commands of one pipeline: its replies are held until the last is there.
+const PIPELINE_COMMANDS_MAX: usize = 1000;
+
+pub enum Link {
+    Single {
+        connection: MultiplexedConnection,
+        driver: Driver,
+    },
+    /// Reconnects to its nodes by itself.
+    Cluster(ClusterConnection),
+}
+
+/// The task that reads and writes a connection: they end together.
+pub struct Driver {
+    task: AbortHandle,
+    /// Its other end is held by the task.
+    gone: watch::Receiver<()>,
+}
+
+impl Driver {
+    pub fn spawn(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
+        let (held, gone) = watch::channel(());
+        let task = tokio::spawn(async move {
+            driver.await;
+            drop(held);
+        });
+        Driver { task: task.abort_handle(), gone }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // By itself it would wait for answers that nobody wants any more.
+        self.task.abort();
+    }
+}
+
+impl Link {
+    pub fn is_cluster(&self) -> bool {
+        matches!(self, Link::Cluster(_))
+    }
+
+    /// Ends when the connection is gone; for a Cluster never, because it is not gone as a whole.
+    pub fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+        let gone = match self {
+            Link::Single { driver, .. } => Some(driver.gone.clone()),
+            Link::Cluster(_) => None,
+        };
+        async move {
+            match gone {
+                // Nothing is ever sent: this ends with the sender.
+                Some(mut gone) => while gone.changed().await.is_ok() {},
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// One command, to the node of its key.
+    pub async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
+        let answer = match self {
+            Link::Single { connection, .. } => connection.clone().send_packed_command(command).await,
+            Link::Cluster(connection) => connection.clone().req_packed_command(command).await,
+        };
+        Ok(answer?.extract_error()?)
+    }
+
+    /// Of a Cluster any one node: it must not fail as a whole because one is down.
+    pub async fn ping(&self) -> Result<(), OriginError> {
+        match self {
+            Link::Single { .. } => self.query(&redis::cmd("PING")).await?,
+            Link::Cluster(connection) => {
+                let anywhere = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+                connection.clone().route_command(redis::cmd("PING"), anywhere).await?.extract_error()?
+            }
+        };
+        Ok(())
+    }
+
+    /// Runs a script by its digest, and with its source where it is not known yet, which also makes it known.
+    pub async fn script(&self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Result<Value, OriginError> {
+        let command = |verb: &str, what: &str| {
+            let mut command = redis::cmd(verb);
+            command.arg(what).arg(keys.len()).arg(keys).arg(args);
+            command
+        };
+        match self.query(&command("EVALSHA", script.hash())).await {
+            Err(OriginError::Refused { code, .. }) if code == "NOSCRIPT" => {
+                self.query(&command("EVAL", script.source())).await
+            }
+            other => other,
+        }
+    }
+
+    /// All commands, with their answers in the same order. The first that is refused fails them, but all are sent.
+    pub async fn commands(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, OriginError> {
+        let answers = match self {
+            Link::Single { connection, .. } => pipelined(connection.clone(), &commands).await?,
+            Link::Cluster(connection) => scattered(connection, commands).await?,
+        };
+        answers.into_iter().map(|answer| Ok(answer.extract_error()?)).collect()
+    }
+
+    /// A section of INFO, from the server or from every primary of the Cluster.
+    pub async fn info(&self, section: &str) -> Result<Vec<String>, OriginError> {
+        let command = redis::cmd("INFO").arg(section).to_owned();
+        let answers = match self {
+            Link::Single { .. } => vec![self.query(&command).await?],
+            Link::Cluster(connection) => {
+                let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+                match connection.clone().route_command(command, primaries).await?.extract_error()? {
+                    Value::Map(answers) => answers.into_iter().map(|(_, answer)| answer).collect(),
+                    _ => return Err(OriginError::BadReply),
+                }
+            }
+        };
+        let text = |answer| redis::from_redis_value(answer).map_err(|_| OriginError::BadReply);
+        answers.into_iter().map(text).collect()
+    }
+}
+
+async fn pipelined(mut connection: MultiplexedConnection, commands: &[Cmd]) -> Result<Vec<Value>, OriginError> {
+    let mut answers = Vec::with_capacity(commands.len());
+    for some in commands.chunks(PIPELINE_COMMANDS_MAX) {
+        let mut pipeline = Pipeline::with_capacity(some.len());
+        for command in some {
+            pipeline.add_command(command.clone());
+        }
+        answers.extend(connection.send_packed_commands(&pipeline, 0, some.len()).await?);
+    }
+    Ok(answers)
+}
+
+async fn scattered(connection: &ClusterConnection, commands: Vec<Cmd>) -> Result<Vec<Value>, OriginError> {
+    let mut answers = vec![Value::Nil; commands.len()];
+    let mut under_way = JoinSet::new();
+    let mut commands = commands.into_iter().enumerate();
+    loop {
+        while under_way.len() < CLUSTER_COMMANDS_AT_A_TIME {
+            let Some((place, command)) = commands.next() else { break };
+            let mut connection = connection.clone();
+            under_way.spawn(async move { (place, connection.req_packed_command(&command).await) });
+        }
+        match under_way.join_next().await {
+            Some(Ok((place, answer))) => match answers.get_mut(place) {
+                Some(slot) => *slot = answer?,
+                None => return Err(OriginError::BadReply),
+            },
+            // Stopped with the runtime.
+            Some(Err(_)) => return Err(OriginError::Down),
+            None => return Ok(answers),
+        }
+    }
+}
