@@ -17,15 +17,22 @@ use crate::cli::check::{counts, plural, print};
 use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::observe::logging;
+use crate::regional::call::ProcessId;
+use crate::regional::keying::Keying;
+use crate::regional::redis::Redis;
+use crate::regional::region::RegionOptions;
 use crate::server::admin::Admin;
 use crate::server::connection::{self, ConnectionBounds, GrpcPort};
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::{self, Drainer, Phase};
 use crate::server::listener::{GrpcListener, UnixSocket};
+use crate::server::regional::Regional;
 use crate::server::reload::{self, Reloader};
 use crate::server::service::Service;
 use crate::server::tls::Tls;
 use crate::server::{grpc, http};
+use crate::settings::redis::RedisSettings;
+use crate::settings::secret::Secret;
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
 use crate::sources::changes::Changes;
 use crate::sources::config::now_s;
@@ -40,12 +47,19 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     if let Some(warning) = flags.tls.warning() {
         tracing::warn!("{warning}");
     }
-    let engine = Engine::new(settings.keys_max);
+    if let Some(warning) = flags.redis.warning() {
+        tracing::warn!("{warning}");
+    }
+    let engine = match &settings.redis {
+        Some(redis) => Engine::shared(settings.keys_max, redis.slack),
+        None => Engine::new(settings.keys_max),
+    };
     let reloader = Reloader {
         location: flags.rules.location(),
         options: flags.rules.options(),
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
+        has_secret: settings.secret.is_some(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
     // Before the first load, which takes its time: a signal that comes meanwhile must not end the process by default.
@@ -140,6 +154,7 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
     let addresses = (grpc_listener.address()?, http_listener.local_addr()?, admin_listener.local_addr()?);
 
     let service = reloader.service.clone();
+    let regional = settings.redis.clone().map(|redis| join_region(&service, redis, settings.secret.clone()));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
     health.report(&service).await;
     let (drainer, drain) = drain::channel();
@@ -189,6 +204,9 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
         if timeout(settings.drain_timeout, all).await.is_err() {
             tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
         }
+        if let Some(regional) = &regional {
+            regional.leave().await;
+        }
     };
     tokio::select! {
         () = finished => {}
@@ -196,6 +214,20 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Shares the counts with the other processes of the region from now on.
+fn join_region(service: &Arc<Service>, redis: RedisSettings, secret: Option<Secret>) -> Arc<Regional> {
+    let options = RegionOptions {
+        process: ProcessId(rand::random()),
+        keying: Keying::new(secret.unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())))),
+        is_cluster: false,
+        seed: rand::random(),
+    };
+    let deadline = redis.origin_deadline;
+    let regional = Regional::start(service.engine().clone(), Redis::start(redis), options, deadline);
+    service.join(regional.clone());
+    regional
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.

@@ -9,5 +9,6 @@ pub mod labels;
 pub mod logging;
 pub mod outcome;
 pub mod process;
+pub mod regional;
 pub mod scrape;
 pub mod stripes;

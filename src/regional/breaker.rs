@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn only_a_probe_closes_it() {
         let mut breaker = Breaker::default();
-        (0..3).for_each(|at_us| drop(breaker.record(false, at_us)));
+        (0..3).for_each(|at_us| assert_eq!(breaker.record(false, at_us), at_us == 2));
         breaker.record(true, 10);
         assert!(breaker.is_open() && !breaker.wants_probe(100));
         assert!(breaker.wants_probe(300_000));

@@ -4,16 +4,15 @@
 //! of the few that have to ask. What to send, when, and what an answer means is decided by state machines that are given
 //! the time and the events: [`asks`] (who waits for which key, and what goes together), [`replay`] (what the origin has not
 //! heard of), [`breaker`] (whether it is worth asking), all held together by [`region`]. Only `redis/` talks to a server,
-//! and [`driver`] connects the two. The simulator runs the same state machines against [`model`].
+//! and `server/regional.rs` connects the two. The simulator runs the same state machines against [`model`].
 
 pub mod asks;
 pub mod breaker;
 pub mod call;
 pub mod cluster_slot;
+pub mod keying;
 pub mod model;
 pub mod redis;
 pub mod region;
 pub mod replay;
 pub mod script;
-pub mod secret;
-pub mod stats;

@@ -642,7 +642,8 @@ mod tests {
         let decided = |origin: &mut Origin, needs: &[Need]| {
             let call = Call { parts: parts.clone(), ..check(A, fixed(told(0)), &[ask(needs)]) };
             let reply = origin.call(&call, TIME_MS);
-            (reply.verdicts[0].is_admitted, reply.verdicts[0].over.to_vec(), reply.parts.map_sums())
+            let sums: Vec<u64> = reply.parts.iter().map(|cells| cells[0].sum).collect();
+            (reply.verdicts[0].is_admitted, reply.verdicts[0].over.to_vec(), sums)
         };
         assert_eq!(decided(&mut origin, &[quota(0, 2, 1, 0), quota(1, 1, 1, 1)]), (true, vec![0], vec![0, 1]));
         origin.clear();
@@ -651,17 +652,6 @@ mod tests {
         assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), quota(1, 2, 1, 0)]), (false, vec![1], vec![0, 0]));
         let alone = Need { part: 1, ..need(1, 0) };
         assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), alone]), (false, vec![1], vec![0, 0]));
-    }
-
-    /// The sums of the newest cells.
-    trait MapSums {
-        fn map_sums(&self) -> Vec<u64>;
-    }
-
-    impl MapSums for Vec<SmallVec<[Heard; 2]>> {
-        fn map_sums(&self) -> Vec<u64> {
-            self.iter().map(|cells| cells[0].sum).collect()
-        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -19,9 +19,9 @@ use crate::engine::{Asked, Engine, Inquiry};
 use crate::regional::asks::{AskId, AskOutcome, Asks, Waiting};
 use crate::regional::breaker::Breaker;
 use crate::regional::call::{Ask, Call, Heard, Measure, Need, OriginKey, Part, ProcessId, Reply, Told};
+use crate::regional::keying::Keying;
 use crate::regional::replay::{self, Batch, FLUSH_INTERVAL_US, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US};
-use crate::regional::secret::Keying;
-use crate::regional::stats::{Operation, RegionStats};
+
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
@@ -45,6 +45,26 @@ impl Now {
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub u64);
+
+/// What a call to the origin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Check,
+    Replay,
+    Beat,
+}
+
+impl Operation {
+    pub const ALL: [Operation; 3] = [Operation::Check, Operation::Replay, Operation::Beat];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Operation::Check => "check",
+            Operation::Replay => "replay",
+            Operation::Beat => "beat",
+        }
+    }
+}
 
 /// A call to make.
 #[derive(Clone, Debug)]
@@ -142,7 +162,8 @@ pub struct Region {
     live: AtomicU32,
     /// What requests need to know of the breaker, without the lock.
     may_ask: AtomicBool,
-    pub stats: RegionStats,
+    /// Hits that were pending when the last flush began.
+    pending_hits: AtomicU64,
 }
 
 /// How long a cell outlives its window at the origin: clocks differ.
@@ -171,7 +192,7 @@ impl Region {
             state: Mutex::new(state),
             live: AtomicU32::new(1),
             may_ask: AtomicBool::new(true),
-            stats: RegionStats::default(),
+            pending_hits: AtomicU64::new(0),
         }
     }
 
@@ -267,6 +288,11 @@ impl Region {
         state.replays_under_way > 0 || !self.table().grown().all.is_empty() || !state.under_way.is_empty()
     }
 
+    /// Hits that were pending when the last flush began.
+    pub fn pending_hits(&self) -> u64 {
+        self.pending_hits.load(Ordering::Relaxed)
+    }
+
     /// How long something has been pending that the origin does not know of.
     pub fn lag_us(&self, now: Now) -> u64 {
         self.state.lock().behind_since_us.map_or(0, |since_us| now.mono_us.saturating_sub(since_us))
@@ -301,7 +327,7 @@ impl Region {
 
     /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide the
     /// rest among fewer. None if a message may still be under way that would then count anew.
-    pub fn fields(&self, now: Now) -> Vec<Told3> {
+    pub fn fields(&self, now: Now) -> Vec<Field> {
         let is_late = |since_us: u64| now.mono_us < since_us + LATE_US;
         if self.state.lock().unanswered_us.is_some_and(is_late) {
             return Vec::new();
@@ -684,6 +710,7 @@ impl Region {
         }
         if queue.is_empty() && state.replays_under_way == 0 {
             state.behind_since_us = None;
+            self.pending_hits.store(0, Ordering::Relaxed);
             return Effects::default();
         }
         state.behind_since_us.get_or_insert(now.mono_us);
@@ -693,6 +720,7 @@ impl Region {
         let mut effects = Effects::default();
         let mut batch = Batch::default();
         let mut kept = Vec::new();
+        let mut pending_hits = 0;
         // What comes in meanwhile is for the next flush.
         for _ in 0..queue.len() {
             if batch.parts.len() >= replay::PARTS_MAX * (MESSAGES_MAX - state.replays_under_way) {
@@ -702,7 +730,10 @@ impl Region {
             let mut shard = self.table().lock(at.shard);
             match self.take(&mut shard, at, now) {
                 Taken::Nothing => {}
-                Taken::Part(part) => batch.push(at, part),
+                Taken::Part(part) => {
+                    pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
+                    batch.push(at, part);
+                }
                 Taken::Unseated(asked) => {
                     drop(shard);
                     if state.checks.is_open() {
@@ -715,6 +746,9 @@ impl Region {
         }
         for at in kept {
             self.enqueue(at);
+        }
+        if is_all {
+            self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
         let slot_of = |part: &Part| crate::regional::cluster_slot::cluster_slot(&part.key);
         for Batch { slots, parts } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
@@ -791,8 +825,8 @@ impl Region {
     }
 }
 
-/// A cell by key and sequence; a bucket has none.
-pub type Told3 = (OriginKey, Option<u64>);
+/// A cell that this process has a field in, by key and sequence; a bucket has no sequence.
+pub type Field = (OriginKey, Option<u64>);
 
 /// What became of a slot in the queue.
 enum Taken {

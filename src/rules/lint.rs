@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::request::Bounds;
 use crate::rules::file::{DescriptorFile, DomainFile};
 use crate::rules::policy::{Algorithm, OnOutage, Scope};
-use crate::rules::problem::Problems;
-use crate::rules::{Domain, Ruleset};
+use crate::rules::problem::{Problem, Problems, Severity};
+use crate::rules::{Domain, Loaded, Ruleset};
 
 /// Warnings that the files as written give rise to.
 pub fn lint(files: &[DomainFile], problems: &mut Problems) {
@@ -73,9 +73,24 @@ fn descriptor_lint(
     }
 }
 
-/// What this process can't do for the rules, as one sentence each: there is no store to share counts through, so every
-/// scope is this process and no outage can happen.
-pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
+/// Refuses rules with sensitive keys, whose values would leave the process and must not be guessed from their digests.
+pub fn refuse_sensitive(loaded: &mut Loaded) {
+    let Some(ruleset) = &loaded.ruleset else { return };
+    let is_sensitive = |domain: &&Domain| domain.has_sensitive_keys();
+    let Some(rule) = ruleset.domains().filter(is_sensitive).find_map(|domain| domain.rules().next()) else { return };
+    loaded.problems.push(Problem {
+        place: rule.at.clone(),
+        severity: Severity::Error,
+        message: "this domain has sensitive keys, and counts are shared through Redis without a secret to hide them by"
+            .into(),
+        help: "name a file with --secret-file (TIDEGATE_SECRET_FILE), the same for all processes".into(),
+    });
+    loaded.ruleset = None;
+}
+
+/// What this process can't do for the rules, as one sentence each. Without a store to share counts through, every scope is
+/// this process and no outage can happen; with one, the widest scope is the region, and memory decides in an outage.
+pub fn not_honoured(ruleset: &Ruleset, is_shared: bool) -> Vec<String> {
     let limits = || {
         ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
     };
@@ -90,6 +105,7 @@ pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
         }
     };
     let with_scope = limits().filter(|(_, limit)| match limit.policy.scope {
+        Some(Scope::Regional) if is_shared => false,
         // What `gcra` and `exact_window` default to, so nobody asked for it.
         Some(Scope::Regional) => matches!(limit.terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow),
         scope => matches!(scope, Some(Scope::Global | Scope::Split | Scope::Strict)),
@@ -97,15 +113,21 @@ pub fn not_honoured(ruleset: &Ruleset) -> Vec<String> {
     say(
         "scope",
         with_scope.map(|(rule, _)| &*rule.id).collect(),
-        "counts are not shared, every limit holds for this process alone",
+        match is_shared {
+            true => "counts are shared within the region, every limit holds for all of its processes together",
+            false => "counts are not shared, every limit holds for this process alone",
+        },
     );
     let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local);
     say(
         "on_outage",
         with_outage.map(|(rule, _)| &*rule.id).collect(),
-        "decisions are made from memory, there is nothing whose outage could matter",
+        match is_shared {
+            true => "when Redis gives no answer, decisions are made from memory",
+            false => "decisions are made from memory, there is nothing whose outage could matter",
+        },
     );
-    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some());
+    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && !is_shared);
     say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "every decision is exact");
     sentences
 }

@@ -137,7 +137,7 @@ fn is_without_message(response: &Response<Body>) -> bool {
 }
 
 /// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. What can't be read is no timeout.
-fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
+pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {

@@ -1,7 +1,6 @@
 //! The gRPC port: RateLimitService v3, health and reflection.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,8 +17,8 @@ use tonic::{Request, Response, Status};
 use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
 use tonic_health::server::HealthReporter;
 
-use crate::server::call::Calls;
-use crate::server::service::{NoAnswer, Service};
+use crate::server::call::{Calls, grpc_timeout};
+use crate::server::service::{Answer, Answered, NoAnswer, Service};
 use crate::server::skim::Announced;
 
 /// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
@@ -72,13 +71,44 @@ struct ShouldRateLimit(Arc<Service>);
 
 impl UnaryService<RateLimitRequest> for ShouldRateLimit {
     type Response = RateLimitResponse;
-    type Future = Ready<Result<Response<RateLimitResponse>, Status>>;
+    type Future = Answering;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        ready(match self.0.answer(request.get_ref()) {
-            Ok(answer) => Ok(Response::new(answer.response)),
-            Err(error) => Err(status(&error)),
-        })
+        match self.0.answer(request.get_ref()) {
+            Ok(Answered::Now(answer)) => Answering::Now(Some(Ok(answer))),
+            Err(error) => Answering::Now(Some(Err(error))),
+            Ok(Answered::Later(later)) => {
+                let service = self.0.clone();
+                let timeout = grpc_timeout(request.metadata().as_ref());
+                Answering::Later(Box::pin(
+                    async move { service.answer_later(request.get_ref(), *later, timeout).await },
+                ))
+            }
+        }
+    }
+}
+
+/// An answer that is there, or one that waits for the origin.
+enum Answering {
+    Now(Option<Result<Answer, NoAnswer>>),
+    Later(Pin<Box<dyn Future<Output = Result<Answer, NoAnswer>> + Send>>),
+}
+
+impl Future for Answering {
+    type Output = Result<Response<RateLimitResponse>, Status>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let answered = match self.get_mut() {
+            Answering::Now(answered) => match answered.take() {
+                Some(answered) => answered,
+                None => return Poll::Pending,
+            },
+            Answering::Later(answering) => match answering.as_mut().poll(context) {
+                Poll::Ready(answered) => answered,
+                Poll::Pending => return Poll::Pending,
+            },
+        };
+        Poll::Ready(answered.map(|answer| Response::new(answer.response)).map_err(|error| status(&error)))
     }
 }
 

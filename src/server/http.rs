@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::observe::outcome::Failure;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
-use crate::server::service::Service;
+use crate::server::service::{Answered, Service};
 use crate::server::skim::Announced;
 use crate::server::{connection, grpc};
 
@@ -119,7 +119,12 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
         Ok(message) => message,
         Err(error) => return port.refuse(Failure::Malformed, &error),
     };
-    let answer = match port.service.answer(&message) {
+    let answered = match port.service.answer(&message) {
+        Ok(Answered::Now(answer)) => Ok(answer),
+        Ok(Answered::Later(later)) => port.service.answer_later(&message, *later, None).await,
+        Err(error) => Err(error),
+    };
+    let answer = match answered {
         Ok(answer) => answer,
         Err(error) => return bad_request(&error.to_string()),
     };

@@ -15,6 +15,7 @@ pub mod log_budget;
 pub mod metadata;
 pub mod named_clients;
 pub mod preface;
+pub mod regional;
 pub mod reload;
 pub mod service;
 pub mod skim;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::rules::lint::not_honoured;
+use crate::rules::lint;
 use crate::rules::problem::{Problem, Severity};
 use crate::rules::{Options, Ruleset};
 use crate::server::service::Service;
@@ -23,6 +23,8 @@ pub struct Reloader {
     pub options: Options,
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
+    /// Sensitive values can leave the process as keyed digests.
+    pub has_secret: bool,
 }
 
 impl Reloader {
@@ -31,7 +33,10 @@ impl Reloader {
     /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
     pub fn load(&self) -> Result<Vec<Problem>, Vec<Problem>> {
         let began = Instant::now();
-        let loaded = files::load(&self.location, &self.options);
+        let mut loaded = files::load(&self.location, &self.options);
+        if self.service.engine().table().is_shared() && !self.has_secret {
+            lint::refuse_sensitive(&mut loaded);
+        }
         match loaded.ruleset {
             Some(ruleset) => {
                 self.install(ruleset, loaded.problems.clone(), began);
@@ -52,7 +57,8 @@ impl Reloader {
 
     /// What this process can't do for the rules in force, a sentence each.
     pub fn not_honoured(&self) -> Vec<String> {
-        self.service.in_force().map(|in_force| not_honoured(&in_force.ruleset)).unwrap_or_default()
+        let is_shared = self.service.engine().table().is_shared();
+        self.service.in_force().map(|in_force| lint::not_honoured(&in_force.ruleset, is_shared)).unwrap_or_default()
     }
 
     /// Loads the rules again and logs what came of it.

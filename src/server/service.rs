@@ -1,20 +1,24 @@
-//! The service behind every port: from a message to its answer, without waiting.
+//! The service behind every port: from a message to its answer, without waiting, unless the origin has to be asked.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::engine::{Engine, Modes};
+use crate::engine::decide::{Asking, Consult};
+use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
 use crate::observe::hits::HitMetrics;
 use crate::observe::outcome::{Failure, Outcomes};
-use crate::request::{Bounds, Refused};
+use crate::observe::regional::DecidedBy;
+use crate::regional::asks::AskOutcome;
+use crate::request::{Bounds, Refused, Request};
 use crate::rules::Ruleset;
 use crate::server::arrival::Arrivals;
+use crate::server::regional::Regional;
 use crate::server::skim::Announced;
 use crate::server::wire::{self, AnswerOptions};
 
@@ -39,7 +43,7 @@ pub struct InForce {
 /// Everything that a request needs, shared by all ports.
 #[derive(Debug)]
 pub struct Service {
-    engine: Engine,
+    engine: Arc<Engine>,
     /// The rules in force. A request takes one look and keeps to what it saw.
     in_force: ArcSwapOption<InForce>,
     /// Rules that were replaced and may still be seen by a request. Dropped here, because a large ruleset takes
@@ -49,6 +53,8 @@ pub struct Service {
     in_flight: AtomicUsize,
     arrivals: Arrivals,
     outcomes: Outcomes,
+    /// Set once, when counts are shared with other processes.
+    regional: OnceLock<Arc<Regional>>,
 }
 
 /// Why there is no answer.
@@ -83,6 +89,22 @@ pub struct Answer {
     pub retry_after_s: Option<u64>,
 }
 
+/// What a first look at a request came to.
+#[derive(Debug)]
+pub enum Answered {
+    Now(Answer),
+    /// The origin has to be asked.
+    Later(Box<Later>),
+}
+
+/// A request that has to ask.
+#[derive(Debug)]
+pub struct Later {
+    rules: Arc<InForce>,
+    inquiry: Inquiry,
+    began: Instant,
+}
+
 /// A request that is open, for as long as this lives.
 #[derive(Debug)]
 pub struct InFlight(Arc<Service>);
@@ -96,14 +118,25 @@ impl Drop for InFlight {
 impl Service {
     pub fn new(engine: Engine, options: ServiceOptions) -> Service {
         Service {
-            engine,
+            engine: Arc::new(engine),
             in_force: ArcSwapOption::empty(),
             retired: Mutex::default(),
             options,
             in_flight: AtomicUsize::new(0),
             arrivals: Arrivals::default(),
             outcomes: Outcomes::default(),
+            regional: OnceLock::new(),
         }
+    }
+
+    /// Takes part in a region from now on.
+    pub fn join(&self, regional: Arc<Regional>) {
+        // Once at most.
+        let _ = self.regional.set(regional);
+    }
+
+    pub fn regional(&self) -> Option<&Arc<Regional>> {
+        self.regional.get()
     }
 
     /// Puts rules into force. Requests that are being decided finish with those they began with.
@@ -134,7 +167,7 @@ impl Service {
         self.in_force.load().is_some()
     }
 
-    pub fn engine(&self) -> &Engine {
+    pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
@@ -182,19 +215,68 @@ impl Service {
         announced.check(&self.options.bounds).map_err(|refused| self.fail(refused.into()))
     }
 
-    /// Answers a request.
-    pub fn answer(&self, message: &RateLimitRequest) -> Result<Answer, NoAnswer> {
+    /// Answers a request, if memory can.
+    pub fn answer(&self, message: &RateLimitRequest) -> Result<Answered, NoAnswer> {
         let began = Instant::now();
-        let options = &self.options;
-        let request = wire::request(message, &options.bounds).map_err(|refused| self.fail(refused.into()))?;
+        let request = wire::request(message, &self.options.bounds).map_err(|refused| self.fail(refused.into()))?;
         let in_force = self.in_force.load();
-        let Some(InForce { ruleset, hits }) = in_force.as_deref() else { return Err(self.fail(NoAnswer::NoRules)) };
-        let decision = self.engine.decide(ruleset, &request, options.modes, wall_ms());
-        let response = wire::response(message, &request, &decision, ruleset, &options.answers);
-        hits.record(&request, &decision, options.near_limit_ratio);
-        let answer = Answer { response, retry_after_s: wire::retry_after_s(&decision, &options.answers) };
-        self.outcomes.record(&decision, began.elapsed());
-        Ok(answer)
+        let Some(rules) = in_force.as_ref() else { return Err(self.fail(NoAnswer::NoRules)) };
+        let consult = self.regional.get().map(|regional| (regional, regional.consult(began)));
+        let may_know = consult.as_ref().map_or(&Consult::ALONE, |(_, consult)| consult);
+        match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), may_know) {
+            Attempt::Decided(decision) => {
+                if let Some((regional, consult)) = &consult {
+                    regional.decided(consult, &self.engine);
+                }
+                Ok(Answered::Now(self.conclude(message, &request, rules, &decision, began)))
+            }
+            Attempt::Asks(inquiry) => Ok(Answered::Later(Box::new(Later { rules: rules.clone(), inquiry, began }))),
+        }
+    }
+
+    /// Answers a request that has to ask the origin first, by the same rules as its first look.
+    pub async fn answer_later(
+        &self,
+        message: &RateLimitRequest,
+        later: Later,
+        grpc_timeout: Option<Duration>,
+    ) -> Result<Answer, NoAnswer> {
+        let Later { rules, mut inquiry, began } = later;
+        let request = wire::request(message, &self.options.bounds).map_err(|refused| self.fail(refused.into()))?;
+        let Some(regional) = self.regional.get() else { return Err(self.fail(NoAnswer::NoRules)) };
+        let deadline = regional.deadline(began, grpc_timeout);
+        loop {
+            let outcome = regional.ask(inquiry, deadline).await;
+            let (asking, by) = match &outcome {
+                AskOutcome::Settled(settled) => (Asking::Settled(settled), DecidedBy::Origin),
+                AskOutcome::Again if Instant::now() < deadline => (regional.region().asking(), DecidedBy::Memory),
+                AskOutcome::Again | AskOutcome::NoAnswer => (Asking::Never, DecidedBy::Outage),
+            };
+            let consult = Consult { asking, is_again: true, ..regional.consult(Instant::now()) };
+            match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), &consult) {
+                Attempt::Decided(decision) => {
+                    regional.metrics.decided(by);
+                    return Ok(self.conclude(message, &request, &rules, &decision, began));
+                }
+                Attempt::Asks(again) => inquiry = again,
+            }
+        }
+    }
+
+    fn conclude(
+        &self,
+        message: &RateLimitRequest,
+        request: &Request<'_>,
+        InForce { ruleset, hits }: &InForce,
+        decision: &Decision<'_>,
+        began: Instant,
+    ) -> Answer {
+        let options = &self.options;
+        let response = wire::response(message, request, decision, ruleset, &options.answers);
+        hits.record(request, decision, options.near_limit_ratio);
+        let answer = Answer { response, retry_after_s: wire::retry_after_s(decision, &options.answers) };
+        self.outcomes.record(decision, began.elapsed());
+        answer
     }
 }
 

@@ -4,29 +4,12 @@
 //! values of sensitive keys are few enough to be guessed (addresses, tokens of a known form), so their digest is keyed by a
 //! secret that all processes share.
 
-use std::fmt;
-
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::engine::key::Key;
 use crate::regional::call::OriginKey;
-
-/// The content of `TIDEGATE_SECRET_FILE`. Never shown.
-#[derive(Clone)]
-pub struct Secret(Box<[u8]>);
-
-impl Secret {
-    pub fn new(bytes: impl Into<Box<[u8]>>) -> Secret {
-        Secret(bytes.into())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
+use crate::settings::secret::Secret;
 
 /// Names keys.
 #[derive(Clone, Debug)]
@@ -50,7 +33,9 @@ impl Keying {
             digest.update(key.identifier);
             return head(&digest.finalize());
         }
-        let Ok(mut keyed) = Hmac::<Sha256>::new_from_slice(&self.secret.0) else { unreachable!("any length will do") };
+        let Ok(mut keyed) = Hmac::<Sha256>::new_from_slice(self.secret.expose().as_bytes()) else {
+            unreachable!("any length will do")
+        };
         fixed.iter().for_each(|part| keyed.update(part));
         keyed.update(key.identifier);
         head(&keyed.finalize().into_bytes())
@@ -63,21 +48,21 @@ mod tests {
     use crate::rules::limit::{Space, Terms};
     use crate::rules::policy::Algorithm;
 
-    fn name(identifier: &[u8], is_sensitive: bool, secret: &[u8]) -> OriginKey {
+    fn name(identifier: &[u8], is_sensitive: bool, secret: &str) -> OriginKey {
         let terms = Terms { limit: 1, window_ms: 1000, algorithm: Algorithm::SlidingWindow, burst: 1 };
         Keying::new(Secret::new(secret)).origin_key(&Key::new(Space::new("d", "r"), &terms, identifier), is_sensitive)
     }
 
     #[test]
     fn names_are_alike_everywhere_and_differ_by_identifier() {
-        assert_eq!(name(b"a", false, b"1"), name(b"a", false, b"2"));
-        assert_ne!(name(b"a", false, b""), name(b"b", false, b""));
+        assert_eq!(name(b"a", false, "1"), name(b"a", false, "2"));
+        assert_ne!(name(b"a", false, ""), name(b"b", false, ""));
     }
 
     #[test]
     fn sensitive_names_hang_on_the_secret() {
-        assert_eq!(name(b"a", true, b"1"), name(b"a", true, b"1"));
-        assert_ne!(name(b"a", true, b"1"), name(b"a", true, b"2"));
-        assert_ne!(name(b"a", true, b"1"), name(b"a", false, b"1"));
+        assert_eq!(name(b"a", true, "1"), name(b"a", true, "1"));
+        assert_ne!(name(b"a", true, "1"), name(b"a", true, "2"));
+        assert_ne!(name(b"a", true, "1"), name(b"a", false, "1"));
     }
 }

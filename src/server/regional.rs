@@ -1,0 +1,336 @@
+//! The region's state machines, brought to life: clocks, timers, connections, and the requests that wait.
+//!
+//! A request that has to ask waits here, for one deadline in all. The call that it caused is a task of its own: others
+//! may be in the same call, so it does not end with the request. Flushes, heartbeats and probes run beside, and none of
+//! them is ever waited for by a request.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{sleep, sleep_until, timeout_at};
+
+use crate::engine::decide::{Asking, Consult, Why};
+use crate::engine::{Engine, Inquiry};
+use crate::observe::regional::{DecidedBy, RegionalMetrics};
+use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::redis::{Lane, OriginError, Redis, Script};
+use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, RegionOptions};
+use crate::regional::script;
+use crate::server::service::wall_ms;
+
+static ORIGIN: Script = Script::new(script::ORIGIN);
+static BEAT: Script = Script::new(script::BEAT);
+
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Until the first heartbeat has been answered.
+const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
+const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How often somebody looks whether a probe is due.
+const PROBE_LOOK: Duration = Duration::from_millis(50);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a clean stop goes on telling what is pending.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Fields that are taken out in one pipeline.
+const LEAVE_CHUNK: usize = 1000;
+/// The caller has this long for the way back before its own deadline.
+const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
+
+/// The process's part in its region, at work.
+pub struct Regional {
+    region: Region,
+    redis: Redis,
+    /// Requests that wait.
+    waiting: Mutex<HashMap<AskId, oneshot::Sender<AskOutcome>>>,
+    /// Something is to be done before the time that was planned.
+    wake: Notify,
+    runtime: Handle,
+    began: Instant,
+    deadline: Duration,
+    is_leaving: AtomicBool,
+    /// Run ids of the servers behind the origin.
+    identity: Mutex<Vec<String>>,
+    pub metrics: RegionalMetrics,
+}
+
+impl fmt::Debug for Regional {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Regional").field("process", &self.region.process()).finish_non_exhaustive()
+    }
+}
+
+impl Regional {
+    /// Starts to take part. Must be called on the runtime.
+    pub fn start(engine: Arc<Engine>, redis: Redis, mut options: RegionOptions, deadline: Duration) -> Arc<Regional> {
+        options.is_cluster = redis.is_cluster();
+        let regional = Arc::new(Regional {
+            region: Region::new(engine, options),
+            redis,
+            waiting: Mutex::default(),
+            wake: Notify::new(),
+            runtime: Handle::current(),
+            began: Instant::now(),
+            deadline,
+            is_leaving: AtomicBool::new(false),
+            identity: Mutex::default(),
+            metrics: RegionalMetrics::default(),
+        });
+        tokio::spawn(regional.clone().pump());
+        tokio::spawn(regional.clone().beat());
+        tokio::spawn(regional.clone().probe());
+        regional
+    }
+
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub fn redis(&self) -> &Redis {
+        &self.redis
+    }
+
+    pub fn now(&self) -> Now {
+        Now { wall_ms: wall_ms(), mono_us: self.mono_us(Instant::now()) }
+    }
+
+    fn mono_us(&self, at: Instant) -> u64 {
+        // From one on: zero stands for never.
+        u64::try_from(at.saturating_duration_since(self.began).as_micros())
+            .unwrap_or(u64::MAX)
+            .saturating_add(1_000_000)
+    }
+
+    /// What a request's first look may know of the region.
+    pub fn consult(&self, at: Instant) -> Consult<'static> {
+        Consult {
+            mono_ms: self.mono_us(at) / 1000,
+            live: self.region.live(),
+            asking: self.region.asking(),
+            is_again: false,
+        }
+    }
+
+    /// To be called after a decision that was made from memory.
+    pub fn decided(&self, consult: &Consult<'_>, engine: &Engine) {
+        let by = if matches!(consult.asking, Asking::Never) { DecidedBy::Outage } else { DecidedBy::Memory };
+        self.metrics.decided(by);
+        if engine.table().is_urgent() {
+            self.wake.notify_one();
+        }
+    }
+
+    /// The moment until which a request waits for the origin.
+    pub fn deadline(&self, now: Instant, grpc_timeout: Option<Duration>) -> Instant {
+        let before = grpc_timeout.map_or(self.deadline, |timeout| timeout.saturating_sub(BEFORE_DEADLINE));
+        now + self.deadline.min(before)
+    }
+
+    /// Asks the origin, until the deadline at most.
+    pub async fn ask(self: &Arc<Self>, inquiry: Inquiry, deadline: Instant) -> AskOutcome {
+        self.count(&inquiry);
+        let (sender, receiver) = oneshot::channel();
+        let now = self.now();
+        let (id, effects) = {
+            // No answer may come before the sender is there.
+            let mut waiting = self.waiting.lock();
+            let (id, effects) = self.region.ask(inquiry, self.mono_us(deadline), now);
+            waiting.insert(id, sender);
+            (id, effects)
+        };
+        let _patience = Patience { regional: self, id };
+        if effects.calls.is_empty() {
+            self.wake.notify_one();
+        }
+        self.perform(effects);
+        let mut receiver = receiver;
+        match timeout_at(deadline.into(), &mut receiver).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => AskOutcome::NoAnswer,
+            Err(_) if self.region.give_up(id, self.now()) => AskOutcome::NoAnswer,
+            // Answered, and charged, in the last moment: the answer is on its way.
+            Err(_) => receiver.await.unwrap_or(AskOutcome::NoAnswer),
+        }
+    }
+
+    fn count(&self, inquiry: &Inquiry) {
+        let asks = |why: Why| inquiry.questions.iter().filter(|asked| asked.why == why).count() as u64;
+        RegionalMetrics::count(&self.metrics.hydrations, asks(Why::Cold));
+        RegionalMetrics::count(&self.metrics.checks, u64::from(asks(Why::Headroom) > 0));
+    }
+
+    fn perform(self: &Arc<Self>, effects: Effects) {
+        if !effects.told.is_empty() {
+            let mut waiting = self.waiting.lock();
+            for (id, outcome) in effects.told {
+                if let Some(sender) = waiting.remove(&id) {
+                    // Whoever has gone needs no answer.
+                    let _ = sender.send(outcome);
+                }
+            }
+        }
+        for outgoing in effects.calls {
+            let regional = self.clone();
+            self.runtime.spawn(async move { regional.call(outgoing).await });
+        }
+    }
+
+    async fn call(self: Arc<Self>, outgoing: Outgoing) {
+        let Outgoing { id, operation, call, within_us } = outgoing;
+        let lane = if operation == Operation::Check { Lane::Checks } else { Lane::Replays };
+        let began = Instant::now();
+        let written = script::encode(&call);
+        let within = Duration::from_micros(within_us);
+        let answered = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
+        let reply = answered.and_then(|value| script::decode(&call, &value).map_err(|_| OriginError::BadReply));
+        let effects = match reply {
+            Ok(reply) => {
+                self.metrics.called(operation, began.elapsed());
+                if operation == Operation::Replay {
+                    let cells = call.parts.iter().map(|part| part.cells.len() as u64).sum();
+                    RegionalMetrics::count(&self.metrics.replayed_cells, cells);
+                }
+                self.region.replied(id, &reply, self.now())
+            }
+            Err(error) => {
+                self.metrics.failed(operation, error.reason());
+                tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
+                self.region.failed(id, self.now())
+            }
+        };
+        self.perform(effects);
+    }
+
+    /// Flushes, and lets those go on who had to wait for time to pass.
+    async fn pump(self: Arc<Self>) {
+        loop {
+            let next = self.began + Duration::from_micros(self.region.next_us().saturating_sub(1_000_000));
+            tokio::select! {
+                () = sleep_until(next.into()) => {}
+                () = self.wake.notified() => {}
+            }
+            self.perform(self.region.poll(self.now()));
+        }
+    }
+
+    /// Tells the origin that this process lives, and hears how many do.
+    async fn beat(self: Arc<Self>) {
+        let mut was_heard = false;
+        let mut has_warned = false;
+        let written = script::encode_beat(self.region.process());
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            let answered = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, BEAT_TIMEOUT).await;
+            let beat = answered.and_then(|value| script::decode_beat(&value).map_err(|_| OriginError::BadReply));
+            match beat {
+                Ok(beat) => {
+                    let took = began.elapsed();
+                    self.metrics.called(Operation::Beat, took);
+                    self.region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
+                    let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
+                    let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
+                    self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
+                    if was_heard && !beat.was_known {
+                        self.heal("it does not know this process any more");
+                    }
+                    was_heard = true;
+                    self.identify(&mut has_warned).await;
+                }
+                Err(error) => self.metrics.failed(Operation::Beat, error.reason()),
+            }
+            sleep(if was_heard { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
+        }
+    }
+
+    /// Notices a restart or a failover: the data behind another run id may be older, or gone.
+    async fn identify(&self, has_warned: &mut bool) {
+        let Ok(identity) = self.redis.identity(BEAT_TIMEOUT).await else { return };
+        if let (Some(policy), false) = (identity.evicting_policy(), *has_warned) {
+            *has_warned = true;
+            tracing::warn!(
+                "Redis' maxmemory-policy is {policy}, so it may throw counts away when its memory is full: set it to noeviction"
+            );
+        }
+        let before = std::mem::replace(&mut *self.identity.lock(), identity.run_ids.clone());
+        if !before.is_empty() && identity.run_ids.iter().any(|run_id| !before.contains(run_id)) {
+            self.heal("it was restarted, or another server has taken over");
+        }
+    }
+
+    fn heal(&self, why: &str) {
+        tracing::info!(why, "telling the origin all counts again");
+        RegionalMetrics::count(&self.metrics.heals, 1);
+        self.region.heal();
+    }
+
+    /// Finds out whether an origin that did not answer does again.
+    async fn probe(self: Arc<Self>) {
+        let mut was_open = [false; 2];
+        loop {
+            sleep(PROBE_LOOK).await;
+            let is_open = self.region.breakers().map(|(is_open, _)| is_open);
+            for ((name, was), is) in ["checks", "replays"].into_iter().zip(was_open).zip(is_open) {
+                match (was, is) {
+                    (false, true) => tracing::warn!(breaker = name, "the origin does not answer: memory decides"),
+                    (true, false) => tracing::warn!(breaker = name, "the origin answers again"),
+                    _ => {}
+                }
+            }
+            was_open = is_open;
+            if self.region.wants_probe(self.now()) {
+                let is_success = self.redis.probe(PROBE_TIMEOUT).await.is_ok();
+                self.region.probed(is_success, self.now());
+            }
+        }
+    }
+
+    /// A clean stop: tells everything that is pending, then takes this process's fields out, so that others divide what
+    /// is left among fewer.
+    pub async fn leave(self: &Arc<Self>) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        while self.region.is_behind() && Instant::now() < until {
+            self.perform(self.region.flush_now(self.now()));
+            sleep(Duration::from_millis(5)).await;
+        }
+        if self.region.is_behind() {
+            tracing::warn!(hits = self.region.pending_hits(), "stopped before the origin knew of all hits");
+            return;
+        }
+        let process = self.region.process().to_string();
+        let fields = self.region.fields(self.now());
+        for chunk in fields.chunks(LEAVE_CHUNK) {
+            let left = until.saturating_duration_since(Instant::now());
+            let commands = chunk.iter().map(|(key, sequence)| {
+                let key = sequence.map_or_else(|| script::bucket_key(key), |sequence| script::cell_key(key, sequence));
+                let mut command = redis::cmd("HDEL");
+                command.arg(key).arg(&process);
+                command
+            });
+            if self.redis.commands(Lane::Replays, commands.collect(), left).await.is_err() {
+                return;
+            }
+        }
+        let written = script::encode_leave(self.region.process());
+        let left = until.saturating_duration_since(Instant::now());
+        // Others notice within three seconds anyway.
+        let _ = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, left).await;
+    }
+}
+
+/// A request that waits; when it ends without an answer, nobody waits for it any more.
+struct Patience<'r> {
+    regional: &'r Arc<Regional>,
+    id: AskId,
+}
+
+impl Drop for Patience<'_> {
+    fn drop(&mut self) {
+        self.regional.region.give_up(self.id, self.regional.now());
+        self.regional.waiting.lock().remove(&self.id);
+    }
+}
