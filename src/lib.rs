@@ -38,4 +38,5 @@ pub mod request;
 pub mod rules;
 pub mod server;
 pub mod settings;
+pub mod simulate;
 pub mod sources;

@@ -445,6 +445,12 @@ impl Origin {
         *self = Origin::default();
     }
 
+    /// The hits and refunds of all cells.
+    pub fn totals(&self) -> (u64, u64) {
+        let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
+        (sum(Cell::hits), sum(|cell| cell.refunds))
+    }
+
     /// The hits and refunds of a window's cell.
     pub fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
         self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds))

@@ -715,6 +715,8 @@ impl Region {
         }
         state.behind_since_us.get_or_insert(now.mono_us);
         if state.replays.is_open() || state.replays_under_way >= MESSAGES_MAX {
+            // What is urgent stands in the other queue too, and goes with the next flush.
+            while grown.urgent.pop().is_some() {}
             return Effects::default();
         }
         let mut effects = Effects::default();

@@ -1,0 +1,14 @@
+//! How far can it go wrong: many processes of the production engine and convergence code in one thread, under virtual time,
+//! against an exact log.
+//!
+//! Everything that happens is an event at a virtual moment, and everything random comes from one seed, so the same seed is
+//! the same run. [`world`] moves time and carries messages, [`process`] is one process with its real engine and region,
+//! `regional/model.rs` is its Redis, [`faults`] says what goes wrong, and [`oracle`] knows what was admitted.
+
+pub mod faults;
+pub mod oracle;
+pub mod process;
+pub mod random;
+#[cfg(test)]
+mod tests;
+pub mod world;

@@ -1,0 +1,82 @@
+//! What was admitted, exactly: the log that everything else is compared with.
+
+use std::collections::BTreeMap;
+
+/// One admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    pub at_ms: u64,
+    pub key: usize,
+    pub hits: u64,
+    pub process: usize,
+}
+
+/// Everything that happened to requests.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    pub admitted: Vec<Admitted>,
+    pub denied: u64,
+    pub requests: u64,
+    /// Requests that waited for the origin.
+    pub asked: u64,
+    /// Requests that memory decided because the origin gave no answer.
+    pub unanswered: u64,
+    /// Hits of requests that stopped waiting: the origin may have counted them all the same.
+    pub abandoned_hits: u64,
+    /// Hits that were pending in processes that died.
+    pub died_with: u64,
+    /// Calls that arrived at the origin.
+    pub calls: u64,
+}
+
+impl Oracle {
+    /// Hits of a key by fixed window.
+    pub fn by_window(&self, key: usize, window_ms: u64) -> BTreeMap<u64, u64> {
+        let mut windows = BTreeMap::new();
+        for admitted in self.admitted.iter().filter(|admitted| admitted.key == key) {
+            *windows.entry(admitted.at_ms / window_ms).or_default() += admitted.hits;
+        }
+        windows
+    }
+
+    /// The most that a fixed window admitted of a key, in thousandths of the limit.
+    pub fn worst_permille(&self, key: usize, window_ms: u64, limit: u64) -> u64 {
+        self.by_window(key, window_ms).values().max().map_or(0, |worst| worst * 1000 / limit)
+    }
+
+    /// The most that counted against the limit by the sliding formula at any admission, in thousandths of the limit.
+    pub fn worst_sliding_permille(&self, key: usize, window_ms: u64, limit: u64) -> u64 {
+        let mut windows: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut worst = 0;
+        for admitted in self.admitted.iter().filter(|admitted| admitted.key == key) {
+            let sequence = admitted.at_ms / window_ms;
+            let left_ms = window_ms - admitted.at_ms % window_ms;
+            let previous = sequence.checked_sub(1).and_then(|before| windows.get(&before)).copied().unwrap_or(0);
+            let current = windows.entry(sequence).or_default();
+            *current += admitted.hits;
+            worst = worst.max(*current + previous * left_ms / window_ms);
+        }
+        worst * 1000 / limit
+    }
+
+    /// The most that any interval of a window's length admitted.
+    pub fn worst_interval(&self, key: usize, window_ms: u64) -> u64 {
+        let of_key: Vec<&Admitted> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
+        let mut from = 0;
+        let mut inside = 0;
+        let mut worst = 0;
+        for admitted in &of_key {
+            inside += admitted.hits;
+            while of_key[from].at_ms + window_ms <= admitted.at_ms {
+                inside -= of_key[from].hits;
+                from += 1;
+            }
+            worst = worst.max(inside);
+        }
+        worst
+    }
+
+    pub fn total(&self, key: usize) -> u64 {
+        self.admitted.iter().filter(|admitted| admitted.key == key).map(|admitted| admitted.hits).sum()
+    }
+}

@@ -1,0 +1,117 @@
+//! One process: the production engine and its side of the region, with a clock of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::engine::decide::{Asking, Consult};
+use crate::engine::{Attempt, Engine, Inquiry, Modes};
+use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::call::ProcessId;
+use crate::regional::keying::Keying;
+use crate::regional::region::{Effects, Now, Region, RegionOptions};
+use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use crate::rules::Ruleset;
+use crate::settings::secret::Secret;
+
+/// What a request asks for: a key of the rule `k`, by number, and how many hits; negative ones are refunds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub key: usize,
+    pub hits: i64,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Became {
+    Admitted,
+    Denied,
+    /// It waits for the origin.
+    Waits(AskId),
+}
+
+#[derive(Debug)]
+pub struct Process {
+    pub engine: Arc<Engine>,
+    pub region: Region,
+    /// Requests that wait, with the process's part in the simulation.
+    pub waiting: BTreeMap<AskId, Asked>,
+    /// How far the wall clock is ahead of the true time.
+    pub skew_ms: i64,
+    /// Tells this process from the one that had its place before.
+    pub generation: u64,
+}
+
+impl Process {
+    pub fn new(slack_permille: u16, seed: u64, generation: u64) -> Process {
+        let engine = Arc::new(Engine::shared(10_000, slack_permille));
+        let options = RegionOptions {
+            process: ProcessId(seed),
+            keying: Keying::new(Secret::new("simulated")),
+            is_cluster: false,
+            seed,
+        };
+        let region = Region::new(engine.clone(), options);
+        Process { engine, region, waiting: BTreeMap::new(), skew_ms: 0, generation }
+    }
+
+    fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {
+        Consult { mono_ms: now.mono_ms(), live: self.region.live(), asking, is_again }
+    }
+
+    fn attempt(&self, ruleset: &Ruleset, asked: Asked, now: Now, consult: &Consult<'_>) -> Result<bool, Inquiry> {
+        let value = asked.key.to_string();
+        let entries = [Entry { key: "k", value: &value }].into_iter().collect();
+        let hits = match u64::try_from(asked.hits) {
+            Ok(hits) => Hits::OfRequest(hits),
+            Err(_) => Hits::Refund(asked.hits.unsigned_abs()),
+        };
+        let descriptors = [Descriptor { entries, hits, limit: None }].into_iter().collect();
+        let Ok(request) = Request::new("d", descriptors, &Bounds::default()) else {
+            unreachable!("the simulator's own requests are well formed")
+        };
+        match self.engine.attempt(ruleset, &request, Modes::default(), now.wall_ms, consult) {
+            Attempt::Decided(decision) => Ok(!decision.is_over),
+            Attempt::Asks(inquiry) => Err(inquiry),
+        }
+    }
+
+    /// A request arrives.
+    pub fn request(&mut self, ruleset: &Ruleset, asked: Asked, until_us: u64, now: Now) -> (Became, Effects) {
+        let consult = self.consult(now, self.region.asking(), false);
+        match self.attempt(ruleset, asked, now, &consult) {
+            Ok(is_admitted) => (became(is_admitted), Effects::default()),
+            Err(inquiry) => self.wait(asked, inquiry, until_us, now),
+        }
+    }
+
+    fn wait(&mut self, asked: Asked, inquiry: Inquiry, until_us: u64, now: Now) -> (Became, Effects) {
+        let (id, effects) = self.region.ask(inquiry, until_us, now);
+        self.waiting.insert(id, asked);
+        (Became::Waits(id), effects)
+    }
+
+    /// A request that waited is told something.
+    pub fn told(
+        &mut self,
+        ruleset: &Ruleset,
+        asked: Asked,
+        outcome: &AskOutcome,
+        until_us: u64,
+        now: Now,
+    ) -> (Became, Effects) {
+        let asking = match outcome {
+            AskOutcome::Settled(settled) => Asking::Settled(settled),
+            AskOutcome::Again => self.region.asking(),
+            AskOutcome::NoAnswer => Asking::Never,
+        };
+        let consult = self.consult(now, asking, true);
+        match self.attempt(ruleset, asked, now, &consult) {
+            Ok(is_admitted) => (became(is_admitted), Effects::default()),
+            Err(inquiry) => self.wait(asked, inquiry, until_us, now),
+        }
+    }
+}
+
+fn became(is_admitted: bool) -> Became {
+    if is_admitted { Became::Admitted } else { Became::Denied }
+}

@@ -1,0 +1,72 @@
+//! The other algorithms, refunds and debt converge too.
+
+use super::{SECOND_US, load};
+use crate::simulate::process::Asked;
+use crate::simulate::world::{Setup, World};
+
+#[test]
+fn an_exact_window_holds_in_every_interval() {
+    for seed in 0..3 {
+        let limit = "{requests_per_unit: 200, window: 10s, algorithm: exact_window}";
+        let mut world = World::new(Setup::new(seed, 9, limit));
+        load(&mut world, 200, SECOND_US / 100, 30 * SECOND_US);
+        world.run_until(32 * SECOND_US);
+        let worst = world.oracle.worst_interval(0, 10_000);
+        eprintln!("seed {seed}: {worst} of 200 in the worst interval, {} in all", world.oracle.total(0));
+        assert!(worst <= 204, "seed {seed}: {worst}");
+        assert!(world.oracle.total(0) >= 500, "seed {seed}: {}", world.oracle.total(0));
+    }
+}
+
+#[test]
+fn a_fixed_window_holds_by_window() {
+    let limit = "{requests_per_unit: 200, window: 10s, algorithm: fixed_window}";
+    let mut world = World::new(Setup::new(4, 9, limit));
+    load(&mut world, 200, SECOND_US / 100, 30 * SECOND_US);
+    world.run_until(32 * SECOND_US);
+    for (window, admitted) in world.oracle.by_window(0, 10_000) {
+        assert!((198..=204).contains(&admitted), "{admitted} in {window}");
+    }
+}
+
+#[test]
+fn a_bucket_holds_its_burst_and_its_rate() {
+    for seed in 0..3 {
+        let limit = "{requests_per_unit: 100, window: 10s, algorithm: gcra, burst: 50}";
+        let mut world = World::new(Setup::new(seed, 9, limit));
+        load(&mut world, 200, SECOND_US / 100, 20 * SECOND_US);
+        world.run_until(22 * SECOND_US);
+        let admitted = world.oracle.total(0);
+        eprintln!("seed {seed}: {admitted} of 250");
+        assert!((245..=256).contains(&admitted), "seed {seed}: {admitted}");
+    }
+}
+
+/// A refund that arrives where the key was never seen, or was seen before the charge, is not lost.
+#[test]
+fn refunds_find_their_charge() {
+    let mut world = World::new(Setup::new(5, 3, "{requests_per_unit: 1000, window: 1h}"));
+    world.request_at(10_000, 1, Asked { key: 0, hits: 1 });
+    world.request_at(20_000, 0, Asked { key: 0, hits: 900 });
+    // One that saw the key before the charge, one that never saw it.
+    world.request_at(21_000, 1, Asked { key: 0, hits: -300 });
+    world.request_at(200_000, 2, Asked { key: 0, hits: -400 });
+    world.run_until(2 * SECOND_US);
+    assert_eq!(world.origin_total(), (901, 700));
+    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 799 });
+    world.request_at(3 * SECOND_US + 500_000, 2, Asked { key: 0, hits: 1 });
+    world.run_until(5 * SECOND_US);
+    assert_eq!(world.oracle.admitted.len(), 3, "{:?}", world.oracle.admitted);
+    assert_eq!(world.oracle.denied, 1);
+}
+
+#[test]
+fn a_refund_is_never_banked() {
+    let mut world = World::new(Setup::new(6, 2, "{requests_per_unit: 10, window: 1h}"));
+    world.request_at(10_000, 0, Asked { key: 0, hits: 4 });
+    world.request_at(300_000, 1, Asked { key: 0, hits: -100 });
+    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 10 });
+    world.request_at(2 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    world.run_until(4 * SECOND_US);
+    assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
+}

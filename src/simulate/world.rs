@@ -1,0 +1,476 @@
+//! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::call::{Call, ProcessId, Reply};
+use crate::regional::model::Origin;
+use crate::regional::region::{CallId, Effects, Now, Outgoing};
+use crate::rules::{Options, Ruleset, Source};
+use crate::simulate::faults::{Fault, Network, Plant};
+use crate::simulate::oracle::{Admitted, Oracle};
+use crate::simulate::process::{Asked, Became, Process};
+use crate::simulate::random::Random;
+
+/// A whole number of days after the epoch.
+pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
+/// Monotonic clocks start here: zero stands for never.
+const MONO_START_US: u64 = 1_000_000;
+/// How often a copy of the origin is kept, and for how long, for failovers to an older one.
+const COPY_EVERY_US: u64 = 20_000;
+const COPIES_MAX: usize = 50;
+const BEAT_EVERY_US: u64 = 1_000_000;
+/// How long a clean stop may take.
+const LEAVE_WITHIN_US: u64 = 2_000_000;
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub seed: u64,
+    pub processes: usize,
+    /// One rule `k` in the domain `d`, as YAML of its `rate_limit`.
+    pub limit: String,
+    pub slack_permille: u16,
+    pub network: Network,
+    /// How long a request waits for the origin.
+    pub deadline_us: u64,
+    pub plant: Option<Plant>,
+}
+
+impl Setup {
+    pub fn new(seed: u64, processes: usize, limit: &str) -> Setup {
+        Setup {
+            seed,
+            processes,
+            limit: limit.to_owned(),
+            slack_permille: 100,
+            network: Network::QUIET,
+            deadline_us: 10_000,
+            plant: None,
+        }
+    }
+}
+
+/// To whom something happens: a place among the processes, and which process was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct To {
+    process: usize,
+    generation: u64,
+}
+
+#[derive(Debug)]
+enum Event {
+    Request { process: usize, asked: Asked },
+    CallArrives { from: To, id: CallId, call: Box<Call>, is_replay: bool, is_repeat: bool },
+    ReplyArrives { to: To, id: CallId, reply: Box<Reply> },
+    CallFails { to: To, id: CallId },
+    Deadline { to: To, id: AskId },
+    Poll { to: To },
+    Beat { process: usize },
+    Copy,
+    Fault(Fault),
+    Leave { to: To },
+    /// The breakers' probes are answered at once, unless the origin is frozen.
+    Probe { process: usize },
+}
+
+/// The simulated region.
+#[derive(Debug)]
+pub struct World {
+    setup: Setup,
+    ruleset: Ruleset,
+    random: Random,
+    now_us: u64,
+    /// By moment, then by when they were made.
+    events: BinaryHeap<Reverse<(u64, u64)>>,
+    waiting_events: BTreeMap<u64, Event>,
+    next_event: u64,
+    pub processes: Vec<Process>,
+    pub origin: Origin,
+    copies: VecDeque<(u64, Origin)>,
+    frozen_until_us: u64,
+    generation: u64,
+    next_poll: Vec<u64>,
+    /// Processes that stop, and until when they may take for it.
+    leaving: Vec<Option<u64>>,
+    pub oracle: Oracle,
+    /// Requests under way: by process and ask, until when they wait.
+    until: BTreeMap<(To, AskId), u64>,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> World {
+        let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}]", setup.limit);
+        let loaded = Ruleset::load(&[Source { name: "simulated".into(), text: yaml }], &Options::default());
+        let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
+        let mut world = World {
+            random: Random::new(setup.seed),
+            ruleset,
+            now_us: 0,
+            events: BinaryHeap::new(),
+            waiting_events: BTreeMap::new(),
+            next_event: 0,
+            processes: Vec::new(),
+            origin: Origin::default(),
+            copies: VecDeque::new(),
+            frozen_until_us: 0,
+            generation: 0,
+            next_poll: vec![u64::MAX; setup.processes],
+            leaving: vec![None; setup.processes],
+            oracle: Oracle::default(),
+            until: BTreeMap::new(),
+            setup,
+        };
+        for process in 0..world.setup.processes {
+            let started = world.start();
+            world.processes.push(started);
+            // The first two heartbeats find everyone.
+            world.at(0, Event::Beat { process });
+            world.at(1000, Event::Beat { process });
+            world.plan_poll(process);
+        }
+        world.at(0, Event::Copy);
+        world
+    }
+
+    fn start(&mut self) -> Process {
+        self.generation += 1;
+        Process::new(self.setup.slack_permille, self.random.next(), self.generation)
+    }
+
+    pub fn now_ms(&self) -> u64 {
+        START_MS + self.now_us / 1000
+    }
+
+    pub fn random(&mut self) -> &mut Random {
+        &mut self.random
+    }
+
+    fn now(&self, process: usize) -> Now {
+        let wall_ms = self.now_ms().saturating_add_signed(self.processes[process].skew_ms);
+        Now { wall_ms, mono_us: MONO_START_US + self.now_us }
+    }
+
+    fn to(&self, process: usize) -> To {
+        To { process, generation: self.processes[process].generation }
+    }
+
+    fn is_there(&self, to: To) -> bool {
+        self.processes[to.process].generation == to.generation
+    }
+
+    fn at(&mut self, at_us: u64, event: Event) {
+        self.next_event += 1;
+        self.events.push(Reverse((at_us, self.next_event)));
+        self.waiting_events.insert(self.next_event, event);
+    }
+
+    /// A request that will arrive, counted from the start.
+    pub fn request_at(&mut self, at_us: u64, process: usize, asked: Asked) {
+        self.at(at_us, Event::Request { process, asked });
+    }
+
+    pub fn fault_at(&mut self, at_us: u64, fault: Fault) {
+        self.at(at_us, Event::Fault(fault));
+    }
+
+    /// Runs until that moment.
+    pub fn run_until(&mut self, until_us: u64) {
+        while let Some(Reverse((at_us, id))) = self.events.peek().copied() {
+            if at_us > until_us {
+                break;
+            }
+            self.events.pop();
+            self.now_us = self.now_us.max(at_us);
+            if let Some(event) = self.waiting_events.remove(&id) {
+                self.happen(event);
+            }
+        }
+        self.now_us = self.now_us.max(until_us);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Request { process, asked } => self.request(process, asked),
+            Event::CallArrives { from, id, call, is_replay, is_repeat } => {
+                self.call_arrives(from, id, &call, is_replay, is_repeat);
+            }
+            Event::ReplyArrives { to, id, reply } if self.is_there(to) => {
+                let effects = self.processes[to.process].region.replied(id, &reply, self.now(to.process));
+                self.perform(to.process, effects);
+            }
+            Event::CallFails { to, id } if self.is_there(to) => {
+                let effects = self.processes[to.process].region.failed(id, self.now(to.process));
+                self.perform(to.process, effects);
+            }
+            Event::Deadline { to, id } if self.is_there(to) => {
+                let now = self.now(to.process);
+                if self.processes[to.process].region.give_up(id, now)
+                    && let Some(asked) = self.processes[to.process].waiting.remove(&id)
+                {
+                    self.oracle.unanswered += 1;
+                    self.oracle.abandoned_hits += asked.hits.max(0).unsigned_abs();
+                    self.tell(to.process, id, asked, &AskOutcome::NoAnswer);
+                }
+            }
+            Event::Poll { to } if self.is_there(to) => {
+                self.next_poll[to.process] = u64::MAX;
+                let effects = self.processes[to.process].region.poll(self.now(to.process));
+                self.perform(to.process, effects);
+            }
+            Event::ReplyArrives { .. } | Event::CallFails { .. } | Event::Deadline { .. } | Event::Poll { .. } => {}
+            Event::Beat { process } => self.beat(process),
+            Event::Copy => {
+                self.copies.push_back((self.now_us, self.origin.clone()));
+                if self.copies.len() > COPIES_MAX {
+                    self.copies.pop_front();
+                }
+                self.at(self.now_us + COPY_EVERY_US, Event::Copy);
+            }
+            Event::Fault(fault) => self.fault(fault),
+            Event::Leave { to } => self.leave(to),
+            Event::Probe { process } => {
+                let now = self.now(process);
+                if self.processes[process].region.wants_probe(now) {
+                    let is_success = self.now_us >= self.frozen_until_us;
+                    self.processes[process].region.probed(is_success, now);
+                }
+            }
+        }
+    }
+
+    fn request(&mut self, process: usize, asked: Asked) {
+        // One that stops gets no new requests.
+        let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
+        let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
+        self.oracle.requests += 1;
+        let until_us = MONO_START_US + self.now_us + self.setup.deadline_us;
+        let now = self.now(process);
+        let (became, effects) = self.processes[process].request(&self.ruleset, asked, until_us, now);
+        if matches!(became, Became::Waits(_)) {
+            self.oracle.asked += 1;
+        }
+        self.became(process, asked, became, until_us);
+        self.perform(process, effects);
+    }
+
+    fn became(&mut self, process: usize, asked: Asked, became: Became, until_us: u64) {
+        match became {
+            Became::Admitted => {
+                if let Ok(hits) = u64::try_from(asked.hits) {
+                    let at_ms = self.now(process).wall_ms;
+                    self.oracle.admitted.push(Admitted { at_ms, key: asked.key, hits, process });
+                }
+            }
+            Became::Denied => self.oracle.denied += 1,
+            Became::Waits(id) => {
+                let to = self.to(process);
+                self.until.insert((to, id), until_us);
+                self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, id });
+            }
+        }
+    }
+
+    fn tell(&mut self, process: usize, id: AskId, asked: Asked, outcome: &AskOutcome) {
+        let to = self.to(process);
+        let until_us = self.until.remove(&(to, id)).unwrap_or(0);
+        let now = self.now(process);
+        let (became, effects) = self.processes[process].told(&self.ruleset, asked, outcome, until_us, now);
+        self.became(process, asked, became, until_us);
+        self.perform(process, effects);
+    }
+
+    fn perform(&mut self, process: usize, effects: Effects) {
+        for outgoing in effects.calls {
+            self.send(process, outgoing);
+        }
+        for (id, outcome) in effects.told {
+            if let Some(asked) = self.processes[process].waiting.remove(&id) {
+                if outcome == AskOutcome::NoAnswer {
+                    self.oracle.unanswered += 1;
+                    self.oracle.abandoned_hits += asked.hits.max(0).unsigned_abs();
+                }
+                self.tell(process, id, asked, &outcome);
+            }
+        }
+        self.plan_poll(process);
+    }
+
+    /// Polls when the process wants it, or at once if hits are urgent.
+    fn plan_poll(&mut self, process: usize) {
+        let region = &self.processes[process].region;
+        let is_urgent = self.processes[process].engine.table().is_urgent();
+        let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
+        let next_us = next_us.max(self.now_us);
+        if next_us < self.next_poll[process] {
+            self.next_poll[process] = next_us;
+            let to = self.to(process);
+            self.at(next_us, Event::Poll { to });
+        }
+    }
+
+    fn delay_us(&mut self) -> u64 {
+        let (from, to) = self.setup.network.delay_us;
+        self.random.between(from, to)
+    }
+
+    fn send(&mut self, process: usize, outgoing: Outgoing) {
+        let Outgoing { id, operation, call, within_us } = outgoing;
+        let from = self.to(process);
+        let network = self.setup.network;
+        let is_replay = operation == crate::regional::region::Operation::Replay;
+        self.at(self.now_us + within_us, Event::CallFails { to: from, id });
+        let mut arrivals = Vec::new();
+        let delay_us = self.delay_us();
+        if !self.random.permille(network.lost_calls) {
+            let late_us = if self.random.permille(network.late) { self.random.below(1_000_000) } else { 0 };
+            arrivals.push((self.now_us + delay_us + late_us, false));
+        }
+        if self.random.permille(network.repeated) {
+            arrivals.push((self.now_us + delay_us + self.random.below(1_000_000), true));
+        }
+        for (at_us, is_repeat) in arrivals {
+            // A frozen origin serves what has come in when it wakes up.
+            let at_us = if at_us >= self.frozen_until_us { at_us } else { self.frozen_until_us };
+            self.at(at_us, Event::CallArrives { from, id, call: Box::new(call.clone()), is_replay, is_repeat });
+        }
+    }
+
+    fn call_arrives(&mut self, from: To, id: CallId, call: &Call, is_replay: bool, is_repeat: bool) {
+        if self.now_us < self.frozen_until_us {
+            let (call, at_us) = (Box::new(call.clone()), self.frozen_until_us);
+            self.at(at_us, Event::CallArrives { from, id, call, is_replay, is_repeat });
+            return;
+        }
+        self.oracle.calls += 1;
+        let time_ms = self.now_ms();
+        let is_planted = is_replay && self.random.permille(100);
+        let reply = match self.setup.plant {
+            Some(Plant::LostAcknowledgement) if is_planted => self.origin.clone().call(call, time_ms),
+            Some(Plant::DoubleApply) if is_planted => {
+                let mut again = call.clone();
+                again.process = ProcessId(self.random.next());
+                self.origin.call(&again, time_ms);
+                self.origin.call(call, time_ms)
+            }
+            _ => self.origin.call(call, time_ms),
+        };
+        if is_repeat || self.random.permille(self.setup.network.lost_replies) {
+            return;
+        }
+        let at_us = self.now_us + self.delay_us();
+        self.at(at_us, Event::ReplyArrives { to: from, id, reply: Box::new(reply) });
+    }
+
+    fn beat(&mut self, process: usize) {
+        if self.now_us >= self.frozen_until_us {
+            let id = self.processes[process].region.process();
+            let beat = self.origin.beat(id, self.now_ms());
+            self.processes[process].region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
+        }
+        self.at(self.now_us + BEAT_EVERY_US, Event::Beat { process });
+        for tenth in 0..10 {
+            self.at(self.now_us + tenth * BEAT_EVERY_US / 10, Event::Probe { process });
+        }
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Freeze { for_us } => self.frozen_until_us = self.now_us + for_us,
+            Fault::LoseData => {
+                self.origin.clear();
+                self.everyone_heals();
+            }
+            Fault::Failover { back_us } => {
+                let then_us = self.now_us.saturating_sub(back_us);
+                let copy = self.copies.iter().rev().find(|(at_us, _)| *at_us <= then_us).or(self.copies.front());
+                if let Some((_, copy)) = copy {
+                    self.origin = copy.clone();
+                }
+                self.everyone_heals();
+            }
+            Fault::Crash { process } => {
+                self.oracle.died_with += self.pending(process);
+                self.replace(process);
+            }
+            Fault::Restart { process } => {
+                let to = self.to(process);
+                self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
+                self.at(self.now_us, Event::Leave { to });
+            }
+            Fault::Calm => self.setup.network = Network::QUIET,
+        }
+    }
+
+    /// A clean stop: everything pending is told, as long as that takes, then another process takes the place.
+    fn leave(&mut self, to: To) {
+        let Some(until_us) = self.leaving[to.process].filter(|_| self.is_there(to)) else { return };
+        let process = &self.processes[to.process];
+        if process.waiting.is_empty() && !process.region.is_behind() || self.now_us >= until_us {
+            self.oracle.died_with += self.pending(to.process);
+            let now = self.now(to.process);
+            let fields = self.processes[to.process].region.fields(now);
+            let cells: Vec<_> = fields.iter().filter_map(|(key, sequence)| sequence.map(|at| (*key, at))).collect();
+            self.origin.leave(self.processes[to.process].region.process(), &cells);
+            self.leaving[to.process] = None;
+            self.replace(to.process);
+            return;
+        }
+        let effects = process.region.flush_now(self.now(to.process));
+        self.perform(to.process, effects);
+        self.at(self.now_us + 5_000, Event::Leave { to });
+    }
+
+    /// As a change of the origin's run id would be noticed.
+    fn everyone_heals(&mut self) {
+        self.processes.iter().for_each(|process| process.region.heal());
+    }
+
+    fn replace(&mut self, process: usize) {
+        // Those who wait there get no answer; what the origin was asked for them may still arrive.
+        let waiting = std::mem::take(&mut self.processes[process].waiting);
+        self.oracle.abandoned_hits += waiting.values().map(|asked| asked.hits.max(0).unsigned_abs()).sum::<u64>();
+        self.processes[process] = self.start();
+        self.next_poll[process] = u64::MAX;
+        self.plan_poll(process);
+        self.at(self.now_us, Event::Beat { process });
+    }
+
+    /// Hits of a process that the origin has not acknowledged.
+    pub fn pending(&self, process: usize) -> u64 {
+        let table = self.processes[process].engine.table();
+        let mut pending = 0;
+        for number in 0..table.shards() {
+            let mut shard = table.lock(number);
+            for slot in crate::engine::table::Table::slots_of(&shard) {
+                if let (_, Some(shared)) = shard.both(slot) {
+                    pending += shared.pending();
+                }
+            }
+        }
+        pending
+    }
+
+    /// A copy of the engine's table of a process says how it counts a key now.
+    pub fn view(&self, process: usize, key: usize) -> Option<u64> {
+        let now = self.now(process);
+        let value = key.to_string();
+        let entries = [crate::request::Entry { key: "k", value: &value }].into_iter().collect();
+        let descriptor =
+            crate::request::Descriptor { entries, hits: crate::request::Hits::OfRequest(1), limit: None };
+        let request =
+            crate::request::Request::new("d", [descriptor].into_iter().collect(), &crate::request::Bounds::default());
+        let peeked = self.processes[process].engine.peek(&self.ruleset, &request.ok()?, now.wall_ms);
+        Some(peeked.first()?.first()?.counted)
+    }
+
+    /// What the origin holds of all keys in all windows: hits and refunds.
+    pub fn origin_total(&self) -> (u64, u64) {
+        self.origin.totals()
+    }
+
+    pub fn asked_permille(&self) -> u64 {
+        self.oracle.asked * 1000 / self.oracle.requests.max(1)
+    }
+}
