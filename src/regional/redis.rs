@@ -106,7 +106,8 @@ impl Redis {
         let lanes = &self.inner.lanes;
         let dialling = async { tokio::try_join!(dial::dial(lanes.settings()), dial::dial(lanes.settings())) };
         let dialled = tokio::time::timeout(within, dialling).await;
-        let (checks, replays) = dialled.unwrap_or(Err(OriginError::Timeout { within }))?;
+        let dialled = dialled.unwrap_or(Err(OriginError::Timeout { within }));
+        let (checks, replays) = dialled.inspect_err(|error| lanes.note(error))?;
         lanes.install(Lane::Checks, checks);
         lanes.install(Lane::Replays, replays);
         Ok(())

@@ -72,8 +72,13 @@ impl Fresh {
 pub async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> {
     let fresh = read(settings).await?;
     let within = settings.connect_timeout;
-    // Sentinels and then a server: two rounds, each with a time of its own.
-    let rounds = if matches!(settings.place, Place::Sentinel { .. }) { 2 } else { 1 };
+    // Each round has the time of a connect: sentinels and then a server; the named nodes of a Cluster, its slots, and
+    // then the nodes that they are on, any of which may hang.
+    let rounds = match settings.place {
+        Place::Single(_) | Place::Unix(_) => 1,
+        Place::Sentinel { .. } => 2,
+        Place::Cluster(_) => 3,
+    };
     let dialling = async {
         match &settings.place {
             Place::Single(node) => single(node, fresh.credentials.as_ref(), &fresh).await,

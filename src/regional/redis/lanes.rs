@@ -23,6 +23,8 @@ use crate::settings::redis::RedisSettings;
 const STEADY: Duration = Duration::from_secs(1);
 /// A call that took too long raises doubts in a connection of at least this age. A younger one would fare no better.
 const DOUBTED_AFTER: Duration = Duration::from_secs(5);
+/// A failure that lasts is logged again after this long.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// Which of the connections. A large replay never stands before a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub struct ConnectionStatus {
     pub address: String,
     /// Since when every lane has its connection; `None` while one has none.
     pub connected_since: Option<SystemTime>,
+    /// A connection in use has failed a call, and another is sought. In a Cluster it may be a single node.
+    pub is_doubted: bool,
     /// Connections made since the start, two at first.
     pub connections: u64,
     /// The last failure of a connection or an attempt at one, which may be long past.
@@ -70,7 +74,14 @@ pub struct Lanes {
     replays: ArcSwapOption<Live>,
     is_lacking: Notify,
     connections: AtomicU64,
-    last_error: Mutex<Option<LastError>>,
+    failures: Mutex<Failures>,
+}
+
+#[derive(Default)]
+struct Failures {
+    last: Option<LastError>,
+    /// What the log said last, and when.
+    logged: Option<(String, Instant)>,
 }
 
 impl Lanes {
@@ -81,7 +92,7 @@ impl Lanes {
             replays: ArcSwapOption::empty(),
             is_lacking: Notify::new(),
             connections: AtomicU64::new(0),
-            last_error: Mutex::new(None),
+            failures: Mutex::default(),
         })
     }
 
@@ -195,20 +206,16 @@ impl Lanes {
         }
     }
 
-    /// Remembers a failure, and logs it unless it is the same as before.
-    fn note(&self, error: &OriginError) {
+    /// Remembers a failure, and logs it unless it was logged just before.
+    pub fn note(&self, error: &OriginError) {
         let text = error.to_string();
-        let mut last = self.last_error.lock();
-        let is_news = last.as_ref().is_none_or(|last| last.text != text || last.at.elapsed().is_ok_and(is_long));
-        if is_news {
+        let mut failures = self.failures.lock();
+        let is_logged = |(logged, at): &(String, Instant)| *logged == text && at.elapsed() < LOGGED_EVERY;
+        if !failures.logged.as_ref().is_some_and(is_logged) {
             tracing::warn!("Redis at {}: {text}", self.settings.place);
+            failures.logged = Some((text.clone(), Instant::now()));
         }
-        // The time of what is said again and again is that of its last log line, or it would never be news.
-        let at = match last.as_ref() {
-            Some(last) if !is_news => last.at,
-            _ => SystemTime::now(),
-        };
-        *last = Some(LastError { text, reason: error.reason(), at });
+        failures.last = Some(LastError { text, reason: error.reason(), at: SystemTime::now() });
     }
 
     pub fn status(&self) -> ConnectionStatus {
@@ -217,16 +224,13 @@ impl Lanes {
             [Some(checks), Some(replays)] => Some(checks.since_wall.max(replays.since_wall)),
             _ => None,
         };
+        let is_doubted = lives.iter().flatten().any(|live| live.is_doubted.load(Ordering::Relaxed));
         ConnectionStatus {
+            is_doubted,
             address: self.settings.place.to_string(),
             connected_since,
             connections: self.connections.load(Ordering::Relaxed),
-            last_error: self.last_error.lock().clone(),
+            last_error: self.failures.lock().last.clone(),
         }
     }
-}
-
-/// A failure that lasts is logged once in a while.
-fn is_long(since: Duration) -> bool {
-    since >= Duration::from_secs(60)
 }

@@ -19,8 +19,8 @@ pub async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Result<Nod
     let fresh = Arc::new(fresh.for_sentinels());
     // Dropped with what is still asked when the first has answered.
     let mut asked = JoinSet::new();
-    for sentinel in sentinels.iter().cloned() {
-        let (name, fresh) = (name.clone(), fresh.clone());
+    for sentinel in sentinels {
+        let (name, sentinel, fresh) = (name.clone(), sentinel.clone(), fresh.clone());
         asked.spawn(async move {
             let within = fresh.connect_timeout;
             let asking = tokio::time::timeout(within, ask(&name, &sentinel, &fresh)).await;
