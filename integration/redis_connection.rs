@@ -23,7 +23,6 @@ struct Server {
     args: Vec<String>,
     directory: TempDir,
     child: Child,
-    sentinel: bool,
 }
 
 impl Server {
@@ -35,7 +34,7 @@ impl Server {
             .chain(args)
             .map(|&arg| arg.into())
             .collect();
-        Server::with(port, all, tempfile::tempdir().unwrap(), false)
+        Server::with(port, all, tempfile::tempdir().unwrap())
     }
 
     fn sentinel(config: &str) -> Server {
@@ -43,14 +42,14 @@ impl Server {
         let port = free_port();
         let file = directory.path().join("sentinel.conf");
         std::fs::write(&file, format!("port {port}\nbind 127.0.0.1\n{config}")).unwrap();
-        Server::with(port, vec![file.display().to_string(), "--sentinel".into()], directory, true)
+        Server::with(port, vec![file.display().to_string(), "--sentinel".into()], directory)
     }
 
-    fn with(port: u16, args: Vec<String>, directory: TempDir, sentinel: bool) -> Server {
+    fn with(port: u16, args: Vec<String>, directory: TempDir) -> Server {
         let child = Server::spawn(&args, directory.path());
-        let server = Server { port, args, directory, child, sentinel };
+        let server = Server { port, args, directory, child };
         let began = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() && !server.path("s").exists() {
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(began.elapsed() < PATIENCE, "redis-server does not start");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -82,7 +81,6 @@ impl Server {
     }
 
     fn restart(&mut self) {
-        assert!(!self.sentinel);
         self.child = Server::spawn(&self.args, self.directory.path());
     }
 
@@ -254,7 +252,9 @@ async fn a_unix_socket_will_do() {
 
 #[tokio::test]
 async fn a_user_logs_in_and_a_wrong_password_is_named_but_not_shown() {
-    let server = Server::start(&["--requirepass", "hunter2", "--user", "edge on >secret:1 ~* +@all"]);
+    let server = Server::start(&["--requirepass", "hunter2"]);
+    let admin = ["-a", "hunter2", "--no-auth-warning"];
+    server.cli(&[&admin[..], &["ACL", "SETUSER", "edge", "on", ">secret:1", "~*", "+@all"]].concat());
     let url = server.url();
     for args in [
         &["--redis-url", &url, "--redis-auth", "hunter2"][..],
@@ -288,6 +288,14 @@ async fn a_password_that_changes_is_read_again() {
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
 }
 
+/// An authority, and the file of its certificate.
+fn authority(directory: &Path, name: &str) -> (Authority, String) {
+    let authority = Authority::new(name);
+    let file = directory.join(format!("{name}.pem"));
+    std::fs::write(&file, authority.pem()).unwrap();
+    (authority, file.display().to_string())
+}
+
 /// Writes PEM files beside the server's and says where.
 fn files(directory: &Path, name: &str, pair: &Pair) -> [String; 2] {
     let [certificate, key] = ["crt", "key"].map(|end| directory.join(format!("{name}.{end}")));
@@ -299,12 +307,8 @@ fn files(directory: &Path, name: &str, pair: &Pair) -> [String; 2] {
 #[tokio::test]
 async fn tls_verifies_the_chain_always_and_the_name_unless_told_otherwise() {
     let directory = tempfile::tempdir().unwrap();
-    let [own, other] = ["own", "other"].map(Authority::new);
-    let [ca, other_ca] = [("ca", &own), ("other", &other)].map(|(name, authority)| {
-        let file = directory.path().join(format!("{name}.pem"));
-        std::fs::write(&file, authority.pem()).unwrap();
-        file.display().to_string()
-    });
+    let (own, ca) = authority(directory.path(), "own");
+    let (_, other_ca) = authority(directory.path(), "other");
     let start = |names: &[&str], clients: &str| {
         let [certificate, key] = files(directory.path(), names[0], &own.issue(names));
         let port = free_port();
@@ -313,7 +317,7 @@ async fn tls_verifies_the_chain_always_and_the_name_unless_told_otherwise() {
         let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
         let clients = ["--tls-auth-clients", clients];
         let all = args.iter().chain(&tls).chain(&clients).map(|&arg| arg.to_owned()).collect();
-        Server::with(port, all, tempfile::tempdir().unwrap(), false)
+        Server::with(port, all, tempfile::tempdir().unwrap())
     };
     let named = start(&["localhost"], "no");
     let misnamed = start(&["elsewhere.test"], "no");
@@ -344,8 +348,37 @@ async fn tls_verifies_the_chain_always_and_the_name_unless_told_otherwise() {
 }
 
 #[tokio::test]
+async fn the_nodes_of_a_cluster_are_verified_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let (own, ca) = authority(directory.path(), "own");
+    let (_, other_ca) = authority(directory.path(), "other");
+    let [certificate, key] = files(directory.path(), "node", &own.issue(&["localhost"]));
+    let port = free_port();
+    let text = port.to_string();
+    let args = ["--port", "0", "--tls-port", &text, "--save", "", "--bind", "127.0.0.1", "--tls-cluster", "yes"];
+    let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let cluster = ["--tls-auth-clients", "optional", "--cluster-enabled", "yes", "--requirepass", "hunter2"];
+    let all = args.iter().chain(&tls).chain(&cluster).map(|&arg| arg.to_owned()).collect();
+    let server = Server::with(port, all, tempfile::tempdir().unwrap());
+    let admin = ["--tls", "--cacert", &ca, "-a", "hunter2", "--no-auth-warning"];
+    server.cli(&[&admin[..], &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]].concat());
+    let is_ok = async || server.cli(&[&admin[..], &["CLUSTER", "INFO"]].concat()).contains("cluster_state:ok");
+    eventually("a cluster", is_ok).await;
+
+    // The certificate is for localhost, and the node calls itself 127.0.0.1.
+    let url = format!("rediss://:hunter2@127.0.0.1:{port}");
+    let skip = "--redis-tls-skip-hostname-verification";
+    let flags = ["--redis-url", &url, "--redis-type", "cluster", "--redis-tls-cacert"];
+    let redis = started(&[&flags[..], &[&ca, skip]].concat());
+    until_connected(&redis).await;
+    assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
+    refused(&[&flags[..], &[&ca]].concat(), "io").await;
+    refused(&[&flags[..], &[&other_ca, skip]].concat(), "io").await;
+}
+
+#[tokio::test]
 async fn the_sentinels_say_where_the_master_is_after_a_failover() {
-    let mut master = Server::start(&[]);
+    let master = Server::start(&[]);
     let replica = Server::start(&["--replicaof", "127.0.0.1", &master.port.to_string()]);
     eventually("synchronised", async || replica.cli(&["INFO", "replication"]).contains("master_link_status:up")).await;
     let sentinel = Server::sentinel(&format!(
@@ -363,8 +396,10 @@ async fn the_sentinels_say_where_the_master_is_after_a_failover() {
         sentinel.cli(&["-a", "watch", "--no-auth-warning", "SENTINEL", "REPLICAS", "main"]).contains("slave")
     })
     .await;
-    master.kill();
-    eventually("found again", async || add(&redis, Lane::Checks, "b", 1).await.is_ok()).await;
+    master.signal("STOP");
+    let within = Duration::from_millis(50);
+    let went_on = async || add_within(&redis, Lane::Checks, "b", 1, within).await.is_ok();
+    eventually("found again, though the old one only hangs", went_on).await;
     assert!(replica.cli(&["ROLE"]).starts_with("master"));
 
     let wrong = format!("other,{}", sentinel.url());
