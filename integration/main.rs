@@ -21,6 +21,7 @@ mod health;
 mod inputs;
 mod json;
 mod overload;
+mod redis_cluster;
 mod redis_connection;
 mod reference;
 mod reload;

@@ -108,8 +108,7 @@ impl Redis {
         let dialled = tokio::time::timeout(within, dialling).await;
         let dialled = dialled.unwrap_or(Err(OriginError::Timeout { within }));
         let (checks, replays) = dialled.inspect_err(|error| lanes.note(error))?;
-        lanes.install(Lane::Checks, checks);
-        lanes.install(Lane::Replays, replays);
+        tokio::join!(lanes.offer(Lane::Checks, checks), lanes.offer(Lane::Replays, replays));
         Ok(())
     }
 

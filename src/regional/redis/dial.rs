@@ -28,6 +28,7 @@ use crate::settings::redis_tls::TlsFiles;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
+const CLUSTER_KEEPALIVE_PROBES: u32 = 30;
 /// How long sent data may stay unacknowledged by the peer's system. Says nothing about a server that is only slow.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(5);
 /// Calls on their way to the socket. More wait, within their own time.
@@ -205,9 +206,8 @@ fn configure(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
+/// For a Cluster. A connection to a node that is gone without a word is given up late: while there is one, only calls to
+/// that node fail; without, the client library tries to make one while calls to all nodes wait.
 fn tcp_settings() -> TcpSettings {
-    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
-    #[cfg(target_os = "linux")]
-    let settings = settings.set_user_timeout(UNACKNOWLEDGED_MAX);
-    settings
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive().with_retries(CLUSTER_KEEPALIVE_PROBES))
 }

@@ -23,6 +23,9 @@ use crate::settings::redis::RedisSettings;
 const STEADY: Duration = Duration::from_secs(1);
 /// A call that took too long raises doubts in a connection of at least this age. A younger one would fare no better.
 const DOUBTED_AFTER: Duration = Duration::from_secs(5);
+/// The longest pause between attempts: while a lane is empty, and while every lane has a connection of sorts.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
 /// A failure that lasts is logged again after this long.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
@@ -122,7 +125,10 @@ impl Lanes {
     ) -> Result<T, OriginError> {
         let answer = tokio::time::timeout(within, asking).await.unwrap_or(Err(OriginError::Timeout { within }));
         match &answer {
-            Ok(_) if live.is_doubted.load(Ordering::Relaxed) => live.is_doubted.store(false, Ordering::Relaxed),
+            // In a Cluster, one node that answers says nothing about another.
+            Ok(_) if !live.link.is_cluster() && live.is_doubted.load(Ordering::Relaxed) => {
+                live.is_doubted.store(false, Ordering::Relaxed);
+            }
             Ok(_) => {}
             Err(error) => self.judge(lane, live, error),
         }
@@ -156,13 +162,25 @@ impl Lanes {
         }
     }
 
-    /// Puts a connection into use. Calls that are on the one before may finish there.
-    pub fn install(self: &Arc<Lanes>, lane: Lane, link: Link) {
+    /// Puts a connection into use, unless the lane has one that serves better: see [`Link::is_whole`].
+    pub async fn offer(self: &Arc<Lanes>, lane: Lane, link: Link) {
+        if self.slot(lane).load().is_some() {
+            let is_whole = tokio::time::timeout(self.settings.connect_timeout, link.is_whole()).await;
+            if !matches!(is_whole, Ok(Ok(true))) {
+                return;
+            }
+        }
+        self.install(lane, link);
+    }
+
+    /// Calls that are on the one before may finish there.
+    fn install(self: &Arc<Lanes>, lane: Lane, link: Link) {
         let id = self.connections.fetch_add(1, Ordering::Relaxed);
         let gone = link.gone();
         let live =
             Live { link, id, since: Instant::now(), since_wall: SystemTime::now(), is_doubted: AtomicBool::new(false) };
         self.slot(lane).store(Some(Arc::new(live)));
+        tracing::info!("connected to Redis at {} ({lane:?})", self.settings.place);
         let lanes = Arc::downgrade(self);
         tokio::spawn(async move {
             gone.await;
@@ -187,7 +205,9 @@ impl Lanes {
             if full_since.elapsed() >= STEADY {
                 backoff.reset();
             }
-            tokio::time::sleep(backoff.next(rand::random())).await;
+            let is_empty = Lane::ALL.into_iter().any(|lane| self.slot(lane).load().is_none());
+            let longest = if is_empty { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
+            tokio::time::sleep(backoff.next(longest, rand::random())).await;
             tokio::join!(self.fill(Lane::Checks), self.fill(Lane::Replays));
         }
     }
@@ -198,10 +218,7 @@ impl Lanes {
             return;
         }
         match dial(&self.settings).await {
-            Ok(link) => {
-                tracing::info!("connected to Redis at {} ({lane:?})", self.settings.place);
-                self.install(lane, link);
-            }
+            Ok(link) => self.offer(lane, link).await,
             Err(error) => self.note(&error),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here has a time limit: a call is given up by its caller, and a dropped call leaves the connection whole.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -94,6 +95,21 @@ impl Link {
         Ok(())
     }
 
+    /// Whether every primary of the Cluster answers. One that does not would hold up calls to the others too, because
+    /// the client library connects to it while calls wait; over a connection from before, only its own calls fail.
+    pub async fn is_whole(&self) -> Result<bool, OriginError> {
+        let Link::Cluster(connection) = self else { return Ok(true) };
+        let anywhere = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let slots = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
+        let slots = connection.clone().route_command(slots, anywhere).await?.extract_error()?;
+        let primaries = primaries(slots).ok_or(OriginError::BadReply)?;
+        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+        match connection.clone().route_command(redis::cmd("PING"), everywhere).await?.extract_error()? {
+            Value::Map(answers) => Ok(answers.len() >= primaries),
+            _ => Err(OriginError::BadReply),
+        }
+    }
+
     /// Runs a script by its digest, and with its source where it is not known yet, which also makes it known.
     pub async fn script(&self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Result<Value, OriginError> {
         let command = |verb: &str, what: &str| {
@@ -134,6 +150,22 @@ impl Link {
         let text = |answer| redis::from_redis_value(answer).map_err(|_| OriginError::BadReply);
         answers.into_iter().map(text).collect()
     }
+}
+
+/// How many servers have slots: of each range, the first server after its two ends.
+fn primaries(slots: Value) -> Option<usize> {
+    let Value::Array(ranges) = slots else { return None };
+    let mut primaries = BTreeSet::new();
+    for range in ranges {
+        let Value::Array(range) = range else { return None };
+        let Value::Array(primary) = range.into_iter().nth(2)? else { return None };
+        let mut fields = primary.into_iter();
+        let (host, port) = (fields.next()?, fields.next()?);
+        let host: Option<Vec<u8>> = redis::from_redis_value(host).ok()?;
+        let port: u16 = redis::from_redis_value(port).ok()?;
+        primaries.insert((host, port));
+    }
+    Some(primaries.len())
 }
 
 async fn pipelined(mut connection: MultiplexedConnection, commands: &[Cmd]) -> Result<Vec<Value>, OriginError> {

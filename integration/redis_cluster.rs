@@ -1,0 +1,135 @@
+//! A Cluster, with real servers: what moves, what is lost with a node, and what is not.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use tidegate::regional::redis::Lane;
+
+use crate::harness::free_port;
+use crate::redis_connection::{
+    Server, WITHIN, add, add_within, authority, eventually, files, refused, started, until_connected,
+};
+
+/// Primaries without replicas, so that what a lost node had stays lost.
+async fn three_nodes() -> Vec<Server> {
+    let flags =
+        ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"];
+    let nodes: Vec<Server> = (0..3).map(|_| Server::start(&flags)).collect();
+    let mut create = Command::new("redis-cli");
+    create.args(["--cluster", "create"]).args(nodes.iter().map(Server::url)).arg("--cluster-yes");
+    assert!(create.stdout(Stdio::null()).status().unwrap().success());
+    eventually("agreed", async || nodes.iter().all(|n| n.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))).await;
+    nodes
+}
+
+#[tokio::test]
+async fn a_cluster_is_one_redis_and_loses_only_the_slots_of_a_lost_node() {
+    let mut nodes = three_nodes().await;
+    let urls: Vec<String> = nodes.iter().map(Server::url).collect();
+    let redis = started(&["--redis-url", &urls[..2].join(","), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    assert!(redis.is_cluster());
+    for n in 0..50 {
+        assert_eq!(add(&redis, Lane::Checks, &format!("{{k{n}}}:a"), 1).await, Ok(1));
+    }
+    for node in &nodes {
+        node.cli(&["SCRIPT", "FLUSH"]);
+    }
+    let commands = (0..200).map(|n| redis::cmd("INCRBY").arg(format!("{{k{}}}:a", n % 50)).arg(n).to_owned()).collect();
+    let answers = redis.commands(Lane::Replays, commands, WITHIN).await.unwrap();
+    assert_eq!((answers.len(), &answers[0]), (200, &Value::Int(1)));
+    assert!(add(&redis, Lane::Checks, "{k1}:a", 1).await.is_ok());
+    let identity = redis.identity(WITHIN).await.unwrap();
+    assert_eq!((identity.run_ids.len(), identity.evicting_policy()), (3, None));
+
+    // Moves a slot behind its back.
+    let slot = nodes[0].cli(&["CLUSTER", "KEYSLOT", "{moved}"]);
+    let id = |node: &Server| node.cli(&["CLUSTER", "MYID"]);
+    let to = id(&nodes[1]);
+    for node in &nodes {
+        node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
+    }
+    assert_eq!(add(&redis, Lane::Checks, "{moved}", 1).await, Ok(1));
+
+    nodes[2].kill();
+    let within = Duration::from_millis(500);
+    let (mut answered, mut failed) = (0, 0);
+    for n in 0..50 {
+        let began = Instant::now();
+        match add_within(&redis, Lane::Checks, &format!("{{k{n}}}:b"), 1, within).await {
+            Ok(_) => answered += 1,
+            Err(_) => failed += 1,
+        }
+        assert!(began.elapsed() < Duration::from_secs(2));
+    }
+    assert!(answered >= 15 && failed >= 5, "{answered} answered, {failed} failed");
+    nodes[2].restart();
+    eventually("whole again", async || {
+        let mut whole = true;
+        for n in 0..50 {
+            whole &= add_within(&redis, Lane::Checks, &format!("{{k{n}}}:c"), 1, within).await.is_ok();
+        }
+        whole
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_does_not_hold_up_the_others() {
+    let nodes = three_nodes().await;
+    let urls: Vec<String> = nodes.iter().map(Server::url).collect();
+    let redis = started(&["--redis-url", &urls.join(","), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    nodes[2].signal("STOP");
+    // Past the time at which doubts arise and another connection is made, which could not reach the node either.
+    let began = Instant::now();
+    let within = Duration::from_millis(50);
+    let (mut answered, mut failed) = (0, 0);
+    while began.elapsed() < Duration::from_secs(9) {
+        for n in 0..50 {
+            let is_late = began.elapsed() > Duration::from_secs(6);
+            match add_within(&redis, Lane::Checks, &format!("{{k{n}}}"), 1, within).await {
+                Ok(_) if is_late => answered += 1,
+                Err(_) if is_late => failed += 1,
+                _ => {}
+            }
+        }
+    }
+    assert!(redis.status().is_doubted);
+    assert!(answered > failed, "{answered} answered, {failed} failed");
+    nodes[2].signal("CONT");
+    eventually("whole again", async || {
+        add(&redis, Lane::Checks, "{k1}", 1).await.is_ok() && !redis.status().is_doubted
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_cluster_are_verified_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let (own, ca) = authority(directory.path(), "own");
+    let (_, other_ca) = authority(directory.path(), "other");
+    let [certificate, key] = files(directory.path(), "node", &own.issue(&["localhost"]));
+    let port = free_port();
+    let text = port.to_string();
+    let args = ["--port", "0", "--tls-port", &text, "--save", "", "--bind", "127.0.0.1", "--tls-cluster", "yes"];
+    let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let cluster = ["--tls-auth-clients", "optional", "--cluster-enabled", "yes", "--requirepass", "hunter2"];
+    let all = args.iter().chain(&tls).chain(&cluster).map(|&arg| arg.to_owned()).collect();
+    let server = Server::with(port, all, tempfile::tempdir().unwrap());
+    let admin = ["--tls", "--cacert", &ca, "-a", "hunter2", "--no-auth-warning"];
+    server.cli(&[&admin[..], &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]].concat());
+    let is_ok = async || server.cli(&[&admin[..], &["CLUSTER", "INFO"]].concat()).contains("cluster_state:ok");
+    eventually("a cluster", is_ok).await;
+
+    // The certificate is for localhost, and the node calls itself 127.0.0.1.
+    let url = format!("rediss://:hunter2@127.0.0.1:{port}");
+    let skip = "--redis-tls-skip-hostname-verification";
+    let flags = ["--redis-url", &url, "--redis-type", "cluster", "--redis-tls-cacert"];
+    let redis = started(&[&flags[..], &[&ca, skip]].concat());
+    until_connected(&redis).await;
+    assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
+    refused(&[&flags[..], &[&ca]].concat(), "io").await;
+    refused(&[&flags[..], &[&other_ca, skip]].concat(), "io").await;
+}
