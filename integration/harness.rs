@@ -196,6 +196,31 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+/// Looks again and again until there is something to see.
+pub fn until<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until a figure is as it should be, and tells what it was if it never is.
+pub fn until_equal<T: PartialEq + std::fmt::Debug>(limit: Duration, expected: T, mut figure: impl FnMut() -> T) {
+    let deadline = Instant::now() + limit;
+    loop {
+        let seen = figure();
+        if seen == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{seen:?} instead of {expected:?} after {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// What a command that ends by itself came to.
 #[derive(Debug)]
 pub struct Ran {
