@@ -1,0 +1,238 @@
+//! A Redis that stands still, dies, forgets, or loses its replies: nobody's call fails, and in the end the origin's totals
+//! are those of the client's ledger.
+
+use std::time::{Duration, Instant};
+
+use crate::cutting_proxy::CuttingProxy;
+use crate::fleet::{Fleet, machine};
+use crate::harness::{Service, until, until_equal};
+use crate::load::{Load, Traffic};
+use crate::redis::{RedisServer, replica_of};
+
+/// `far` is mostly counted in memory, `asked` asks for every request, and `over` denies most.
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: far, rate_limit: {requests_per_unit: 1000000000, unit: hour}}
+  - {key: asked, rate_limit: {requests_per_unit: 1000000000, unit: hour, slack: 0}}
+  - {key: over, rate_limit: {requests_per_unit: 50, unit: hour}}
+";
+
+/// By when the origin's totals are right again.
+const HEALED: Duration = Duration::from_secs(2);
+/// The origin's deadline where it is the default.
+const DEADLINE: Duration = Duration::from_millis(10);
+/// What two busy cores may add to what a client measures.
+const NOISE: Duration = Duration::from_millis(40);
+
+/// Both kinds of keys, ten of each.
+fn mixed(rate: u64) -> Traffic {
+    let mut traffic = Traffic::over("far", 10, rate);
+    traffic.requests.extend(Traffic::over("asked", 10, rate).requests);
+    traffic
+}
+
+/// The service's own time: how many decisions took longer than its histogram's bucket.
+fn slower_than(service: &Service, bucket: &str) -> f64 {
+    let series = |le: &str| format!("tidegate_decision_duration_seconds_bucket{{le=\"{le}\"}}");
+    let count = |le: &str| service.metric(&series(le)).unwrap_or_else(|| panic!("a bucket {le}"));
+    count("+Inf") - count(bucket)
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn a_redis_that_stands_still_is_noticed_by_nobody() {
+    const STILL: Duration = Duration::from_secs(20);
+    let _machine = machine();
+    let redis = RedisServer::start();
+    let fleet = Fleet::together(2, RULES, &redis.url(), &[]);
+    let load = fleet.load(mixed(500));
+    load.goes_on(1000);
+    let before = load.so_far();
+    redis.stop();
+    let stopped_us = load.now_us();
+    fleet.until_breaker(Duration::from_millis(500) + NOISE, "checks", true);
+    let open_us = load.now_us();
+    let reaches = Instant::now() + STILL;
+    load.goes_on(500);
+    fleet.until_breaker(NOISE, "checks", true);
+    std::thread::sleep(reaches.saturating_duration_since(Instant::now()));
+    let pending = fleet.metric("tidegate_regional_pending_hits");
+    assert!(pending > 0.0, "what the origin has not heard of is shown");
+    redis.cont();
+    load.set_rate(0);
+    let ledger = load.finish();
+    until_equal(HEALED, ledger.admitted_hits(), || redis.total_hits());
+    fleet.until_breaker(HEALED, "checks", false);
+
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    let during = ledger.sent_in(stopped_us..open_us);
+    assert!(during.latency(0.99) <= DEADLINE + NOISE, "p99 {:?} until the breaker opened", during.latency(0.99));
+    for service in &fleet.services {
+        // The first bucket that holds the deadline and 2 ms.
+        let slow = slower_than(service, "0.016384");
+        assert!(slow <= 0.001 * ledger.entries.len() as f64, "{slow} decisions above 16 ms");
+    }
+    let (usual, then) = (before.latency(0.99), ledger.sent_in(open_us..u64::MAX).latency(0.99));
+    assert!(then <= (2 * usual).max(Duration::from_millis(5)), "p99 {then:?} with the breaker open, {usual:?} before");
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn a_redis_that_comes_back_empty_is_told_everything_again() {
+    let _machine = machine();
+    let mut redis = RedisServer::start();
+    let fleet = Fleet::together(3, RULES, &redis.url(), &[]);
+    // Keys that nobody asks for later, from all processes.
+    let idle = fleet.run(Traffic::over("far", 50, 1000), Duration::from_secs(1));
+    until_equal(HEALED, idle.admitted_hits(), || redis.total_hits());
+    redis.kill();
+    redis.restart_empty();
+    until_equal(2 * HEALED, idle.admitted_hits(), || redis.total_hits());
+
+    // And under load: nothing is missing, and at most what was on its way is there twice.
+    let load = fleet.load(Traffic { seed: 2, ..Traffic::over("asked", 20, 500) });
+    load.goes_on(500);
+    redis.kill();
+    load.goes_on(250);
+    redis.restart_empty();
+    let restarted_us = load.now_us();
+    load.goes_on(500);
+    let ledger = load.finish();
+    assert_eq!((ledger.failed(), ledger.denied(), idle.failed()), (0, 0, 0));
+    let truth = idle.admitted_hits() + ledger.admitted_hits();
+    let total = until(2 * HEALED, "the totals are whole", || Some(redis.total_hits()).filter(|total| *total >= truth));
+    let on_its_way = ledger.sent_in(restarted_us.saturating_sub(1_000_000)..u64::MAX).admitted_hits();
+    assert!(total <= truth + on_its_way, "{total} of {truth}, with {on_its_way} on their way");
+}
+
+/// Cuts until there were so many, and holds the totals against the ledger.
+fn assert_counts_once(cut: impl Fn(&CuttingProxy), cuts: u64) {
+    let redis = RedisServer::start();
+    let proxy = CuttingProxy::before(redis.address());
+    let fleet = Fleet::together(2, RULES, &proxy.url(), &[]);
+    let load = fleet.load(mixed(400));
+    cut(&proxy);
+    until(Duration::from_secs(120), "all cuts were made", || (proxy.cuts() >= cuts).then_some(()));
+    proxy.forward();
+    let ledger = load.finish();
+    until_equal(5 * HEALED, ledger.admitted_hits(), || redis.total_hits());
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    println!("{} cuts, {} scripts, {} requests", proxy.cuts(), proxy.scripts(), ledger.entries.len());
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn a_reply_that_is_lost_after_the_script_was_applied_counts_nothing_twice() {
+    assert_counts_once(|proxy| proxy.swallow_at_random(150, 1), 200);
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn a_reply_that_ends_half_way_counts_nothing_twice() {
+    assert_counts_once(|proxy| proxy.reset_at_random(150, 2), 50);
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn a_failover_to_a_replica_that_lagged_heals() {
+    let _machine = machine();
+    let mut master = RedisServer::start();
+    let between = CuttingProxy::before(master.address());
+    let replica = replica_of(between.address());
+    let proxy = CuttingProxy::before(master.address());
+    let fleet = Fleet::together(3, RULES, &proxy.url(), &[]);
+    let load = fleet.load(mixed(500));
+    load.goes_on(500);
+    // From here on the replica hears nothing.
+    between.freeze();
+    load.goes_on(1000);
+    until(HEALED, "the replica is behind", || (replica.total_hits() < master.total_hits()).then_some(()));
+    let _: String = replica.query(&["REPLICAOF", "NO", "ONE"]);
+    proxy.retarget(replica.address());
+    master.kill();
+    load.goes_on(1000);
+    let ledger = load.finish();
+    until_equal(2 * HEALED, ledger.admitted_hits(), || replica.total_hits());
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+}
+
+/// A fault that the load lives through, and after which the totals are right.
+fn assert_survives(
+    name: &str,
+    fault: impl Fn(&RedisServer, &CuttingProxy),
+    heal: impl Fn(&RedisServer, &CuttingProxy),
+) {
+    let redis = RedisServer::start();
+    let proxy = CuttingProxy::before(redis.address());
+    let fleet = Fleet::together(2, RULES, &proxy.url(), &[]);
+    let load = fleet.load(mixed(300));
+    load.goes_on(150);
+    fault(&redis, &proxy);
+    load.goes_on(600);
+    heal(&redis, &proxy);
+    load.goes_on(150);
+    let ledger = load.finish();
+    until_equal(2 * HEALED, ledger.admitted_hits(), || redis.total_hits());
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0), "{name}");
+    assert!(ledger.latency(0.99) <= DEADLINE + NOISE, "{name}: p99 {:?}", ledger.latency(0.99));
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn no_error_of_redis_reaches_a_client() {
+    let _machine = machine();
+    let set = |redis: &RedisServer, name: &str, value: &str| {
+        let _: String = redis.query(&["CONFIG", "SET", name, value]);
+    };
+    let forwards = |_: &RedisServer, proxy: &CuttingProxy| proxy.forward();
+    assert_survives("NOSCRIPT", |redis, _| redis.query(&["SCRIPT", "FLUSH"]), |_, _| {});
+    assert_survives("slow", |_, proxy| proxy.delay(Duration::from_secs(5)), forwards);
+    assert_survives("frozen", |_, proxy| proxy.freeze(), forwards);
+    assert_survives("refused", |_, proxy| proxy.refuse(), forwards);
+    let (memory, enough) = ("maxmemory", "0");
+    assert_survives("OOM", |redis, _| set(redis, memory, "1"), |redis, _| set(redis, memory, enough));
+    let readonly = |redis: &RedisServer, _: &CuttingProxy| {
+        let _: String = redis.query(&["REPLICAOF", "127.0.0.1", "1"]);
+    };
+    let writable = |redis: &RedisServer, _: &CuttingProxy| {
+        let _: String = redis.query(&["REPLICAOF", "NO", "ONE"]);
+    };
+    assert_survives("READONLY", readonly, writable);
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn it_starts_and_serves_while_redis_is_down_and_tells_it_later() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    let fleet = Fleet::start(2, RULES, &redis.url(), &[]);
+    for service in &fleet.services {
+        assert_eq!(service.get("/readyz").status, 200, "ready means that rules are loaded");
+    }
+    let load = fleet.load(mixed(300));
+    load.goes_on(300);
+    redis.restart_empty();
+    load.goes_on(300);
+    let ledger = load.finish();
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    until_equal(5 * HEALED, ledger.admitted_hits(), || redis.total_hits());
+}
+
+#[test]
+#[ignore = "waits for the regional layer"]
+fn without_redis_each_process_decides_from_its_memory() {
+    let redis = RedisServer::start();
+    let proxy = CuttingProxy::before(redis.address());
+    let fleet = Fleet::together(3, RULES, &proxy.url(), &[]);
+    proxy.refuse();
+    fleet.services.iter().zip(0u64..).for_each(|(service, seed)| {
+        let traffic = Traffic { seed, ..Traffic::on("over=x", 200) };
+        let ledger = Load::run(&[service.grpc], traffic, Duration::from_secs(1));
+        assert_eq!((ledger.failed(), ledger.admitted_hits()), (0, 50), "process {seed}");
+    });
+    proxy.forward();
+    until_equal(5 * HEALED, 150, || redis.total_hits());
+    let ledger = fleet.run(Traffic::on("over=x", 200), Duration::from_secs(1));
+    assert_eq!((ledger.failed(), ledger.admitted_hits()), (0, 0), "what was admitted meanwhile is not forgotten");
+}
