@@ -257,7 +257,7 @@ impl Cell {
         let mut count =
             |field: &str| hash.remove(field).map_or(0, |count| count.parse::<f64>().expect("a count") as u64);
         let _epoch = count("e");
-        let (hits, refunds) = (count("f") + count("a"), count("r"));
+        let (hits, refunds) = ((count("f") + count("a")).max(count("h")), count("r"));
         Cell {
             key: key.trim_start_matches("tidegate:{").trim_end_matches('}').to_owned(),
             sequence: sequence.parse().expect("a number"),

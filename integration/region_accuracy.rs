@@ -46,7 +46,6 @@ fn assert_exact(ledger: &Ledger, most: f64, name: &str) {
 
 /// Three fleets at once, because each needs little of the machine, and two windows take a while.
 #[test]
-#[ignore = "waits for the regional layer"]
 fn processes_keep_one_limit_at_ten_times_the_load_and_deny_nothing_below_it() {
     let _machine = machine();
     let redis: [RedisServer; 3] = std::array::from_fn(|_| RedisServer::start());
@@ -67,7 +66,6 @@ fn processes_keep_one_limit_at_ten_times_the_load_and_deny_nothing_below_it() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_burst_is_held_by_five_processes() {
     let _machine = machine();
     let redis = RedisServer::start();
@@ -77,7 +75,6 @@ fn a_burst_is_held_by_five_processes() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_small_limit_is_exact() {
     let _machine = machine();
     let redis = RedisServer::start();
@@ -92,7 +89,6 @@ fn a_small_limit_is_exact() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn a_process_that_was_idle_admits_one_large_request_more_and_small_ones_after() {
     let redis = RedisServer::start();
     let fleet = Fleet::together(3, RULES, &redis.url(), &[PATIENT]);
@@ -122,7 +118,6 @@ async fn a_process_that_was_idle_admits_one_large_request_more_and_small_ones_af
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn far_from_the_limit_a_hundred_requests_make_less_than_one_command() {
     let _machine = machine();
     let redis = RedisServer::start();
@@ -140,7 +135,6 @@ fn far_from_the_limit_a_hundred_requests_make_less_than_one_command() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn a_refund_counts_wherever_it_arrives() {
     let redis = RedisServer::start();
     let fleet = Fleet::together(3, RULES, &redis.url(), &[PATIENT]);
@@ -197,7 +191,6 @@ async fn checks_of_32(fleet: &Fleet, proxy: &CuttingProxy, key: &'static str, is
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn requests_for_one_cold_or_stale_key_go_to_the_origin_together() {
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());
@@ -215,7 +208,6 @@ async fn requests_for_one_cold_or_stale_key_go_to_the_origin_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn every_algorithm_keeps_one_limit_and_debt_is_everybodys() {
     const RULES: &str = "
 domain: d
@@ -262,7 +254,6 @@ fn throughput(service: &Service) -> f64 {
 
 /// The promise is 0.95; here, by the best of alternating rounds beside other tests, it is noticed if Redis is on the path.
 #[test]
-#[ignore = "waits for the regional layer"]
 fn redis_takes_little_of_the_throughput() {
     let _machine = machine();
     let redis = RedisServer::start();

@@ -40,7 +40,6 @@ fn slower_than(service: &Service, bucket: &str) -> f64 {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_redis_that_stands_still_is_noticed_by_nobody() {
     const STILL: Duration = Duration::from_secs(20);
     let _machine = machine();
@@ -78,7 +77,6 @@ fn a_redis_that_stands_still_is_noticed_by_nobody() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_redis_that_comes_back_empty_is_told_everything_again() {
     let _machine = machine();
     let mut redis = RedisServer::start();
@@ -122,19 +120,16 @@ fn assert_counts_once(cut: impl Fn(&CuttingProxy), cuts: u64) {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_reply_that_is_lost_after_the_script_was_applied_counts_nothing_twice() {
     assert_counts_once(|proxy| proxy.swallow_at_random(150, 1), 200);
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_reply_that_ends_half_way_counts_nothing_twice() {
     assert_counts_once(|proxy| proxy.reset_at_random(150, 2), 50);
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_failover_to_a_replica_that_lagged_heals() {
     let _machine = machine();
     let mut master = RedisServer::start();
@@ -179,7 +174,6 @@ fn assert_survives(
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn no_error_of_redis_reaches_a_client() {
     let _machine = machine();
     let set = |redis: &RedisServer, name: &str, value: &str| {
@@ -202,7 +196,6 @@ fn no_error_of_redis_reaches_a_client() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn it_starts_and_serves_while_redis_is_down_and_tells_it_later() {
     let mut redis = RedisServer::start();
     redis.kill();
@@ -220,7 +213,6 @@ fn it_starts_and_serves_while_redis_is_down_and_tells_it_later() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn without_redis_each_process_decides_from_its_memory() {
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());

@@ -30,7 +30,6 @@ fn entries(entries: &[(&str, &str)]) -> RateLimitDescriptor {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn no_two_identifiers_share_a_counter() {
     let redis = RedisServer::start();
     let fleet = Fleet::start(2, RULES, &redis.url(), &[PATIENT]);
@@ -119,7 +118,6 @@ fn in_short(descriptor: &RateLimitDescriptor) -> Vec<(&str, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn a_sensitive_value_is_not_found_in_redis() {
     const RULES: &str = "
 domain: d
@@ -164,7 +162,6 @@ descriptors:
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_sensitive_rule_needs_a_secret_where_there_is_redis() {
     use crate::harness::{rule_file, run, tidegate};
     let rules = "

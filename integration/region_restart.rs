@@ -21,7 +21,6 @@ const MARGIN: Duration = Duration::from_millis(100);
 const HEALED: Duration = Duration::from_secs(2);
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_kill_loses_at_most_one_replay_interval() {
     let _machine = machine();
     let redis = RedisServer::start();
@@ -60,7 +59,6 @@ fn settled_total(redis: &RedisServer) -> u64 {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_stop_loses_nothing() {
     let redis = RedisServer::start();
     let mut fleet = Fleet::together(1, RULES, &redis.url(), &[("TIDEGATE_DRAIN_DELAY", "0s")]);
@@ -78,7 +76,6 @@ fn a_stop_loses_nothing() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_rolling_restart_fails_no_call_loses_nothing_and_forgets_no_limit() {
     let _machine = machine();
     let redis = RedisServer::start();

@@ -18,7 +18,7 @@ descriptors:
 ";
 
 /// The setting that names a file with what `REDIS_AUTH` says otherwise.
-const PASSWORD_FILE: &str = "REDIS_AUTH_FILE";
+const PASSWORD_FILE: &str = "TIDEGATE_REDIS_AUTH_FILE";
 /// A failover or a migration may leave connections to be found anew.
 const HEALED: Duration = Duration::from_secs(10);
 
@@ -29,7 +29,6 @@ fn mixed(rate: u64) -> Traffic {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_failover_by_sentinels_fails_no_call_and_loses_no_hit() {
     let _machine = machine();
     let mut sentinels = Sentinels::start();
@@ -44,7 +43,6 @@ fn a_failover_by_sentinels_fails_no_call_and_loses_no_hit() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_slot_that_moves_under_load_fails_no_call_and_loses_no_hit() {
     let _machine = machine();
     let cluster = Cluster::start();
@@ -70,7 +68,6 @@ fn a_slot_that_moves_under_load_fails_no_call_and_loses_no_hit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "waits for the regional layer"]
 async fn a_request_over_several_slots_of_a_cluster_is_all_or_nothing() {
     use crate::harness::{ask, descriptor, said};
     const RULES: &str = "
@@ -100,7 +97,6 @@ fn assert_counts(redis: &RedisServer, url: &str, env: &[(&str, &str)]) {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn redis_is_reached_by_every_form_of_its_address() {
     let redis = RedisServer::start();
     let socket = redis.socket().display().to_string();
@@ -111,7 +107,6 @@ fn redis_is_reached_by_every_form_of_its_address() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn redis_is_reached_over_tls_with_and_without_a_certificate_of_our_own() {
     let authority = Authority::new("redis");
     let redis = RedisServer::with_tls(&authority);
@@ -147,7 +142,6 @@ fn assert_does_not_count(redis: &RedisServer, url: &str, env: &[(&str, &str)]) {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_redis_that_nobody_vouches_for_is_told_nothing() {
     let redis = RedisServer::with_tls(&Authority::new("redis"));
     let others = tempfile::tempdir().unwrap();
@@ -159,7 +153,6 @@ fn a_redis_that_nobody_vouches_for_is_told_nothing() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_password_is_given_and_a_wrong_one_stops_nobody() {
     let redis = RedisServer::with_password("open-sesame");
     assert_counts(&redis, &redis.url(), &[("REDIS_AUTH", "open-sesame")]);
@@ -172,7 +165,6 @@ fn a_password_is_given_and_a_wrong_one_stops_nobody() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn a_password_file_is_read_again_when_redis_is_reconnected() {
     let redis = RedisServer::start();
     let directory = tempfile::tempdir().unwrap();
@@ -197,7 +189,6 @@ fn a_password_file_is_read_again_when_redis_is_reconnected() {
 }
 
 #[test]
-#[ignore = "waits for the regional layer"]
 fn passwords_are_never_said() {
     let (_directory, rules) = rule_file(RULES);
     let said = run(tidegate(&["serve", "--rules", &rules]).env("REDIS_URL", "redis://u:open-sesame@host:port:1"));

@@ -222,6 +222,7 @@ fn join_region(service: &Arc<Service>, redis: RedisSettings, secret: Option<Secr
         process: ProcessId(rand::random()),
         keying: Keying::new(secret.unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())))),
         is_cluster: false,
+        deadline_us: u64::try_from(redis.origin_deadline.as_micros()).unwrap_or(u64::MAX),
         seed: rand::random(),
     };
     let deadline = redis.origin_deadline;

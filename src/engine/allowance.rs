@@ -2,6 +2,10 @@
 //!
 //! Each process may use its part of half of what is left, and never more than its part of the slack. So far from the limit
 //! nobody asks, near it everybody does, and however the processes take turns, they admit at most the slack too much.
+//!
+//! A part is one of as many as hold the key, which the origin tells. In a fleet larger than [`HOLDERS_ASSUMED`] that number
+//! may be growing while it is told: a hundred processes that come to a key at the same time would each take an eighth. So
+//! until a process has heard it twice without much growth, everyone who lives is taken to hold the key.
 
 /// What the rule takes into account besides the key's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +15,8 @@ pub struct Headroom {
     pub slack_permille: u16,
     /// Processes that hold the key.
     pub holders: u32,
+    /// Their number was told twice and did not grow.
+    pub is_settled: bool,
     /// Processes of the region that are alive.
     pub live: u32,
 }
@@ -23,7 +29,7 @@ impl Headroom {
     /// Among how many processes what is left is divided.
     fn processes(&self) -> u32 {
         let live = self.live.max(1);
-        self.holders.clamp(live.min(HOLDERS_ASSUMED), live)
+        if self.is_settled { self.holders.clamp(live.min(HOLDERS_ASSUMED), live) } else { live }
     }
 
     /// Hits that may be pending on the key while so many are available.
@@ -39,7 +45,7 @@ mod tests {
     use super::*;
 
     fn allowance(limit: u32, available: i64, holders: u32, live: u32) -> u64 {
-        Headroom { limit, slack_permille: 100, holders, live }.allowance(available)
+        Headroom { limit, slack_permille: 100, holders, is_settled: true, live }.allowance(available)
     }
 
     #[test]
@@ -61,6 +67,14 @@ mod tests {
     #[test]
     fn a_small_limit_leaves_nothing_to_guess() {
         assert_eq!(allowance(10, 10, 1, 2), 0);
-        assert_eq!(Headroom { limit: 1000, slack_permille: 0, holders: 1, live: 1 }.allowance(1000), 0);
+        let none = Headroom { limit: 1000, slack_permille: 0, holders: 1, is_settled: true, live: 1 };
+        assert_eq!(none.allowance(1000), 0);
+    }
+
+    #[test]
+    fn a_number_that_may_be_growing_is_not_relied_on() {
+        let unsettled = |live| Headroom { limit: 8000, slack_permille: 100, holders: 2, is_settled: false, live };
+        assert_eq!(unsettled(100).allowance(8000), 8);
+        assert_eq!(unsettled(8).allowance(8000), 100, "no more than all that live can come");
     }
 }

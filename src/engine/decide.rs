@@ -573,7 +573,7 @@ fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) 
     // A bucket is full at its burst, whatever its rate.
     let Terms { limit, burst, algorithm, .. } = check.terms;
     let limit = if algorithm == Algorithm::Gcra { burst } else { limit };
-    Headroom { limit, slack_permille, holders: shared.holders(), live }
+    Headroom { limit, slack_permille, holders: shared.holders(), is_settled: shared.are_holders_settled(), live }
 }
 
 /// Hits that may be refused, so that the origin is asked whether they fit.

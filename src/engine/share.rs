@@ -4,8 +4,9 @@
 //! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
 //! difference is pending. Totals make every message repeatable: the origin takes the larger.
 //!
-//! A cell is *seated* when the process knows its own field at the origin. A key that was given up and comes back does
-//! not: it has to read its field before its totals mean anything.
+//! A cell is *seated* when the process knows its own field at the origin: because it was told, or because it has never
+//! held the key before. A key that was given up and comes back is not: it has to read its field before its totals mean
+//! anything.
 
 use smallvec::SmallVec;
 
@@ -20,6 +21,9 @@ pub const COUNT_MAX: u64 = (1 << 53) - 1;
 pub const FRESH_MS: u64 = 5000;
 /// How long a key decides from memory after a read of it has failed.
 const RETRY_MS: u64 = 250;
+
+/// Two answers this far apart that tell as many holders: nobody is just joining.
+const HOLDERS_SETTLE_MS: u32 = 50;
 
 /// Stands in `acked` of a cell that is not seated. Above any count.
 const UNSEATED: u64 = u64::MAX;
@@ -36,9 +40,9 @@ pub struct Share {
 }
 
 impl Share {
-    /// A cell that this process has not seen begin.
+    /// A cell that this process may have held before, and forgotten.
     const UNKNOWN: Share = Share { own: 0, acked: UNSEATED, epoch: 0 };
-    /// A cell that began while this process held the key: its field can't be there yet.
+    /// A cell that this process has added nothing to: its field can't be there yet.
     const BEGUN: Share = Share { own: 0, acked: 0, epoch: 0 };
 
     pub fn is_seated(&self) -> bool {
@@ -90,6 +94,8 @@ pub struct Shared {
     /// The pause denies requests of at least this many hits.
     paused_hits: u32,
     holders: u16,
+    /// When their number was last told to have grown, cut off to what is needed to compare.
+    holders_grew_ms: u32,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
     pub generation: u16,
     /// Stands in the queue of what is to be told.
@@ -101,6 +107,7 @@ pub struct Shared {
     is_failed: bool,
     /// The counts of the cell before the newest can't be behind any more.
     is_settled: bool,
+    are_holders_settled: bool,
     /// The values of its identifier leave the process only as a keyed digest.
     pub is_sensitive: bool,
 }
@@ -158,11 +165,13 @@ pub struct Moment {
 const SETTLED_MS: u64 = 200;
 
 impl Shared {
-    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool) -> Shared {
+    /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
+    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> Shared {
+        let share = if is_first { Share::BEGUN } else { Share::UNKNOWN };
         let shares = match counter {
-            Counter::Windowed(_) => Shares::Windows([Share::UNKNOWN; 2]),
-            Counter::Exact(_) => Shares::Exact(Box::new([Share::UNKNOWN; EXACT_CELLS])),
-            Counter::Gcra(_) => Shares::Bucket { share: Share::UNKNOWN, version: 0 },
+            Counter::Windowed(_) => Shares::Windows([share; 2]),
+            Counter::Exact(_) => Shares::Exact(Box::new([share; EXACT_CELLS])),
+            Counter::Gcra(_) => Shares::Bucket { share, version: 0 },
         };
         Shared {
             shares,
@@ -172,12 +181,14 @@ impl Shared {
             paused_until_ms: 0,
             paused_hits: 0,
             holders: 0,
+            holders_grew_ms: 0,
             generation,
             is_queued: false,
             is_in_flight: false,
             is_wanted: false,
             is_failed: false,
             is_settled: false,
+            are_holders_settled: false,
             is_sensitive,
         }
     }
@@ -237,6 +248,24 @@ impl Shared {
 
     pub fn is_seated(&self) -> bool {
         self.cells().iter().all(Share::is_seated)
+    }
+
+    /// Their number is settled when it was told twice, some time apart, and has hardly grown.
+    fn count_holders(&mut self, holders: u32, mono_ms: u64) {
+        let holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
+        let before = self.holders.max(8);
+        let now_ms = mono_ms as u32;
+        if self.holders == 0 || holders > before.saturating_add(before / 8) {
+            self.are_holders_settled = false;
+            self.holders_grew_ms = now_ms;
+        } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
+            self.are_holders_settled = true;
+        }
+        self.holders = holders;
+    }
+
+    pub fn are_holders_settled(&self) -> bool {
+        self.are_holders_settled
     }
 
     pub fn holders(&self) -> u32 {
@@ -342,8 +371,7 @@ impl Shared {
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.is_settled = true;
         }
-        let holders = cells.iter().map(|cell| cell.holders).max().unwrap_or(0);
-        self.holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
+        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
         self.fresh_until_ms = at.mono_ms + FRESH_MS;
         self.is_failed = false;
         self.is_dirty()

@@ -167,9 +167,8 @@ impl Shard {
         self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
     }
 
-    fn insert(&mut self, entry: Entry<'_>, is_shared: bool, now_ms: u64) -> u32 {
-        let Entry { key, hash, terms, counter, is_sensitive } = entry;
-        let mut shared = is_shared.then(|| Shared::new(&counter, 0, is_sensitive));
+    fn insert(&mut self, entry: Entry<'_>, mut shared: Option<Shared>, now_ms: u64) -> u32 {
+        let Entry { key, hash, terms, counter, .. } = entry;
         let slot = Slot {
             space: key.space,
             window_ms: key.window_ms,
@@ -195,7 +194,7 @@ impl Shard {
             None => {
                 if self.slots.is_multiple_of(PIECE_SLOTS) {
                     self.pieces.push(Vec::with_capacity(PIECE_SLOTS));
-                    self.shared.extend(is_shared.then(|| Vec::with_capacity(PIECE_SLOTS)));
+                    self.shared.extend(shared.is_some().then(|| Vec::with_capacity(PIECE_SLOTS)));
                     self.notes.push(Box::new(Notes { tag: [0; PIECE_SLOTS], due_s: [u32::MAX; PIECE_SLOTS] }));
                 }
                 self.pieces[self.slots / PIECE_SLOTS].push(slot);
@@ -230,7 +229,7 @@ impl Shard {
         slot.counter = Counter::Windowed(Default::default());
         if let Some(shared) = shared {
             let generation = shared.generation.wrapping_add(1);
-            *shared = Shared::new(&slot.counter, generation, false);
+            *shared = Shared::new(&slot.counter, generation, false, false);
         }
         *self.due_s(number) = u32::MAX;
         self.free.push(number);
@@ -364,6 +363,8 @@ pub struct Table {
     /// Where the search in other shards goes on.
     neighbour: AtomicUsize,
     lost_hits: AtomicU64,
+    /// When a key last expired.
+    expired_at_ms: AtomicU64,
     is_shared: bool,
     grown: Grown,
     /// The second in which a search through all shards found nothing expired.
@@ -401,6 +402,7 @@ impl Table {
             evicted_over_limit: AtomicU64::new(0),
             neighbour: AtomicUsize::new(0),
             lost_hits: AtomicU64::new(0),
+            expired_at_ms: AtomicU64::new(0),
             is_shared,
             grown: Grown::default(),
             nothing_due_s: AtomicU32::new(0),
@@ -425,6 +427,18 @@ impl Table {
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
         Some(shard.slot(slot).counter.clone())
+    }
+
+    /// A key's part in the region, before anything is known of it.
+    pub fn new_shared(&self, counter: &Counter, is_sensitive: bool, now_ms: u64) -> Shared {
+        // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
+        let is_bucket = matches!(counter, Counter::Gcra(_));
+        let is_forgotten = match self.expired.load(Ordering::Relaxed) {
+            0 => false,
+            _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
+        };
+        let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
+        Shared::new(counter, 0, is_sensitive, is_first)
     }
 
     pub fn is_shared(&self) -> bool {
@@ -471,7 +485,8 @@ impl Table {
         if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
             self.make_room(shard, pinned, now_ms);
         }
-        shard.insert(entry, self.is_shared, now_ms)
+        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.is_sensitive, now_ms));
+        shard.insert(entry, shared, now_ms)
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
@@ -533,6 +548,9 @@ impl Table {
         /// A pause of some tens of microseconds at most for whoever waits for the shard.
         const REMOVED_MAX: usize = 256;
         let removed = shard.expire(now_ms, REMOVED_MAX, pinned);
+        if removed > 0 {
+            self.expired_at_ms.fetch_max(now_ms, Ordering::Relaxed);
+        }
         self.keys.fetch_sub(removed, Ordering::Relaxed);
         self.expired.fetch_add(removed as u64, Ordering::Relaxed);
         removed

@@ -12,8 +12,6 @@ use crate::engine::Inquiry;
 use crate::engine::decide::{Answered, Settled};
 use crate::regional::call::{AskVerdict, OriginKey};
 
-/// Between two checks of a key, for each process that holds it.
-const SPACING_US: u64 = 100;
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
 pub const TOGETHER_MAX: usize = 256;
 
@@ -133,13 +131,13 @@ impl Asks {
         true
     }
 
-    /// A call about these keys is over; `holders` processes space the next. Returns the keys that can go on at once.
-    pub fn free(&mut self, keys: &[OriginKey], holders: u32, sent_us: u64, now_us: u64) -> Vec<OriginKey> {
+    /// A call about these keys is over, the next is not made before that moment. Returns the keys that can go on at once.
+    pub fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {
         let mut ready = Vec::new();
         for key in keys {
             let Some(state) = self.keys.get_mut(key) else { continue };
             state.is_busy = false;
-            state.free_at_us = sent_us + SPACING_US * u64::from(holders.max(1));
+            state.free_at_us = free_at_us;
             match (state.waiting.is_empty(), now_us >= state.free_at_us) {
                 (true, true) => drop(self.keys.remove(key)),
                 (true, false) => {}

@@ -49,6 +49,8 @@ struct Cell {
     base: Base,
     floor: u64,
     added: u64,
+    /// The sum of all fields that there ever were.
+    told: u64,
     refunds: u64,
 }
 
@@ -66,6 +68,8 @@ struct News {
     /// The epoch that the process knows is another one, and how it compares to the cell's.
     other_epoch: Option<OtherEpoch>,
     hits: u64,
+    /// How far the process's field went up.
+    raised: u64,
     refunds: u64,
     /// Whether the process's field is made or raised.
     is_field_new: bool,
@@ -101,7 +105,7 @@ impl Base {
             _ => None,
         };
         if !told.is_seated {
-            return News { other_epoch, hits: 0, refunds: 0, is_field_new: is_missing };
+            return News { other_epoch, hits: 0, raised: 0, refunds: 0, is_field_new: is_missing };
         }
         let before = *field;
         *field = Field { own: before.own.max(told.own), asked: before.asked.max(told.asked) };
@@ -112,6 +116,7 @@ impl Base {
         News {
             other_epoch,
             hits: told.own.saturating_sub(known.own),
+            raised: field.own - before.own,
             refunds: told.asked.saturating_sub(known.asked),
             is_field_new: is_missing || *field != before,
         }
@@ -120,7 +125,7 @@ impl Base {
 
 impl Cell {
     fn hits(&self) -> u64 {
-        saturating(self.floor, self.added)
+        saturating(self.floor, self.added).max(self.told)
     }
 
     /// What counts. A full cell stays full.
@@ -150,7 +155,8 @@ impl Cell {
         match other_epoch {
             OtherEpoch::Older => self.floor = self.floor.max(told.floor),
             // As an addition, because a floor from before may still come in.
-            OtherEpoch::Newer => self.added += told.floor.saturating_sub(self.hits()),
+            OtherEpoch::Newer if told.floor > self.hits() => self.added = told.floor - self.floor,
+            OtherEpoch::Newer => {}
         }
         self.refunds = self.refunds.max(told.refunds_floor.min(self.hits()));
     }
@@ -268,6 +274,7 @@ impl Origin {
             if let Some(other_epoch) = news.other_epoch {
                 cell.raise(told, other_epoch);
             }
+            cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
             refunds.push(news.refunds);
             is_changed.push(is_made || news.is_field_new || before != (cell.floor, cell.added, cell.refunds));
@@ -342,7 +349,10 @@ impl Origin {
         match open.part.measure {
             Measure::Gcra { .. } => self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new)),
             Measure::Sum | Measure::Sliding { .. } => {
-                self.cells.get_mut(&cell).into_iter().for_each(|cell| cell.add(new));
+                if let Some(cell) = self.cells.get_mut(&cell) {
+                    cell.told = saturating(cell.told, new);
+                    cell.add(new);
+                }
             }
         }
     }

@@ -149,6 +149,8 @@ pub struct RegionOptions {
     pub keying: Keying,
     /// Keys of one call have to be in one slot of the Cluster.
     pub is_cluster: bool,
+    /// How long requests wait for the origin at most.
+    pub deadline_us: u64,
     /// Of choices that should differ between processes.
     pub seed: u64,
 }
@@ -166,6 +168,8 @@ pub struct Region {
     pending_hits: AtomicU64,
 }
 
+/// Between two checks of a key, for each process that holds it: a hot key costs the origin the same for any number.
+const SPACING_US: u64 = 100;
 /// How long a cell outlives its window at the origin: clocks differ.
 const GRACE_MS_MAX: u64 = 60_000;
 /// Messages that nobody answered may still arrive for this long.
@@ -515,7 +519,8 @@ impl Region {
             }
             _ => {
                 let counter = Counter::new(&asked.terms, now.wall_ms);
-                let totals = Shared::new(&counter, 0, false).judged_totals(&counter, &asked.terms);
+                let shared = table.new_shared(&counter, asked.key.is_sensitive, now.wall_ms);
+                let totals = shared.judged_totals(&counter, &asked.terms);
                 part(origin, &asked.terms, &totals, now.wall_ms, now.wall_ms)
             }
         }
@@ -609,7 +614,8 @@ impl Region {
                 }
             }
         }
-        effects.join(self.free(state, check, holders.min(self.live()), now));
+        let spacing_us = SPACING_US * u64::from(holders.min(self.live()));
+        effects.join(self.free(state, check, spacing_us, now));
         effects
     }
 
@@ -647,14 +653,16 @@ impl Region {
                 }
             }
         }
-        effects.join(self.free(state, check, 1, now));
+        effects.join(self.free(state, check, 0, now));
         effects
     }
 
-    fn free(&self, state: &mut State, check: &Check, holders: u32, now: Now) -> Effects {
+    fn free(&self, state: &mut State, check: &Check, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
-        for key in state.asks.free(&keys, holders, check.sent_us, now.mono_us) {
+        // Whoever waits for the spacing to pass must still have time to be answered.
+        let free_at_us = check.sent_us + spacing_us.min(self.options.deadline_us / 2);
+        for key in state.asks.free(&keys, free_at_us, now.mono_us) {
             effects.join(self.release(state, &key, now));
         }
         effects

@@ -42,12 +42,13 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(slack_permille: u16, seed: u64, generation: u64) -> Process {
+    pub fn new(slack_permille: u16, deadline_us: u64, seed: u64, generation: u64) -> Process {
         let engine = Arc::new(Engine::shared(10_000, slack_permille));
         let options = RegionOptions {
             process: ProcessId(seed),
             keying: Keying::new(Secret::new("simulated")),
             is_cluster: false,
+            deadline_us,
             seed,
         };
         let region = Region::new(engine.clone(), options);

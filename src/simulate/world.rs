@@ -136,7 +136,7 @@ impl World {
 
     fn start(&mut self) -> Process {
         self.generation += 1;
-        Process::new(self.setup.slack_permille, self.random.next(), self.generation)
+        Process::new(self.setup.slack_permille, self.setup.deadline_us, self.random.next(), self.generation)
     }
 
     pub fn now_ms(&self) -> u64 {
@@ -379,10 +379,13 @@ impl World {
         match fault {
             Fault::Freeze { for_us } => self.frozen_until_us = self.now_us + for_us,
             Fault::LoseData => {
+                self.note_unacknowledged();
                 self.origin.clear();
                 self.everyone_heals();
             }
             Fault::Failover { back_us } => {
+                // Cells that the copy does not have yet are lost.
+                self.note_unacknowledged();
                 let then_us = self.now_us.saturating_sub(back_us);
                 let copy = self.copies.iter().rev().find(|(at_us, _)| *at_us <= then_us).or(self.copies.front());
                 if let Some((_, copy)) = copy {
@@ -420,6 +423,10 @@ impl World {
         let effects = process.region.flush_now(self.now(to.process));
         self.perform(to.process, effects);
         self.at(self.now_us + 5_000, Event::Leave { to });
+    }
+
+    fn note_unacknowledged(&mut self) {
+        self.oracle.unacknowledged += (0..self.processes.len()).map(|it| self.pending(it)).sum::<u64>();
     }
 
     /// As a change of the origin's run id would be noticed.

@@ -87,9 +87,16 @@ local function write_field(cell)
   return format('%.0f', cell.field)
 end
 
+-- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together.
+local function hits_of(cell)
+  local sum = cell.f + cell.a
+  sum = sum > cell.h and sum or cell.h
+  return sum < MAX and sum or MAX
+end
+
 -- What counts of a window's cell. A full one stays full.
 local function count(cell)
-  local sum = cell.f + cell.a
+  local sum = hits_of(cell)
   return sum < MAX and sum - cell.r or MAX
 end
 
@@ -154,18 +161,18 @@ end
 local function window_cell(key, at)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = { key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own }
-  local held = call('HMGET', key, 'e', 'f', 'a', 'r', process)
-  local e, f, a, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0
+  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process)
+  local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
   if e then
-    f, a, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4])
-    cell.holders = call('HLEN', key) - 4
+    f, a, h, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
+    cell.holders = call('HLEN', key) - 5
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
     cell.write = ALL
   end
-  if held[5] then
-    field, asked = read_field(held[5])
+  if held[6] then
+    field, asked = read_field(held[6])
   else
     cell.holders = cell.holders + 1
     cell.write = cell.write == ALL and ALL or ADDED
@@ -180,12 +187,12 @@ local function window_cell(key, at)
         f = floor
         cell.write = ALL
       end
-    elseif floor > f + a then
+    elseif floor > f + a and floor > h then
       -- An older copy came back. As an addition, because a floor from before may still come in.
       a = floor - f
       cell.write = ALL
     end
-    local sum = f + a
+    local sum = f + a > h and f + a or h
     if refunds_floor > sum then
       refunds_floor = sum
     end
@@ -209,6 +216,7 @@ local function window_cell(key, at)
       end
     end
     if own > field then
+      h = h + (own - field) < MAX and h + (own - field) or MAX
       field = own
       cell.write = cell.write == ALL and ALL or ADDED
     end
@@ -222,12 +230,12 @@ local function window_cell(key, at)
   else
     cell.running = field
   end
-  if r > 0 and f + a >= MAX then
+  if r > 0 and (f + a >= MAX or h >= MAX) then
     -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
     r = 0
     cell.write = ALL
   end
-  cell.e, cell.f, cell.a, cell.r, cell.field, cell.asked = e, f, a, r, field, asked
+  cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
   return cell
 end
 
@@ -236,8 +244,8 @@ local function refund(cells, first)
   local rest = cells[first].refund
   for place = first, #cells do
     local cell = cells[place]
-    if cell.f + cell.a < MAX then
-      local taken = cell.f + cell.a - cell.r
+    if hits_of(cell) < MAX then
+      local taken = hits_of(cell) - cell.r
       if taken > rest then
         taken = rest
       end
@@ -467,8 +475,9 @@ for number = 1, asks_count do
           newest.write = ALL
         else
           newest.a = newest.a + new < MAX and newest.a + new or MAX
+          newest.h = newest.h + new < MAX and newest.h + new or MAX
           newest.write = newest.write == ALL and ALL or ADDED
-          if newest.f + newest.a >= MAX then
+          if hits_of(newest) >= MAX then
             newest.r = 0
             newest.write = ALL
             part.effective = nil
@@ -516,18 +525,19 @@ for number = 1, parts_count do
       local cell = cells[place]
       if cell.write ~= NOTHING then
         if cell.write == ADDED then
-          call('HSET', cell.key, 'a', format('%.0f', cell.a), process, write_field(cell))
+          call(
+            'HSET', cell.key, 'a', format('%.0f', cell.a), 'h', format('%.0f', cell.h), process, write_field(cell)
+          )
         else
           call(
             'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
-            'r', format('%.0f', cell.r), process, write_field(cell)
+            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), process, write_field(cell)
           )
         end
         call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
       end
-      local sum = cell.f + cell.a
       answer[length + 1] = cell.e
-      answer[length + 2] = sum < MAX and sum or MAX
+      answer[length + 2] = hits_of(cell)
       answer[length + 3] = cell.field
       answer[length + 4] = cell.asked
       answer[length + 5] = cell.r

@@ -69,10 +69,7 @@ fn wrong(world: &World, kind: Kind) -> Option<String> {
         return Some(format!("the origin holds {held}, {admitted} were admitted, {lost_max} may be lost"));
     }
     // A check whose caller gave up may have been counted, and after a loss what was under way is told twice.
-    let more_max = match kind {
-        Kind::Losses => u64::MAX,
-        _ => world.oracle.abandoned_hits,
-    };
+    let more_max = world.oracle.abandoned_hits + world.oracle.unacknowledged;
     if held.saturating_sub(admitted) > more_max {
         return Some(format!("the origin holds {held}, {admitted} were admitted, {more_max} may be too many"));
     }

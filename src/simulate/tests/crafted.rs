@@ -10,7 +10,8 @@ fn setup(seed: u64, processes: usize) -> Setup {
 
 fn check(world: &World, what: &str) {
     let worst = world.oracle.worst_permille(0, 10_000, 1000);
-    eprintln!("{what}: worst {worst} permille");
+    let (asked, unanswered) = (world.oracle.asked, world.oracle.unanswered);
+    eprintln!("{what}: worst {worst} permille, {asked} asked, {unanswered} without an answer");
     assert!(worst <= 1100, "{what}: {worst}");
 }
 
