@@ -1,12 +1,15 @@
 //! What is measured about the region: who decided, what the origin was asked, how long it took, why it failed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::MetricType;
 
 use crate::observe::histogram::Histogram;
+use crate::observe::scrape::{Page, Times};
 use crate::observe::stripes::Stripes;
 use crate::regional::region::Operation;
 
@@ -78,5 +81,88 @@ impl RegionalMetrics {
 
     pub fn count(counter: &AtomicU64, by: u64) {
         counter.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// Everything about the region, at one moment.
+#[derive(Clone, Debug)]
+pub struct RegionalFigures {
+    pub decisions: [(DecidedBy, u64); 3],
+    pub times: [(Operation, Times); 3],
+    pub errors: BTreeMap<(&'static str, &'static str), u64>,
+    pub hydrations: u64,
+    pub checks: u64,
+    pub replayed_cells: u64,
+    pub heals: u64,
+    pub clock_offset_ms: i64,
+    /// Name, whether it is open, how often it has opened.
+    pub breakers: [(&'static str, bool, u64); 2],
+    pub live: u32,
+    pub pending_hits: u64,
+    pub lost_hits: u64,
+    pub lag_s: f64,
+    pub is_connected: bool,
+    pub connections: u64,
+}
+
+impl RegionalMetrics {
+    pub fn read_times(&self) -> [(Operation, Times); 3] {
+        Operation::ALL.map(|operation| (operation, Times::of(self.times(operation))))
+    }
+}
+
+impl RegionalFigures {
+    /// Calls of an operation, answered or not.
+    fn calls(&self, operation: Operation) -> u64 {
+        let answered =
+            self.times.iter().filter(|(of, _)| *of == operation).map(|(_, times)| times.count()).sum::<u64>();
+        let failed = self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count);
+        answered + failed.sum::<u64>()
+    }
+
+    pub(super) fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        let decisions = self.decisions.iter().map(|(by, count)| (vec![("by", by.word())], *count));
+        page.family(
+            "tidegate_regional_decisions_total",
+            "Decisions by who made them: memory, the origin, or memory because the origin gave no answer",
+            MetricType::Counter,
+            decisions,
+        )?;
+        let calls = Operation::ALL.map(|operation| (vec![("operation", operation.word())], self.calls(operation)));
+        page.family("tidegate_origin_calls_total", "Calls to Redis", MetricType::Counter, calls)?;
+        let times = self.times.iter().map(|(operation, times)| (vec![("operation", operation.word())], times));
+        page.histograms("tidegate_origin_duration_seconds", "Calls to Redis that were answered", times)?;
+        let errors = self
+            .errors
+            .iter()
+            .map(|((operation, reason), count)| (vec![("operation", *operation), ("reason", *reason)], *count));
+        page.family("tidegate_origin_errors_total", "Calls to Redis without an answer", MetricType::Counter, errors)?;
+        let open = self.breakers.map(|(name, is_open, _)| (vec![("breaker", name)], u64::from(is_open)));
+        page.family("tidegate_origin_breaker_open", "1 while nobody asks", MetricType::Gauge, open)?;
+        let opened = self.breakers.map(|(name, _, opened)| (vec![("breaker", name)], opened));
+        page.family("tidegate_origin_breaker_opened_total", "How often it opened", MetricType::Counter, opened)?;
+        page.counter("tidegate_regional_hydrations_total", "Cold or stale keys that were read", self.hydrations)?;
+        page.counter(
+            "tidegate_regional_checks_total",
+            "Requests that asked because too many hits were pending",
+            self.checks,
+        )?;
+        page.counter("tidegate_regional_replayed_cells_total", "Cells that replays have told", self.replayed_cells)?;
+        page.counter("tidegate_regional_heals_total", "How often all counts were told again", self.heals)?;
+        page.gauge("tidegate_regional_pending_hits", "Hits pending when the last flush began", self.pending_hits)?;
+        page.gauge("tidegate_regional_lag_seconds", "For how long something has been pending", self.lag_s)?;
+        page.counter(
+            "tidegate_regional_lost_hits_total",
+            "Pending hits of keys that were given up because the table was full",
+            self.lost_hits,
+        )?;
+        page.gauge("tidegate_regional_live_processes", "Processes of the region that are alive", self.live)?;
+        page.gauge(
+            "tidegate_origin_clock_offset_seconds",
+            "The clock of Redis minus this one",
+            self.clock_offset_ms as f64 / 1000.0,
+        )?;
+        page.gauge("tidegate_origin_connected", "1 while there are connections", u64::from(self.is_connected))?;
+        page.counter("tidegate_origin_connections_total", "Connections made", self.connections)
     }
 }

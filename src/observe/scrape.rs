@@ -19,6 +19,7 @@ use crate::observe::hits::{Count, Counts};
 use crate::observe::labels::Labels;
 use crate::observe::outcome::{Failure, Outcome, Outcomes};
 use crate::observe::process::ProcessFigures;
+use crate::observe::regional::RegionalFigures;
 use crate::rules::problem::Severity;
 use crate::sources::config::{Config, now_s};
 
@@ -38,18 +39,18 @@ pub struct ScrapeOptions {
 
 /// A histogram, read.
 #[derive(Clone, Debug)]
-struct Times {
+pub struct Times {
     buckets: [(f64, u64); BUCKETS],
     sum_s: f64,
 }
 
 impl Times {
-    fn of(histogram: &Histogram) -> Times {
+    pub fn of(histogram: &Histogram) -> Times {
         let (buckets, sum_s) = histogram.read();
         Times { buckets, sum_s }
     }
 
-    fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
@@ -106,6 +107,8 @@ pub struct Figures {
     pub in_flight_max: usize,
     pub connections: ConnectionFigures,
     pub config: Config,
+    /// `None` when counts are not shared.
+    pub regional: Option<RegionalFigures>,
     pub process: ProcessFigures,
     pub started_at_s: u64,
 }
@@ -134,6 +137,7 @@ impl Collector for Scrape {
         self.of_the_reference(&mut page)?;
         self.of_decisions(&mut page)?;
         self.of_config(&mut page)?;
+        self.figures.regional.iter().try_for_each(|regional| regional.write(&mut page))?;
         self.of_the_process(&mut page)
     }
 }
@@ -272,10 +276,10 @@ impl Scrape {
 }
 
 /// Where metrics are written, one family after the other.
-struct Page<'p>(DescriptorEncoder<'p>);
+pub(super) struct Page<'p>(DescriptorEncoder<'p>);
 
 impl Page<'_> {
-    fn family<'l, V: EncodeGaugeValue>(
+    pub(super) fn family<'l, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -293,12 +297,27 @@ impl Page<'_> {
         self.0.encode_descriptor(name, help, None, kind)?.encode_gauge(&value)
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.single(name, help, MetricType::Counter, value)
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
         self.single(name, help, MetricType::Gauge, value)
+    }
+
+    /// Several histograms of one name, told apart by their labels.
+    pub(super) fn histograms<'l>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (Vec<(&'l str, &'l str)>, &'l Times)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, times) in series {
+            let mut metric = metric.encode_family(&labels)?;
+            metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)?;
+        }
+        Ok(())
     }
 
     fn histogram(&mut self, name: &str, help: &str, labels: &[(&str, &str)], times: &Times) -> fmt::Result {

@@ -13,7 +13,7 @@ use crate::engine::decide::{Answered, Settled};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
-pub const TOGETHER_MAX: usize = 256;
+pub const TOGETHER_MAX: usize = 512;
 
 /// A request that waits for the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -137,7 +137,8 @@ impl Asks {
         for key in keys {
             let Some(state) = self.keys.get_mut(key) else { continue };
             state.is_busy = false;
-            state.free_at_us = free_at_us;
+            // More than one call can take do not wait for the spacing as well.
+            state.free_at_us = if state.waiting.len() > TOGETHER_MAX { now_us } else { free_at_us };
             match (state.waiting.is_empty(), now_us >= state.free_at_us) {
                 (true, true) => drop(self.keys.remove(key)),
                 (true, false) => {}

@@ -121,6 +121,11 @@ impl Ruleset {
         domains.into_iter()
     }
 
+    pub fn shortest_window_ms(&self) -> Option<u64> {
+        let rules = self.domains.values().flat_map(Domain::rules);
+        rules.flat_map(Rule::limits).map(|limit| limit.terms.window_ms).min()
+    }
+
     pub fn rules_count(&self) -> usize {
         self.domains.values().map(|domain| domain.tree.rules.len()).sum()
     }

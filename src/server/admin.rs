@@ -103,6 +103,7 @@ impl Admin {
                 certificate_reload_failures: self.tls.as_ref().map_or(0, |tls| tls.reload_failures()),
             },
             config: self.config.read(),
+            regional: service.regional().map(|regional| regional.figures(table.stats().lost_hits)),
             process: ProcessFigures::of("self").unwrap_or_default(),
             started_at_s: self.started_at_s,
         }

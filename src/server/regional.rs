@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use tokio::time::{sleep, sleep_until, timeout_at};
 
 use crate::engine::decide::{Asking, Consult, Why};
 use crate::engine::{Engine, Inquiry};
-use crate::observe::regional::{DecidedBy, RegionalMetrics};
+use crate::observe::regional::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
 use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, RegionOptions};
@@ -31,6 +31,8 @@ const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Until the first heartbeat has been answered.
 const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
 const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Clocks may be apart by one part in so many of the shortest window.
+const CLOCK_SHARE: u64 = 20;
 /// How often somebody looks whether a probe is due.
 const PROBE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -55,6 +57,7 @@ pub struct Regional {
     is_leaving: AtomicBool,
     /// Run ids of the servers behind the origin.
     identity: Mutex<Vec<String>>,
+    shortest_window_ms: AtomicU64,
     pub metrics: RegionalMetrics,
 }
 
@@ -78,6 +81,7 @@ impl Regional {
             deadline,
             is_leaving: AtomicBool::new(false),
             identity: Mutex::default(),
+            shortest_window_ms: AtomicU64::new(u64::MAX),
             metrics: RegionalMetrics::default(),
         });
         tokio::spawn(regional.clone().pump());
@@ -103,6 +107,34 @@ impl Regional {
         u64::try_from(at.saturating_duration_since(self.began).as_micros())
             .unwrap_or(u64::MAX)
             .saturating_add(1_000_000)
+    }
+
+    pub fn figures(&self, lost_hits: u64) -> RegionalFigures {
+        let [checks, replays] = self.region.breakers();
+        let status = self.redis.status();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RegionalFigures {
+            decisions: DecidedBy::ALL.map(|by| (by, self.metrics.decisions(by))),
+            times: self.metrics.read_times(),
+            errors: self.metrics.errors(),
+            hydrations: count(&self.metrics.hydrations),
+            checks: count(&self.metrics.checks),
+            replayed_cells: count(&self.metrics.replayed_cells),
+            heals: count(&self.metrics.heals),
+            clock_offset_ms: self.metrics.clock_offset_ms.load(Ordering::Relaxed),
+            breakers: [("checks", checks.0, checks.1), ("replays", replays.0, replays.1)],
+            live: self.region.live(),
+            pending_hits: self.region.pending_hits(),
+            lost_hits,
+            lag_s: self.region.lag_us(self.now()) as f64 / 1e6,
+            is_connected: status.connected_since.is_some(),
+            connections: status.connections,
+        }
+    }
+
+    /// The shortest window of the rules in force: clocks should agree within a small part of it.
+    pub fn set_shortest_window(&self, window_ms: Option<u64>) {
+        self.shortest_window_ms.store(window_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// What a request's first look may know of the region.
@@ -221,6 +253,7 @@ impl Regional {
     async fn beat(self: Arc<Self>) {
         let mut was_heard = false;
         let mut has_warned = false;
+        let mut are_apart = false;
         let written = script::encode_beat(self.region.process());
         while !self.is_leaving.load(Ordering::Relaxed) {
             let began = Instant::now();
@@ -234,6 +267,7 @@ impl Regional {
                     let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
                     let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
                     self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
+                    self.compare_clocks(offset_ms, &mut are_apart);
                     if was_heard && !beat.was_known {
                         self.heal("it does not know this process any more");
                     }
@@ -244,6 +278,20 @@ impl Regional {
             }
             sleep(if was_heard { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
         }
+    }
+
+    /// Says so when the clocks are too far apart for the rules: requests are then counted in different windows.
+    fn compare_clocks(&self, offset_ms: i64, were_apart: &mut bool) {
+        let window_ms = self.shortest_window_ms.load(Ordering::Relaxed);
+        let are_apart = offset_ms.unsigned_abs().saturating_mul(CLOCK_SHARE) > window_ms;
+        if are_apart && !*were_apart {
+            tracing::warn!(
+                offset_ms,
+                shortest_window_ms = window_ms,
+                "the clock of Redis and this one are further apart than 5 % of the shortest window: set them right"
+            );
+        }
+        *were_apart = are_apart;
     }
 
     /// Notices a restart or a failover: the data behind another run id may be older, or gone.

@@ -131,6 +131,8 @@ impl Service {
 
     /// Takes part in a region from now on.
     pub fn join(&self, regional: Arc<Regional>) {
+        let shortest = self.in_force().and_then(|in_force| in_force.ruleset.shortest_window_ms());
+        regional.set_shortest_window(shortest);
         // Once at most.
         let _ = self.regional.set(regional);
     }
@@ -141,6 +143,9 @@ impl Service {
 
     /// Puts rules into force. Requests that are being decided finish with those they began with.
     pub fn install(&self, ruleset: Ruleset) {
+        if let Some(regional) = self.regional.get() {
+            regional.set_shortest_window(ruleset.shortest_window_ms());
+        }
         let mut retired = self.retired.lock();
         let before = self.in_force.load_full();
         let hits = match &before {

@@ -17,8 +17,7 @@ pub struct Network {
 
 impl Network {
     /// Half a millisecond each way, and nothing goes wrong.
-    pub const QUIET: Network =
-        Network { delay_us: (450, 550), lost_calls: 0, lost_replies: 0, repeated: 0, late: 0 };
+    pub const QUIET: Network = Network { delay_us: (450, 550), lost_calls: 0, lost_replies: 0, repeated: 0, late: 0 };
     /// Much goes wrong.
     pub const ROUGH: Network =
         Network { delay_us: (200, 3_000), lost_calls: 50, lost_replies: 150, repeated: 50, late: 50 };

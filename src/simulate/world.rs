@@ -61,18 +61,45 @@ struct To {
 
 #[derive(Debug)]
 enum Event {
-    Request { process: usize, asked: Asked },
-    CallArrives { from: To, id: CallId, call: Box<Call>, is_replay: bool, is_repeat: bool },
-    ReplyArrives { to: To, id: CallId, reply: Box<Reply> },
-    CallFails { to: To, id: CallId },
-    Deadline { to: To, id: AskId },
-    Poll { to: To },
-    Beat { process: usize },
+    Request {
+        process: usize,
+        asked: Asked,
+    },
+    CallArrives {
+        from: To,
+        id: CallId,
+        call: Box<Call>,
+        is_replay: bool,
+        is_repeat: bool,
+    },
+    ReplyArrives {
+        to: To,
+        id: CallId,
+        reply: Box<Reply>,
+    },
+    CallFails {
+        to: To,
+        id: CallId,
+    },
+    Deadline {
+        to: To,
+        id: AskId,
+    },
+    Poll {
+        to: To,
+    },
+    Beat {
+        process: usize,
+    },
     Copy,
     Fault(Fault),
-    Leave { to: To },
+    Leave {
+        to: To,
+    },
     /// The breakers' probes are answered at once, unless the origin is frozen.
-    Probe { process: usize },
+    Probe {
+        process: usize,
+    },
 }
 
 /// The simulated region.
@@ -464,8 +491,7 @@ impl World {
         let now = self.now(process);
         let value = key.to_string();
         let entries = [crate::request::Entry { key: "k", value: &value }].into_iter().collect();
-        let descriptor =
-            crate::request::Descriptor { entries, hits: crate::request::Hits::OfRequest(1), limit: None };
+        let descriptor = crate::request::Descriptor { entries, hits: crate::request::Hits::OfRequest(1), limit: None };
         let request =
             crate::request::Request::new("d", [descriptor].into_iter().collect(), &crate::request::Bounds::default());
         let peeked = self.processes[process].engine.peek(&self.ruleset, &request.ok()?, now.wall_ms);

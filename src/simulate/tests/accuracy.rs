@@ -15,7 +15,8 @@ fn setup(seed: u64, processes: usize, limit: u32) -> Setup {
 
 /// What one exact limiter admits of the same load.
 fn exact(limit: u32, per_second: u64, seconds: u64) -> u64 {
-    let yaml = format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{requests_per_unit: {limit}, window: 10s}}}}]}}");
+    let yaml =
+        format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{requests_per_unit: {limit}, window: 10s}}}}]}}");
     let rules = Ruleset::load(&[Source { name: "t".into(), text: yaml }], &Options::default()).ruleset.unwrap();
     let engine = Engine::new(10);
     let entries = || [Entry { key: "k", value: "0" }].into_iter().collect();
