@@ -21,7 +21,7 @@ pub struct CheckFlags {
 }
 
 pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
-    let loaded = files::load(&flags.rules.location(), &flags.rules.options());
+    let loaded = files::load(&flags.rules.location(), &flags.rules.options()?);
     let (errors, warnings) = counts(&loaded.problems);
     let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };
     let mut out = std::io::stdout().lock();

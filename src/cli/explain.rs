@@ -38,7 +38,7 @@ pub struct ExplainFlags {
 }
 
 pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
-    let loaded = files::load(&flags.rules.location(), &flags.rules.options());
+    let loaded = files::load(&flags.rules.location(), &flags.rules.options()?);
     let Some(ruleset) = loaded.ruleset else {
         check::print(&mut std::io::stderr(), &loaded.problems)?;
         bail!("the rules can't be loaded; tidegate check says the same");

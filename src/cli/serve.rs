@@ -56,7 +56,7 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     };
     let reloader = Reloader {
         location: flags.rules.location(),
-        options: flags.rules.options(),
+        options: flags.rules.options()?,
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
         has_secret: settings.secret.is_some(),

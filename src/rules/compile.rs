@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
-use crate::rules::limit::{Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, rule_step, shown};
+use crate::rules::limit::{
+    Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, in_message, rule_step, shown,
+};
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
 use crate::rules::tree::{Label, Level, Node, Tree, Values};
@@ -42,7 +44,7 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
         .map(|((name, files), number)| {
             let name: Arc<str> = name.into();
             let mut compiler =
-                Compiler { domain: &name, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
+                Compiler { domain: &name, options, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
             let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
             for (_, descriptor) in &descriptors {
@@ -65,6 +67,7 @@ fn gather_sensitive(descriptor: &DescriptorFile, keys: &mut HashSet<Box<str>>) {
 
 struct Compiler<'c> {
     domain: &'c str,
+    options: &'c Options,
     tree: Tree,
     problems: &'c mut Problems,
     ids: HashSet<String>,
@@ -195,7 +198,7 @@ impl Compiler<'_> {
     /// The value as it is shown in rule ids, metrics and messages.
     fn shown(&self, descriptor: &DescriptorFile) -> Option<String> {
         let value = descriptor.value.as_ref()?;
-        Some(shown(&value.value, self.is_sensitive(&descriptor.key.value)))
+        Some(shown(&value.value, self.is_sensitive(&descriptor.key.value), &self.options.digest_key))
     }
 
     /// The readable path, unless a value with a slash makes it look like another rule's.
@@ -287,7 +290,7 @@ fn warn_of_shadowed(
     places: &[(Option<&str>, Place)],
     problems: &mut Problems,
 ) {
-    let shown = |pattern: &Pattern| shown(pattern.text(), is_sensitive);
+    let shown = |pattern: &Pattern| in_message(pattern.text(), is_sensitive).to_owned();
     let places: HashMap<Option<&str>, &Place> = places.iter().map(|(value, place)| (*value, place)).collect();
     let place_of = |wanted: Option<&str>| places.get(&wanted).copied();
     let patterns: Vec<&Pattern> = values.patterns.iter().map(|(pattern, _)| pattern).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::request::{DOMAIN_BYTES_MAX, KEY_BYTES_MAX, Unit, VALUE_BYTES_MAX};
 use crate::rules::fields::{DESCRIPTOR, Fields, LIMIT, Located, REPLACES, ROOT, Report};
-use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN, shown};
+use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN, in_message};
 use crate::rules::metadata;
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::problem::{Position, Problems};
@@ -156,8 +156,8 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
         return None;
     }
     if descriptor.share_threshold && !descriptor.is_pattern() && !key.value.contains('*') {
-        let value = descriptor.value.as_ref().map(|value| shown(&value.value, descriptor.sensitive));
-        let composite = composite(&key.value, value.as_deref());
+        let value = descriptor.value.as_ref().map(|value| in_message(&value.value, descriptor.sensitive));
+        let composite = composite(&key.value, value);
         report.error(
             fields.key_at("share_threshold").unwrap_or(fields.at),
             format!(

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::request::Unit;
@@ -134,14 +135,37 @@ impl Rule {
     }
 }
 
+/// What digests of sensitive values are keyed by, so that they can't be guessed: made of `TIDEGATE_SECRET_FILE`, all zero
+/// without one.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct DigestKey([u8; 32]);
+
+impl DigestKey {
+    pub fn new(secret: &str) -> DigestKey {
+        DigestKey(Sha256::digest(secret.as_bytes()).into())
+    }
+}
+
+impl fmt::Debug for DigestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DigestKey(<redacted>)")
+    }
+}
+
 /// A value as it is shown: in place of one that nobody may see, enough of its digest to tell two apart.
-pub fn shown(value: &str, is_sensitive: bool) -> String {
+pub fn shown(value: &str, is_sensitive: bool, key: &DigestKey) -> String {
     if !is_sensitive {
         return value.to_owned();
     }
-    let digest = Sha256::digest(value.as_bytes());
-    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let Ok(mut digest) = Hmac::<Sha256>::new_from_slice(&key.0) else { unreachable!("any length will do") };
+    digest.update(value.as_bytes());
+    let hex: String = digest.finalize().into_bytes().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     format!("#{hex}")
+}
+
+/// A value in a message about the rules, where the place says which one it is.
+pub fn in_message(value: &str, is_sensitive: bool) -> &str {
+    if is_sensitive { "<sensitive>" } else { value }
 }
 
 /// `key=value`, or the key alone: one step of a rule id.

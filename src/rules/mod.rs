@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::request::Entry;
-use crate::rules::limit::{Rule, Space};
+use crate::rules::limit::{DigestKey, Rule, Space};
 use crate::rules::problem::{Problem, Problems, Strictness};
 use crate::rules::tree::{Identifier, Map, Tree};
 
@@ -44,6 +44,8 @@ pub struct Options {
     pub strictness: Strictness,
     /// A domain may be spread over several documents.
     pub merge_domains: bool,
+    /// What the digests of sensitive values in rule ids are keyed by.
+    pub digest_key: DigestKey,
 }
 
 /// The rules of one domain.

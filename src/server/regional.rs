@@ -148,12 +148,13 @@ impl Regional {
     }
 
     /// To be called after a decision that was made from memory.
-    pub fn decided(&self, consult: &Consult<'_>, engine: &Engine) {
+    pub fn decided(&self, consult: &Consult<'_>, engine: &Engine) -> DecidedBy {
         let by = if matches!(consult.asking, Asking::Never) { DecidedBy::Outage } else { DecidedBy::Memory };
         self.metrics.decided(by);
         if engine.table().is_urgent() {
             self.wake.notify_one();
         }
+        by
     }
 
     /// The moment until which a request waits for the origin.

@@ -230,10 +230,8 @@ impl Service {
         let may_know = consult.as_ref().map_or(&Consult::ALONE, |(_, consult)| consult);
         match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), may_know) {
             Attempt::Decided(decision) => {
-                if let Some((regional, consult)) = &consult {
-                    regional.decided(consult, &self.engine);
-                }
-                Ok(Answered::Now(self.conclude(message, &request, rules, &decision, began)))
+                let by = consult.as_ref().map(|(regional, consult)| regional.decided(consult, &self.engine));
+                Ok(Answered::Now(self.conclude(message, &request, rules, (&decision, by), began)))
             }
             Attempt::Asks(inquiry) => Ok(Answered::Later(Box::new(Later { rules: rules.clone(), inquiry, began }))),
         }
@@ -261,7 +259,7 @@ impl Service {
             match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), &consult) {
                 Attempt::Decided(decision) => {
                     regional.metrics.decided(by);
-                    return Ok(self.conclude(message, &request, &rules, &decision, began));
+                    return Ok(self.conclude(message, &request, &rules, (&decision, Some(by)), began));
                 }
                 Attempt::Asks(again) => inquiry = again,
             }
@@ -273,11 +271,11 @@ impl Service {
         message: &RateLimitRequest,
         request: &Request<'_>,
         InForce { ruleset, hits }: &InForce,
-        decision: &Decision<'_>,
+        (decision, by): (&Decision<'_>, Option<DecidedBy>),
         began: Instant,
     ) -> Answer {
         let options = &self.options;
-        let response = wire::response(message, request, decision, ruleset, &options.answers);
+        let response = wire::response(message, request, decision, ruleset, by, &options.answers);
         hits.record(request, decision, options.near_limit_ratio);
         let answer = Answer { response, retry_after_s: wire::retry_after_s(decision, &options.answers) };
         self.outcomes.record(decision, began.elapsed());

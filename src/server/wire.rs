@@ -10,6 +10,7 @@ use envoy_types::pb::google::protobuf::Duration;
 use smallvec::SmallVec;
 
 use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::observe::regional::DecidedBy;
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request, Unit};
 use crate::rules::Ruleset;
 use crate::server::metadata;
@@ -101,6 +102,7 @@ pub fn response(
     request: &Request<'_>,
     decision: &Decision<'_>,
     ruleset: &Ruleset,
+    by: Option<DecidedBy>,
     options: &AnswerOptions,
 ) -> RateLimitResponse {
     let mut headers = Vec::new();
@@ -118,7 +120,7 @@ pub fn response(
         response_headers_to_add: headers,
         dynamic_metadata: options
             .dynamic_metadata
-            .then(|| metadata::dynamic_metadata(message, request, decision, ruleset)),
+            .then(|| metadata::dynamic_metadata(message, request, decision, ruleset, by)),
         ..RateLimitResponse::default()
     }
 }

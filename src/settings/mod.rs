@@ -29,7 +29,7 @@ use crate::server::wire::{AnswerOptions, LimitHeaders};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
 use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
 use crate::settings::rules::RuleFlags;
-use crate::settings::secret::{Secret, SecretError, SecretFlags};
+use crate::settings::secret::{Secret, SecretError};
 use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
 use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
 
@@ -114,9 +114,6 @@ pub struct ServeFlags {
 
     #[command(flatten)]
     pub redis: RedisFlags,
-
-    #[command(flatten)]
-    pub secret: SecretFlags,
 
     /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
@@ -377,7 +374,7 @@ impl Settings {
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
             redis: RedisSettings::new(&flags.redis)?,
-            secret: secret::read(&flags.secret)?,
+            secret: secret::read(&flags.rules.secret)?,
         })
     }
 }

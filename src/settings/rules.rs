@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::rules::Options;
+use crate::rules::limit::DigestKey;
 use crate::rules::problem::Strictness;
 use crate::settings::parse::boolean;
+use crate::settings::secret::{self, SecretError, SecretFlags};
 use crate::sources::files::Location;
 use crate::sources::runtime::RuntimeDirectory;
 
@@ -51,14 +53,20 @@ pub struct RuleFlags {
     #[arg(long, env = "TIDEGATE_LENIENT_RULES", help_heading = "Rules", value_name = "BOOL", default_value = "false")]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
     pub lenient_rules: bool,
+
+    #[command(flatten)]
+    pub secret: SecretFlags,
 }
 
 impl RuleFlags {
-    pub fn options(&self) -> Options {
-        Options {
+    /// Reads the secret's file, if one is set.
+    pub fn options(&self) -> Result<Options, SecretError> {
+        let secret = secret::read(&self.secret)?;
+        Ok(Options {
+            digest_key: secret.map_or_else(DigestKey::default, |secret| DigestKey::new(secret.expose())),
             strictness: if self.lenient_rules { Strictness::Lenient } else { Strictness::Strict },
             merge_domains: self.merge_domain_config,
-        }
+        })
     }
 
     pub fn location(&self) -> Location {

@@ -45,7 +45,7 @@ impl FromStr for Secret {
 #[derive(Args, Clone, Debug)]
 pub struct SecretFlags {
     /// File with the secret that sensitive values are hashed with (at least 16 bytes, the same for all processes)
-    #[arg(long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE", help_heading = "Redis")]
+    #[arg(long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE", help_heading = "Rules")]
     pub secret_file: Option<PathBuf>,
 }
 
