@@ -204,6 +204,9 @@ impl RedisServer {
     pub fn cells(&self) -> Vec<Cell> {
         let mut connection = self.connect().expect("Redis answers");
         let keys = self.keys(&mut connection, "tidegate:{*}:*");
+        if keys.is_empty() {
+            return Vec::new();
+        }
         let hashes: Vec<BTreeMap<String, String>> = if self.args.iter().any(|arg| arg == "--cluster-enabled") {
             keys.iter().map(|key| read_in_cluster(&mut connection, key)).collect()
         } else {
@@ -258,6 +261,7 @@ impl Cell {
             |field: &str| hash.remove(field).map_or(0, |count| count.parse::<f64>().expect("a count") as u64);
         let _epoch = count("e");
         let (hits, refunds) = ((count("f") + count("a")).max(count("h")), count("r"));
+        let _holders = count("n");
         Cell {
             key: key.trim_start_matches("tidegate:{").trim_end_matches('}').to_owned(),
             sequence: sequence.parse().expect("a number"),

@@ -81,6 +81,8 @@ descriptors:
     let [mut one, mut other] = [fleet.services[0].client().await, fleet.services[1].client().await];
     let both = || ask([descriptor("a=x"), descriptor("b=x")]);
     assert_eq!(said(&mut one, both()).await, "OK: OK 4, OK 1");
+    // Charged as soon as both slots have agreed: what others take in between is the error.
+    until_equal(HEALED, 2, || cluster.total_hits());
     assert_eq!(said(&mut other, both()).await, "OK: OK 3, OK 0");
     assert!(said(&mut one, both()).await.starts_with("OVER: "));
     until_equal(HEALED, 4, || cluster.total_hits());

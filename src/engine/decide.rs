@@ -180,12 +180,23 @@ struct Seen {
     counts: bool,
     /// The origin has to be asked.
     asks: Option<Why>,
+    /// So many pending hits are told at once.
+    urgent_at: u64,
 }
 
 impl Seen {
     fn new(table: &Table, key: &Key<'_>) -> Seen {
         let hash = table.hash(key);
-        Seen { hash, shard: table.shard_of(hash), guard: 0, slot: None, waiting: 0, counts: false, asks: None }
+        Seen {
+            hash,
+            shard: table.shard_of(hash),
+            guard: 0,
+            slot: None,
+            waiting: 0,
+            counts: false,
+            asks: None,
+            urgent_at: u64::MAX,
+        }
     }
 }
 
@@ -239,8 +250,8 @@ fn decide_one(
         verdict.reset_ms = verdict.reset_ms.max(wait_ms);
     }
     let is_over = !is_shadow && verdict.is_over && denies(&[*check], groups, &[verdict]);
-    let asks = match standing {
-        Standing::Asks(why) if !is_over => Some(why),
+    let asks = match &standing {
+        Standing::Asks(why) if !is_over => Some(*why),
         _ => None,
     };
     let is_charged = check.charging == Charging::Together
@@ -253,7 +264,8 @@ fn decide_one(
             slot = Some(insert(table, &mut shard, &[], check, hash, now_ms));
         }
         if let Some(slot) = slot {
-            charge(table, &mut shard, (number, slot), check, is_counted, consult.live, now_ms);
+            let urgent_at = standing.urgent_at();
+            charge(table, &mut shard, (number, slot), check, is_counted, urgent_at);
             if verdict.is_over {
                 verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, check.hits, now_ms);
             }
@@ -358,8 +370,10 @@ impl Batch<'_, '_> {
             }
         };
         let mut verdict = judge(counter, check, waiting, self.now_ms, self.consult);
-        match standing(check, &verdict, counter, shared, waiting, is_quiet, self.consult) {
-            Standing::Memory => {}
+        let standing = standing(check, &verdict, counter, shared, waiting, is_quiet, self.consult);
+        self.seen[index].urgent_at = standing.urgent_at();
+        match standing {
+            Standing::Memory { .. } => {}
             Standing::Asks(why) => self.seen[index].asks = Some(why),
             Standing::Paused { wait_ms } => {
                 verdict.is_over = true;
@@ -457,7 +471,7 @@ impl Batch<'_, '_> {
 
     fn charge_now(&mut self, index: usize, verdict: &mut Verdict) {
         let check = &self.checks[index];
-        let Seen { hash, guard, slot, waiting, shard: number, .. } = self.seen[index];
+        let Seen { hash, guard, slot, waiting, shard: number, urgent_at, .. } = self.seen[index];
         let shard = &mut self.guards[guard];
         // A twin earlier in the request may have made the slot meanwhile.
         let found = slot.or_else(|| shard.find(&check.key, hash));
@@ -469,7 +483,7 @@ impl Batch<'_, '_> {
         });
         self.seen[index].slot = slot;
         let Some(slot) = slot else { return };
-        charge(self.table, shard, (number, slot), check, found.is_none(), self.consult.live, self.now_ms);
+        charge(self.table, shard, (number, slot), check, found.is_none(), urgent_at);
         if verdict.is_over {
             let hits = waiting.saturating_add(check.hits);
             verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, hits, self.now_ms);
@@ -520,12 +534,11 @@ fn charge(
     (number, at): (u32, u32),
     check: &Check<'_>,
     is_counted: bool,
-    live: u32,
-    now_ms: u64,
+    urgent_at: u64,
 ) {
     let Check { terms, hits, .. } = check;
     let (slot, shared) = shard.both(at);
-    let Some((shared, slack_permille)) = shared.zip(slack(check)) else {
+    let Some(shared) = shared.filter(|_| check.reach != Reach::Process) else {
         match check.charging {
             Charging::Refund => slot.counter.refund(terms, *hits),
             Charging::Together | Charging::Always if is_counted => {}
@@ -533,7 +546,6 @@ fn charge(
         }
         return;
     };
-    let look = slot.counter.look(terms, now_ms);
     shared.follow(&slot.counter);
     let mut is_urgent = false;
     if check.charging == Charging::Refund {
@@ -545,8 +557,7 @@ fn charge(
             slot.counter.add(terms, *hits);
         }
         shared.add(*hits);
-        let half = headroom(check, slack_permille, shared, live).allowance(look.available) / 2;
-        is_urgent = before < half && before.saturating_add(*hits) >= half;
+        is_urgent = before < urgent_at && before.saturating_add(*hits) >= urgent_at;
     }
     table.enqueue(number, at, shared, is_urgent);
 }
@@ -583,12 +594,24 @@ fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
 
 /// Who decides a check.
 enum Standing {
-    Memory,
+    Memory {
+        /// So many pending hits are told at once: half of what may be.
+        urgent_at: u64,
+    },
     /// The origin has just denied as many hits.
     Paused {
         wait_ms: u64,
     },
     Asks(Why),
+}
+
+impl Standing {
+    /// Memory decides, and what it adds can wait for the next flush.
+    const AT_LEISURE: Standing = Standing::Memory { urgent_at: u64::MAX };
+
+    fn urgent_at(&self) -> u64 {
+        if let Standing::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
+    }
 }
 
 /// Finds out who decides: memory, unless the key is cold or stale, or more would be pending than may be.
@@ -601,29 +624,32 @@ fn standing(
     is_quiet: bool,
     consult: &Consult<'_>,
 ) -> Standing {
-    let Some(slack_permille) = slack(check) else { return Standing::Memory };
+    let Some(slack_permille) = slack(check) else { return Standing::AT_LEISURE };
     let is_settled = matches!(consult.asking, Asking::Settled(_));
     if is_quiet || is_settled || verdict.is_over || check.charging == Charging::Refund {
-        return Standing::Memory;
+        return Standing::AT_LEISURE;
     }
     let may_ask = matches!(consult.asking, Asking::Allowed);
-    let Some(shared) = shared else { return if may_ask { Standing::Asks(Why::Cold) } else { Standing::Memory } };
+    let Some(shared) = shared else { return if may_ask { Standing::Asks(Why::Cold) } else { Standing::AT_LEISURE } };
     shared.follow(counter);
     let is_together = check.charging == Charging::Together && check.hits > 0;
     if is_together && let Some(wait_ms) = shared.paused_for_ms(check.hits, consult.mono_ms) {
         return Standing::Paused { wait_ms };
     }
     if !may_ask {
-        return Standing::Memory;
+        return Standing::AT_LEISURE;
     }
     match shared.freshness(consult.mono_ms) {
-        Freshness::Unreadable => return Standing::Memory,
+        Freshness::Unreadable => return Standing::AT_LEISURE,
         Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
         Freshness::Fresh => {}
     }
     let wanted = shared.pending().saturating_add(waiting).saturating_add(check.hits);
     let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
-    if is_together && wanted > allowance { Standing::Asks(Why::Headroom) } else { Standing::Memory }
+    if is_together && wanted > allowance {
+        return Standing::Asks(Why::Headroom);
+    }
+    Standing::Memory { urgent_at: allowance / 2 }
 }
 
 /// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.

@@ -7,7 +7,7 @@
 //! # What the origin holds
 //!
 //! For every cell a hash: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` its refunds, and for every process that holds the key a field named after it: `own`, or `own:asked`
+//! together have told, `r` its refunds, `n` how many processes hold the key, and for every process that holds the key a field named after it: `own`, or `own:asked`
 //! when it has asked for refunds, each the highest total that the process has told. The cell's hits are `f + a`, or `h` if
 //! that is more: floors that came in between two losses may each lack what the other knew. An epoch is the origin's time in
 //! milliseconds times 4096 plus the call's nonce, so a later one is larger.

@@ -7,6 +7,8 @@ mod checking;
 mod part;
 mod telling;
 
+pub use crate::regional::region::telling::Field;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -246,6 +248,11 @@ impl Region {
     pub fn flush_now(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         self.flush(state, true, now)
+    }
+
+    /// Whether something should be told at once.
+    pub fn is_urgent(&self) -> bool {
+        self.table().is_urgent()
     }
 
     /// Whether anything is pending or under way.

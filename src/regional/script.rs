@@ -20,6 +20,9 @@ pub static ORIGIN: &str = include_str!("scripts/origin.lua");
 /// Serves heartbeats.
 pub static BEAT: &str = include_str!("scripts/beat.lua");
 
+/// Takes a process's fields out.
+pub static LEAVE: &str = include_str!("scripts/leave.lua");
+
 /// Where the origin keeps the live processes.
 pub const PROCESSES_KEY: &str = "tidegate:processes";
 

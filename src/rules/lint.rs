@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::request::Bounds;
 use crate::rules::file::{DescriptorFile, DomainFile};
+use crate::rules::limit::Rule;
 use crate::rules::policy::{Algorithm, OnOutage, Scope};
 use crate::rules::problem::{Problem, Problems, Severity};
 use crate::rules::{Domain, Loaded, Ruleset};
@@ -76,13 +77,16 @@ fn descriptor_lint(
 /// Refuses rules with sensitive keys, whose values would leave the process and must not be guessed from their digests.
 pub fn refuse_sensitive(loaded: &mut Loaded) {
     let Some(ruleset) = &loaded.ruleset else { return };
-    let is_sensitive = |domain: &&Domain| domain.has_sensitive_keys();
-    let Some(rule) = ruleset.domains().filter(is_sensitive).find_map(|domain| domain.rules().next()) else { return };
+    let sensitive_in = |domain: &Domain, rule: &Rule| {
+        let keys = &domain.tree().sensitive_keys;
+        rule.trail.iter().find(|step| keys.contains(&*step.key)).map(|step| (step.key.clone(), rule.at.clone()))
+    };
+    let found = ruleset.domains().find_map(|domain| domain.rules().find_map(|rule| sensitive_in(domain, rule)));
+    let Some((key, place)) = found else { return };
     loaded.problems.push(Problem {
-        place: rule.at.clone(),
+        place,
         severity: Severity::Error,
-        message: "this domain has sensitive keys, and counts are shared through Redis without a secret to hide them by"
-            .into(),
+        message: format!("{key} is sensitive, and counts are shared through Redis without a secret to hide its values"),
         help: "name a file with --secret-file (TIDEGATE_SECRET_FILE), the same for all processes".into(),
     });
     loaded.ruleset = None;

@@ -20,12 +20,13 @@ use crate::engine::{Engine, Inquiry};
 use crate::observe::regional::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
-use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, RegionOptions};
+use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Region, RegionOptions};
 use crate::regional::script;
 use crate::server::service::wall_ms;
 
 static ORIGIN: Script = Script::new(script::ORIGIN);
 static BEAT: Script = Script::new(script::BEAT);
+static LEAVE: Script = Script::new(script::LEAVE);
 
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Until the first heartbeat has been answered.
@@ -38,8 +39,8 @@ const PROBE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a clean stop goes on telling what is pending.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Fields that are taken out in one pipeline.
-const LEAVE_CHUNK: usize = 1000;
+/// Fields that are taken out in one call.
+const LEAVE_CHUNK: usize = 256;
 /// The caller has this long for the way back before its own deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
 
@@ -139,8 +140,10 @@ impl Regional {
 
     /// What a request's first look may know of the region.
     pub fn consult(&self, at: Instant) -> Consult<'static> {
+        // As `mono_us`, but for every request.
+        let passed = at.saturating_duration_since(self.began);
         Consult {
-            mono_ms: self.mono_us(at) / 1000,
+            mono_ms: (passed.as_secs() + 1) * 1000 + u64::from(passed.subsec_millis()),
             live: self.region.live(),
             asking: self.region.asking(),
             is_again: false,
@@ -236,6 +239,9 @@ impl Regional {
             }
         };
         self.perform(effects);
+        if self.region.is_urgent() {
+            self.wake.notify_one();
+        }
     }
 
     /// Flushes, and lets those go on who had to wait for time to pass.
@@ -352,15 +358,17 @@ impl Regional {
         }
         let process = self.region.process().to_string();
         let fields = self.region.fields(self.now());
-        for chunk in fields.chunks(LEAVE_CHUNK) {
+        let name = |(key, sequence): &Field| match sequence {
+            Some(sequence) => script::cell_key(key, *sequence),
+            None => script::bucket_key(key),
+        };
+        // Keys of a Cluster are in many slots.
+        let chunk = if self.redis.is_cluster() { 1 } else { LEAVE_CHUNK };
+        let args = [process.into_bytes()];
+        for chunk in fields.chunks(chunk) {
             let left = until.saturating_duration_since(Instant::now());
-            let commands = chunk.iter().map(|(key, sequence)| {
-                let key = sequence.map_or_else(|| script::bucket_key(key), |sequence| script::cell_key(key, sequence));
-                let mut command = redis::cmd("HDEL");
-                command.arg(key).arg(&process);
-                command
-            });
-            if self.redis.commands(Lane::Replays, commands.collect(), left).await.is_err() {
+            let keys: Vec<Vec<u8>> = chunk.iter().map(name).collect();
+            if self.redis.script(Lane::Replays, &LEAVE, &keys, &args, left).await.is_err() {
                 return;
             }
         }

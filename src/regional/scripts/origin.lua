@@ -161,11 +161,11 @@ end
 local function window_cell(key, at)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = { key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own }
-  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process)
+  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process, 'n')
   local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
   if e then
     f, a, h, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    cell.holders = call('HLEN', key) - 5
+    cell.holders = tonumber(held[7])
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
@@ -284,11 +284,11 @@ end
 local function bucket(key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
-  local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process)
+  local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
   local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now_ms, 0, 0, 0
   if e then
     w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    cell.holders = call('HLEN', key) - 5
+    cell.holders = tonumber(held[7])
     if t ~= now_ms and not (now_ms < t and now_ms + window >= t) then
       -- Written even if nothing else is: a limit that changes must change only what drains from then on.
       cell.write = ALL
@@ -506,7 +506,7 @@ for number = 1, parts_count do
       local ttl_ms = empty_ms + BUCKET_LINGERS_MS
       call(
         'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
-        't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell)
+        't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
       )
       call('PEXPIRE', cell.key, format('%.0f', ttl_ms < MAX and ttl_ms or MAX))
     end
@@ -525,16 +525,19 @@ for number = 1, parts_count do
       local cell = cells[place]
       if cell.write ~= NOTHING then
         if cell.write == ADDED then
+          -- Its time to live was set when it was made, and its window ends when it ends.
           call(
-            'HSET', cell.key, 'a', format('%.0f', cell.a), 'h', format('%.0f', cell.h), process, write_field(cell)
+            'HSET', cell.key, 'a', format('%.0f', cell.a), 'h', format('%.0f', cell.h), process, write_field(cell),
+            'n', cell.holders
           )
         else
           call(
             'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
-            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), process, write_field(cell)
+            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), process, write_field(cell),
+            'n', cell.holders
           )
+          call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
         end
-        call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
       end
       answer[length + 1] = cell.e
       answer[length + 2] = hits_of(cell)
