@@ -2,7 +2,8 @@
 //!
 //! The constant server is tonic as everybody uses it, on tokio's multi-thread runtime: what is left of a rate limit
 //! service when nothing is limited. Both are processes of their own, and take turns under the same `tidegate bench`, so
-//! that a machine that gets slower does so for both. The table also says whether the client was the bottleneck.
+//! that a machine that gets slower does so for both. A third one shares its counts through a Redis on the same machine,
+//! whose own work is part of what it costs. The table also says whether the client was the bottleneck.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -38,11 +39,15 @@ fn main() {
     let rules = directory.path().join("rules.yaml");
     std::fs::write(&rules, RULES).unwrap();
 
+    let rules = rules.to_str().unwrap();
+    let socket = directory.path().join("redis.sock");
+    let _redis = Redis::start(socket.to_str().unwrap());
     let constant = Started::constant();
-    let tidegate = Started::tidegate(rules.to_str().unwrap());
-    let mut runs = [Vec::new(), Vec::new()];
+    let tidegate = Started::tidegate("tidegate serve", rules, "");
+    let shared = Started::tidegate("with Redis", rules, socket.to_str().unwrap());
+    let mut runs = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
-        for (server, runs) in [&constant, &tidegate].into_iter().zip(&mut runs) {
+        for (server, runs) in [&constant, &tidegate, &shared].into_iter().zip(&mut runs) {
             eprintln!("round {} of {ROUNDS}: {}", round + 1, server.name);
             runs.push(server.bench());
         }
@@ -51,18 +56,35 @@ fn main() {
         "{:16}{:>12}{:>16}{:>16}{:>10}   limited by",
         "", "requests/s", "server us/req", "client us/req", "p99 ms"
     );
-    let [constant_runs, tidegate_runs] = runs.map(|runs| Medians::of(&runs));
+    let [constant_runs, tidegate_runs, shared_runs] = runs.map(|runs| Medians::of(&runs));
     constant_runs.print(constant.name);
     tidegate_runs.print(tidegate.name);
-    println!(
-        "{:16}{:>12.2}{:>16.2}{:>16.2}{:>10.2}",
-        "ratio",
-        tidegate_runs.requests_per_s / constant_runs.requests_per_s,
-        tidegate_runs.server_us / constant_runs.server_us,
-        tidegate_runs.client_us / constant_runs.client_us,
-        tidegate_runs.p99_ms / constant_runs.p99_ms,
-    );
+    shared_runs.print(shared.name);
+    tidegate_runs.compare("to constant", &constant_runs);
+    shared_runs.compare("Redis to none", &tidegate_runs);
     println!("medians of {ROUNDS} alternating rounds of {DURATION}, 4 connections x 32 streams, one key");
+}
+
+/// A Redis that runs until this is dropped.
+struct Redis(Child);
+
+impl Redis {
+    fn start(socket: &str) -> Redis {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no"]);
+        let child = command.stdout(Stdio::null()).spawn().expect("redis-server is installed");
+        while !std::path::Path::new(socket).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        Redis(child)
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A server that runs until this is dropped.
@@ -81,8 +103,9 @@ impl Started {
         Started { name: "constant tonic", child, address: address.trim().to_owned() }
     }
 
-    fn tidegate(rules: &str) -> Started {
+    fn tidegate(name: &'static str, rules: &str, redis: &str) -> Started {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.env("REDIS_URL", redis);
         command.args(["serve", "--rules", rules, "--host", "127.0.0.1", "--port", "0"]);
         command.args(["--grpc-host", "127.0.0.1", "--grpc-port", "0", "--debug-port", "0"]);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("tidegate starts");
@@ -90,7 +113,7 @@ impl Started {
         let mut addresses =
             lines.filter_map(|line| Some(line.split(" (gRPC)").next()?.rsplit_once(" on ")?.1.to_owned()));
         let address = addresses.next().expect("it says where it serves");
-        Started { name: "tidegate serve", child, address }
+        Started { name, child, address }
     }
 
     fn bench(&self) -> Value {
@@ -130,6 +153,16 @@ impl Medians {
             client_us: median("client_cpu_per_request_us"),
             p99_ms: median("p99_us") / 1e3,
         }
+    }
+
+    fn compare(&self, name: &str, to: &Medians) {
+        println!(
+            "{name:16}{:>12.2}{:>16.2}{:>16.2}{:>10.2}",
+            self.requests_per_s / to.requests_per_s,
+            self.server_us / to.server_us,
+            self.client_us / to.client_us,
+            self.p99_ms / to.p99_ms,
+        );
     }
 
     /// Both share the machine: whoever needs more CPU for a request is what there is not enough of.

@@ -210,7 +210,12 @@ impl Region {
         (id, effects)
     }
 
-    /// Nobody waits for a request any more. True if it had no answer: one that was answered is charged.
+    /// The client of a request has gone. What the origin says about its keys is still taken over.
+    pub fn cancel(&self, id: AskId) {
+        self.state.lock().asks.give_up(id);
+    }
+
+    /// A request has waited long enough. True if it had no answer: one that was answered is charged.
     pub fn give_up(&self, id: AskId, now: Now) -> bool {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.asks.waiting.get(&id) else { return false };

@@ -387,7 +387,7 @@ struct Patience<'r> {
 
 impl Drop for Patience<'_> {
     fn drop(&mut self) {
-        self.regional.region.give_up(self.id, self.regional.now());
+        self.regional.region.cancel(self.id);
         self.regional.waiting.lock().remove(&self.id);
     }
 }
