@@ -10,13 +10,17 @@
 //! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
+//!    |       allowance.rs says whether memory may decide; most requests end here
+//! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean
 //! ```
 //!
 //! `sources/` brings rules from files and tells when files change, `observe/` shows what happens, `settings/` holds flags
-//! and environment, `cli/` has one file for each command.
+//! and environment, `cli/` has one file for each command. `simulate/` runs many processes of `engine/` and `regional/` under
+//! virtual time and holds what they admit against an exact log.
 //!
-//! Dependencies point one way: `request <- rules <- engine <- {sources, server, observe} <- cli <- main`. `request`,
-//! `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.
+//! Dependencies point one way: `request <- rules <- engine <- regional <- {sources, server, observe, simulate} <- cli <-
+//! main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument. The same
+//! holds for `regional`, but for `regional/redis/`, which talks to the server; `server/regional.rs` connects the two.
 //!
 //! # Words
 //!
@@ -29,6 +33,12 @@
 //! | cell, sequence | the count of a key in one fixed window; `sequence = floor(now / window)` |
 //! | effective | what counts against the limit now: `current + floor(previous * (D - elapsed) / D)` |
 //! | slot, shard, table | where a key's counter lives, behind whose lock, all of them |
+//! | origin | the region's Redis |
+//! | own, others | what this process has accepted in a cell, and what other processes have, as the origin last told |
+//! | pending | the part of `own` that the origin has not acknowledged |
+//! | allowance | how many hits may be pending on a key before the origin has to be asked |
+//! | slack | the share of a limit that all allowances of a key together stay within |
+//! | replay, hydrate | from memory to the origin, from the origin to memory |
 
 pub mod cli;
 pub mod engine;
