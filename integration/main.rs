@@ -39,6 +39,7 @@ mod reload;
 mod rotation;
 mod sentinels;
 mod stalls;
+mod status;
 mod stub;
 mod surfaces;
 mod tls;

@@ -9,6 +9,7 @@ fn main() -> ExitCode {
     match Cli::read().run() {
         Ok(Exit::Success) => ExitCode::SUCCESS,
         Ok(Exit::Failure) => ExitCode::FAILURE,
+        Ok(Exit::NoAnswer) => ExitCode::from(2),
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

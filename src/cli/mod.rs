@@ -8,6 +8,7 @@ pub mod client;
 pub mod explain;
 pub mod latency;
 pub mod serve;
+pub mod status;
 
 use std::any::TypeId;
 use std::path::PathBuf;
@@ -44,6 +45,11 @@ pub enum Command {
     /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
     #[command(after_help = explain::EXAMPLES)]
     Explain(explain::ExplainFlags),
+    /// Show how a running process is: its rules and keys, and the health of its region and its Redis
+    ///
+    /// Reads the admin port.
+    #[command(after_help = status::EXAMPLES)]
+    Status(status::StatusFlags),
     /// Ask a server as Envoy does: verdict, what is left of each limit, headers, metadata, latency
     ///
     /// Works against any server of envoy.service.ratelimit.v3. Each descriptor is one argument.
@@ -111,6 +117,8 @@ pub fn known_variables() -> Vec<String> {
 pub enum Exit {
     Success,
     Failure,
+    /// Whoever was to be asked did not answer.
+    NoAnswer,
 }
 
 impl Cli {
@@ -138,6 +146,7 @@ impl Cli {
             Some(Command::Serve(flags)) => serve::run(&flags),
             Some(Command::Check(flags)) => check::run(&flags),
             Some(Command::Explain(flags)) => explain::run(&flags),
+            Some(Command::Status(flags)) => status::run(&flags),
             Some(Command::Call(flags)) => call::run(&flags),
             Some(Command::Bench(flags)) => bench::run(&flags),
         }

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::MetricType;
+use serde_json::{Map, Value, json};
 
 use crate::observe::histogram::Histogram;
 use crate::observe::scrape::{Page, Times};
 use crate::observe::stripes::Stripes;
+use crate::regional::call::ProcessId;
+use crate::regional::redis::ConnectionStatus;
 use crate::regional::region::Operation;
 
 /// Who decided a request.
@@ -87,6 +90,7 @@ impl RegionalMetrics {
 /// Everything about the region, at one moment.
 #[derive(Clone, Debug)]
 pub struct RegionalFigures {
+    pub process: ProcessId,
     pub decisions: [(DecidedBy, u64); 3],
     pub times: [(Operation, Times); 3],
     pub errors: BTreeMap<(&'static str, &'static str), u64>,
@@ -101,8 +105,7 @@ pub struct RegionalFigures {
     pub pending_hits: u64,
     pub lost_hits: u64,
     pub lag_s: f64,
-    pub is_connected: bool,
-    pub connections: u64,
+    pub connection: ConnectionStatus,
 }
 
 impl RegionalMetrics {
@@ -116,8 +119,57 @@ impl RegionalFigures {
     fn calls(&self, operation: Operation) -> u64 {
         let answered =
             self.times.iter().filter(|(of, _)| *of == operation).map(|(_, times)| times.count()).sum::<u64>();
-        let failed = self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count);
-        answered + failed.sum::<u64>()
+        answered + self.failed(operation)
+    }
+
+    fn failed(&self, operation: Operation) -> u64 {
+        self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count).sum()
+    }
+
+    /// The same at a glance, for `/stats`.
+    pub fn to_json(&self) -> Value {
+        let redis = &self.connection;
+        let last_error = redis
+            .last_error
+            .as_ref()
+            .map(|error| json!({"text": error.text, "reason": error.reason, "at_s": unix_s(error.at)}));
+        let breaker = |(name, is_open, opened): (&str, bool, u64)| {
+            (name.to_owned(), json!({"is_open": is_open, "opened": opened}))
+        };
+        // What a bucket's bound is to the last one, infinity, is null in JSON.
+        let quantile_us = |times: &Times, quantile: f64| times.quantile_s(quantile).map(|upper_s| upper_s * 1e6);
+        let calls = self.times.iter().map(|(operation, times)| {
+            let figures = json!({
+                "answered": times.count(),
+                "failed": self.failed(*operation),
+                "p50_us": quantile_us(times, 0.5),
+                "p99_us": quantile_us(times, 0.99),
+            });
+            (operation.word().to_owned(), figures)
+        });
+        let decisions = self.decisions.iter().map(|(by, count)| (by.word().to_owned(), json!(count)));
+        json!({
+            "process": self.process.to_string(),
+            "live_processes": self.live,
+            "redis": {
+                "address": redis.address,
+                "connected_since_s": redis.connected_since.map(unix_s),
+                "is_doubted": redis.is_doubted,
+                "connections": redis.connections,
+                "last_error": last_error,
+            },
+            "breakers": Map::from_iter(self.breakers.map(breaker)),
+            "decisions": Map::from_iter(decisions),
+            "calls": Map::from_iter(calls),
+            "checks": self.checks,
+            "hydrations": self.hydrations,
+            "replayed_cells": self.replayed_cells,
+            "heals": self.heals,
+            "pending_hits": self.pending_hits,
+            "lost_hits": self.lost_hits,
+            "lag_s": self.lag_s,
+            "clock_offset_ms": self.clock_offset_ms,
+        })
     }
 
     pub(super) fn write(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -162,7 +214,15 @@ impl RegionalFigures {
             "The clock of Redis minus this one",
             self.clock_offset_ms as f64 / 1000.0,
         )?;
-        page.gauge("tidegate_origin_connected", "1 while there are connections", u64::from(self.is_connected))?;
-        page.counter("tidegate_origin_connections_total", "Connections made", self.connections)
+        page.gauge(
+            "tidegate_origin_connected",
+            "1 while there are connections",
+            u64::from(self.connection.connected_since.is_some()),
+        )?;
+        page.counter("tidegate_origin_connections_total", "Connections made", self.connection.connections)
     }
+}
+
+fn unix_s(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -54,6 +54,18 @@ impl Times {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
+    /// So many of all took at most this long, in seconds: the upper bound of a bucket, infinite for the last. `None` if
+    /// nothing was recorded.
+    pub fn quantile_s(&self, quantile: f64) -> Option<f64> {
+        let rank = (self.count() as f64 * quantile).ceil().max(1.0) as u64;
+        let mut so_far = 0;
+        let holds = |(_, count): &&(f64, u64)| {
+            so_far += count;
+            so_far >= rank
+        };
+        self.buckets.iter().find(holds).map(|(upper_s, _)| *upper_s)
+    }
+
     /// The same in another unit.
     fn times(mut self, factor: f64) -> Times {
         self.buckets.iter_mut().for_each(|(upper, _)| *upper *= factor);

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::observe::process::ProcessFigures;
+use crate::observe::regional::RegionalFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::explain::{self, Unexplained};
@@ -53,7 +54,7 @@ const PAGES: [(&str, &str); 5] = [
     ("/explain", "which rule a descriptor meets and how it stands: ?domain=d&descriptor=k=v,k2=v2&hits=1&output=json"),
     ("/metrics", "everything that is measured, for Prometheus"),
     ("/rlconfig", "the rules in force, a line each"),
-    ("/stats", "keys, requests and connections at a glance (JSON)"),
+    ("/stats", "keys, requests, connections and the region at a glance (JSON); tidegate status shows it to people"),
 ];
 
 impl Admin {
@@ -206,12 +207,15 @@ async fn stats(State(admin): State<Admin>) -> Response {
     };
     page_json(&json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "now_s": now_s(),
         "uptime_s": now_s().saturating_sub(figures.started_at_s),
         "config": {
             "generation": figures.config.generation,
             "domains": figures.config.domains,
             "rules": figures.config.rules,
+            "loaded_at_s": figures.config.loaded_at_s,
             "last_load_ok": figures.config.last_attempt.as_ref().map(|attempt| attempt.ok),
+            "last_load_errors": figures.config.last_attempt.as_ref().map(|attempt| attempt.errors),
         },
         "keys": {
             "held": figures.table.keys,
@@ -232,6 +236,7 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "refused": figures.connections.refused,
             "handshake_failures": figures.connections.handshake_failures,
         },
+        "regional": figures.regional.as_ref().map(RegionalFigures::to_json),
         "process": {
             "cpu_s": figures.process.cpu.as_secs_f64(),
             "resident_bytes": figures.process.resident_bytes,

@@ -112,9 +112,9 @@ impl Regional {
 
     pub fn figures(&self, lost_hits: u64) -> RegionalFigures {
         let [checks, replays] = self.region.breakers();
-        let status = self.redis.status();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RegionalFigures {
+            process: self.region.process(),
             decisions: DecidedBy::ALL.map(|by| (by, self.metrics.decisions(by))),
             times: self.metrics.read_times(),
             errors: self.metrics.errors(),
@@ -128,8 +128,7 @@ impl Regional {
             pending_hits: self.region.pending_hits(),
             lost_hits,
             lag_s: self.region.lag_us(self.now()) as f64 / 1e6,
-            is_connected: status.connected_since.is_some(),
-            connections: status.connections,
+            connection: self.redis.status(),
         }
     }
 

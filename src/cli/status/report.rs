@@ -1,0 +1,373 @@
+//! What `/stats` says, as far as people want to know it, and what of that is a problem.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::cli::check::plural;
+use crate::cli::latency::millis;
+
+/// The part of `/stats` that is shown.
+#[derive(Debug, Deserialize)]
+pub struct Stats {
+    version: String,
+    now_s: u64,
+    uptime_s: u64,
+    config: Config,
+    keys: Keys,
+    requests: Requests,
+    /// `None`: counts are not shared.
+    regional: Option<Regional>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    generation: u64,
+    domains: usize,
+    rules: usize,
+    loaded_at_s: Option<u64>,
+    last_load_ok: Option<bool>,
+    last_load_errors: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Keys {
+    held: u64,
+    max: u64,
+    evicted: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Requests {
+    in_flight: u64,
+    decisions: BTreeMap<String, u64>,
+    errors: BTreeMap<String, u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Regional {
+    process: String,
+    live_processes: u64,
+    redis: Redis,
+    breakers: BTreeMap<String, Breaker>,
+    decisions: Decisions,
+    calls: BTreeMap<String, Calls>,
+    pending_hits: u64,
+    lost_hits: u64,
+    heals: u64,
+    lag_s: f64,
+    clock_offset_ms: i64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Redis {
+    address: String,
+    connected_since_s: Option<u64>,
+    is_doubted: bool,
+    connections: u64,
+    last_error: Option<LastError>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LastError {
+    text: String,
+    at_s: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Breaker {
+    is_open: bool,
+    opened: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Decisions {
+    memory: u64,
+    origin: u64,
+    outage: u64,
+}
+
+/// Of one operation. Times are bounds of the histogram's buckets, which double; `None` is beyond the last of them.
+#[derive(Debug, Deserialize)]
+struct Calls {
+    answered: u64,
+    failed: u64,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+}
+
+impl Stats {
+    pub fn read(document: &Value) -> Result<Stats, serde_json::Error> {
+        Stats::deserialize(document)
+    }
+
+    /// What is degraded, and what follows from it. Empty if all is well.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.config.generation == 0 {
+            problems.push("no rules are loaded: every call gets UNAVAILABLE".into());
+        }
+        if self.config.last_load_ok == Some(false) {
+            let errors = plural(self.config.last_load_errors.unwrap_or_default(), "error");
+            problems.push(format!(
+                "the last rules were refused with {errors}: /config/status and tidegate check name every one"
+            ));
+        }
+        let Some(regional) = &self.regional else { return problems };
+        let redis = &regional.redis;
+        if redis.connected_since_s.is_none() {
+            let why = redis.last_error.as_ref().map_or("not connected yet", |error| &error.text);
+            problems.push(format!("no connection to Redis at {}, so memory decides: {why}", redis.address));
+        }
+        for (name, _) in regional.breakers.iter().filter(|(_, breaker)| breaker.is_open) {
+            let follows = match name.as_str() {
+                "checks" => "memory decides also near the limits",
+                _ => "the other processes do not hear of what is admitted here",
+            };
+            problems.push(format!("the breaker of {name} is open, Redis does not answer: {follows}"));
+        }
+        problems
+    }
+
+    /// For people.
+    pub fn print(&self, out: &mut impl Write, address: &str, problems: &[String]) -> io::Result<()> {
+        let state = if problems.is_empty() { "healthy" } else { "degraded" };
+        writeln!(out, "{state}: tidegate {} at {address}, up {}", self.version, time(self.uptime_s))?;
+        for problem in problems {
+            writeln!(out, "  problem   {problem}")?;
+        }
+        writeln!(out, "  rules     {}", self.rules())?;
+        let Keys { held, max, evicted } = self.keys;
+        writeln!(out, "  keys      {held} of at most {max}, {evicted} given up for others")?;
+        writeln!(out, "  requests  {}", self.requests.describe())?;
+        match &self.regional {
+            Some(regional) => regional.print(out, self.now_s),
+            None => writeln!(out, "  region    none: without REDIS_URL every limit holds for this process alone"),
+        }
+    }
+
+    fn rules(&self) -> String {
+        let Config { generation, domains, rules, loaded_at_s, .. } = self.config;
+        match loaded_at_s {
+            Some(at_s) => format!(
+                "{} in {}, generation {generation}, loaded {} ago",
+                plural(rules, "rule"),
+                plural(domains, "domain"),
+                time(self.now_s.saturating_sub(at_s))
+            ),
+            None => "none".into(),
+        }
+    }
+}
+
+impl Requests {
+    fn describe(&self) -> String {
+        let outcomes: Vec<String> =
+            self.decisions.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
+        let errors: u64 = self.errors.values().sum();
+        format!("{} open; {}, {errors} without a decision", self.in_flight, outcomes.join(", "))
+    }
+}
+
+impl Regional {
+    fn print(&self, out: &mut impl Write, now_s: u64) -> io::Result<()> {
+        let ago = |at_s: u64| time(now_s.saturating_sub(at_s));
+        let live = match self.live_processes {
+            1 => "1 live process".to_owned(),
+            more => format!("{more} live processes"),
+        };
+        writeln!(out, "  region    {live}, this one is {}", self.process)?;
+        let Redis { address, connected_since_s, is_doubted, connections, last_error } = &self.redis;
+        let connected = match connected_since_s {
+            Some(since_s) if *is_doubted => {
+                format!("connected for {}, but another connection is sought", ago(*since_s))
+            }
+            Some(since_s) => format!("connected for {}", ago(*since_s)),
+            None => "not connected".into(),
+        };
+        writeln!(out, "  redis     {address}, {connected}; {connections} connections made")?;
+        if let Some(error) = last_error {
+            writeln!(out, "  error     {} ago: {}", ago(error.at_s), error.text)?;
+        }
+        let breakers = self.breakers.iter().map(|(name, breaker)| {
+            let state = if breaker.is_open { "open" } else { "closed" };
+            format!("{name} {state} (opened {} times)", breaker.opened)
+        });
+        writeln!(out, "  breakers  {}", breakers.collect::<Vec<_>>().join(", "))?;
+        writeln!(out, "  decided   {}", self.decisions.describe())?;
+        let Regional { pending_hits, lost_hits, lag_s, heals, .. } = self;
+        writeln!(
+            out,
+            "  pending   {pending_hits} hits, behind for {}",
+            millis(Duration::from_secs_f64(lag_s.max(0.0)))
+        )?;
+        writeln!(out, "  lost      {lost_hits} hits; all counts were told again {heals} times")?;
+        writeln!(out, "  clock     {}", clock(self.clock_offset_ms))?;
+        for (operation, calls) in &self.calls {
+            writeln!(out, "  {operation:8}  {}", calls.describe())?;
+        }
+        Ok(())
+    }
+}
+
+impl Decisions {
+    fn describe(&self) -> String {
+        let Decisions { memory, origin, outage } = *self;
+        let all = memory + origin + outage;
+        if all == 0 {
+            return "nothing yet".into();
+        }
+        let share = |count: u64| format!("{:.1} %", 100.0 * count as f64 / all as f64);
+        format!(
+            "{} from memory, {} by Redis, {} from memory in an outage, of {all}",
+            share(memory),
+            share(origin),
+            share(outage)
+        )
+    }
+}
+
+impl Calls {
+    fn describe(&self) -> String {
+        let Calls { answered, failed, p50_us, p99_us } = self;
+        let within = |bound_us: &Option<f64>| match bound_us {
+            Some(us) => format!("within {}", millis(Duration::from_secs_f64(us / 1e6))),
+            None => "above 1 s".into(),
+        };
+        match answered {
+            0 => format!("0 answered, {failed} failed"),
+            _ => format!("{answered} answered, {failed} failed; p50 {}, p99 {}", within(p50_us), within(p99_us)),
+        }
+    }
+}
+
+fn clock(offset_ms: i64) -> String {
+    match offset_ms {
+        0 => "that of Redis agrees".into(),
+        1.. => format!("that of Redis is {offset_ms} ms ahead"),
+        _ => format!("that of Redis is {} ms behind", offset_ms.unsigned_abs()),
+    }
+}
+
+fn time(seconds: u64) -> String {
+    humantime::format_duration(Duration::from_secs(seconds)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn page(regional: Value) -> Value {
+        json!({
+            "version": "1.2.3", "now_s": 10_000, "uptime_s": 3_725,
+            "config": {"generation": 2, "domains": 1, "rules": 5, "loaded_at_s": 9_940, "last_load_ok": true,
+                "last_load_errors": 0},
+            "keys": {"held": 7, "max": 1000, "expired": 1, "evicted": 0, "evicted_over_limit": 0},
+            "requests": {"in_flight": 1, "in_flight_max": 10, "decisions": {"ok": 90, "over_limit": 10},
+                "errors": {"deadline": 2, "invalid": 1}, "unknown_domain": 0},
+            "connections": {}, "process": {},
+            "regional": regional,
+        })
+    }
+
+    fn region() -> Value {
+        json!({
+            "process": "00000000000000ab", "live_processes": 3,
+            "redis": {"address": "redis:6379", "connected_since_s": 9_000, "is_doubted": false, "connections": 2,
+                "last_error": null},
+            "breakers": {"checks": {"is_open": false, "opened": 1}, "replays": {"is_open": false, "opened": 0}},
+            "decisions": {"memory": 985, "origin": 10, "outage": 5},
+            "calls": {
+                "beat": {"answered": 4, "failed": 0, "p50_us": 256.0, "p99_us": null},
+                "check": {"answered": 10, "failed": 1, "p50_us": 512.0, "p99_us": 1024.0},
+                "replay": {"answered": 0, "failed": 0, "p50_us": null, "p99_us": null},
+            },
+            "checks": 8, "hydrations": 2, "replayed_cells": 40, "heals": 1, "pending_hits": 12, "lost_hits": 0,
+            "lag_s": 0.031, "clock_offset_ms": -2,
+        })
+    }
+
+    fn printed(document: &Value) -> (Vec<String>, String) {
+        let stats = Stats::read(document).unwrap();
+        let problems = stats.problems();
+        let mut out = Vec::new();
+        stats.print(&mut out, "127.0.0.1:6070", &problems).unwrap();
+        (problems, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_process_on_its_own_is_healthy() {
+        let (problems, text) = printed(&page(Value::Null));
+        assert_eq!(problems, Vec::<String>::new());
+        let expected = "\
+healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
+  rules     5 rules in 1 domain, generation 2, loaded 1m ago
+  keys      7 of at most 1000, 0 given up for others
+  requests  1 open; 90 ok, 10 over_limit, 3 without a decision
+  region    none: without REDIS_URL every limit holds for this process alone
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_region_is_shown_in_full() {
+        let (problems, text) = printed(&page(region()));
+        assert_eq!(problems, Vec::<String>::new(), "a breaker that has been open is not a problem any more");
+        let expected = "
+  region    3 live processes, this one is 00000000000000ab
+  redis     redis:6379, connected for 16m 40s; 2 connections made
+  breakers  checks closed (opened 1 times), replays closed (opened 0 times)
+  decided   98.5 % from memory, 1.0 % by Redis, 0.5 % from memory in an outage, of 1000
+  pending   12 hits, behind for 31.00 ms
+  lost      0 hits; all counts were told again 1 times
+  clock     that of Redis is 2 ms behind
+  beat      4 answered, 0 failed; p50 within 0.26 ms, p99 above 1 s
+  check     10 answered, 1 failed; p50 within 0.51 ms, p99 within 1.02 ms
+  replay    0 answered, 0 failed
+";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn what_is_degraded_is_named_first() {
+        let mut document = page(region());
+        document["config"]["last_load_ok"] = json!(false);
+        document["config"]["last_load_errors"] = json!(1);
+        document["regional"]["redis"]["connected_since_s"] = Value::Null;
+        document["regional"]["redis"]["last_error"] = json!({"text": "it was closed", "reason": "io", "at_s": 9_990});
+        document["regional"]["breakers"]["checks"]["is_open"] = json!(true);
+        document["regional"]["breakers"]["replays"]["is_open"] = json!(true);
+        let (problems, text) = printed(&document);
+        assert_eq!(problems.len(), 4, "{problems:?}");
+        let expected = "\
+degraded: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
+  problem   the last rules were refused with 1 error: /config/status and tidegate check name every one
+  problem   no connection to Redis at redis:6379, so memory decides: it was closed
+  problem   the breaker of checks is open, Redis does not answer: memory decides also near the limits
+  problem   the breaker of replays is open, Redis does not answer: the other processes do not hear of what is admitted here
+";
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.contains("  error     10s ago: it was closed\n"), "{text}");
+        assert!(text.contains("redis:6379, not connected; 2 connections made"), "{text}");
+    }
+
+    #[test]
+    fn a_start_without_rules_is_degraded() {
+        let mut document = page(Value::Null);
+        document["config"]["generation"] = json!(0);
+        document["config"]["loaded_at_s"] = Value::Null;
+        let (problems, text) = printed(&document);
+        assert_eq!(problems, ["no rules are loaded: every call gets UNAVAILABLE"]);
+        assert!(text.contains("  rules     none\n"), "{text}");
+    }
+
+    #[test]
+    fn pages_of_something_else_are_refused() {
+        assert!(Stats::read(&json!({})).is_err() && Stats::read(&json!([])).is_err());
+        assert!(Stats::read(&page(json!({"live_processes": 1}))).is_err());
+    }
+}
