@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ::redis::Value;
+
 use crate::certificates::Authority;
 use crate::cluster::Cluster;
 use crate::fleet::{Fleet, machine};
@@ -164,6 +166,33 @@ fn a_password_is_given_and_a_wrong_one_stops_nobody() {
     let words = ["ACL", "SETUSER", "tidegate", "on", ">s3cr:et", "~tidegate:*", "+@all"];
     let _: String = redis.query(&words);
     assert_counts(&redis, &redis.url(), &[("REDIS_AUTH", "tidegate:s3cr:et")]);
+}
+
+#[test]
+fn a_user_needs_what_the_docs_say_and_no_more() {
+    let redis = RedisServer::start();
+    let docs = include_str!("../docs/redis.md");
+    let (_, example) = docs.split_once("redis-cli ACL SETUSER tidegate").expect("the docs have an example");
+    let (example, _) = example.split_once("```").expect("it ends");
+    let granted: Vec<&str> = example.split_whitespace().filter(|word| word.starts_with('+')).collect();
+    let user = ["ACL", "SETUSER", "tidegate", "reset", "on", ">open-sesame", "~tidegate:*", "-@all"];
+    let _: String = redis.query(&[&user[..], &granted].concat());
+
+    let env = [("REDIS_AUTH", "tidegate:open-sesame"), ("TIDEGATE_DRAIN_DELAY", "0s")];
+    let mut fleet = Fleet::together(2, RULES, &redis.url(), &env);
+    let ledger = fleet.run(mixed(300), Duration::from_millis(500));
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    until_equal(HEALED, ledger.admitted_hits(), || redis.total_hits());
+    for service in &mut fleet.services {
+        service.process.signal("TERM");
+        assert!(service.process.ends_within(PATIENCE).is_some_and(|ended| ended.success()));
+    }
+    let refused: Vec<Value> = redis.query(&["ACL", "LOG"]);
+    assert!(refused.is_empty(), "{refused:?}");
+    // A process that missed an answer leaves its fields where they are.
+    for command in granted.iter().map(|word| word.trim_start_matches('+')).filter(|command| *command != "hdel") {
+        assert!(redis.calls_of(command) > 0, "{command} is granted, and nobody calls it");
+    }
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl RegionalFigures {
         let breaker = |(name, is_open, opened): (&str, bool, u64)| {
             (name.to_owned(), json!({"is_open": is_open, "opened": opened}))
         };
-        // What a bucket's bound is to the last one, infinity, is null in JSON.
+        // The last bucket has no upper bound: JSON has no infinity, and says null.
         let quantile_us = |times: &Times, quantile: f64| times.quantile_s(quantile).map(|upper_s| upper_s * 1e6);
         let calls = self.times.iter().map(|(operation, times)| {
             let figures = json!({
@@ -225,4 +225,57 @@ impl RegionalFigures {
 
 fn unix_s(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::regional::redis::LastError;
+
+    #[test]
+    fn the_figures_are_shown_at_a_glance() {
+        let metrics = RegionalMetrics::default();
+        metrics.decided(DecidedBy::Memory);
+        metrics.failed(Operation::Check, "timeout");
+        metrics.failed(Operation::Check, "down");
+        (0..98).for_each(|_| metrics.called(Operation::Check, Duration::from_micros(200)));
+        (0..2).for_each(|_| metrics.called(Operation::Check, Duration::from_micros(900)));
+        metrics.called(Operation::Beat, Duration::from_secs(3));
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let last_error = LastError { text: "it was closed".into(), reason: "io", at: at(7) };
+        let figures = RegionalFigures {
+            process: ProcessId(0xab),
+            decisions: DecidedBy::ALL.map(|by| (by, metrics.decisions(by))),
+            times: metrics.read_times(),
+            errors: metrics.errors(),
+            hydrations: 0,
+            checks: 0,
+            replayed_cells: 0,
+            heals: 0,
+            clock_offset_ms: -3,
+            breakers: [("checks", true, 2), ("replays", false, 0)],
+            live: 4,
+            pending_hits: 5,
+            lost_hits: 0,
+            lag_s: 0.5,
+            connection: ConnectionStatus {
+                address: "redis:6379".into(),
+                connected_since: Some(at(9)),
+                is_doubted: false,
+                connections: 2,
+                last_error: Some(last_error),
+            },
+        };
+        let shown = figures.to_json();
+        assert_eq!(shown["process"], "00000000000000ab");
+        assert_eq!(shown["calls"]["check"], json!({"answered": 100, "failed": 2, "p50_us": 256.0, "p99_us": 1024.0}));
+        assert_eq!(shown["calls"]["beat"], json!({"answered": 1, "failed": 0, "p50_us": null, "p99_us": null}));
+        assert_eq!(shown["calls"]["replay"]["answered"], 0);
+        assert_eq!(shown["breakers"]["checks"], json!({"is_open": true, "opened": 2}));
+        assert_eq!(shown["decisions"], json!({"memory": 1, "origin": 0, "outage": 0}));
+        assert_eq!(
+            (&shown["redis"]["connected_since_s"], &shown["redis"]["last_error"]["at_s"]),
+            (&json!(9), &json!(7))
+        );
+    }
 }
