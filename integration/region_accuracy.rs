@@ -101,6 +101,8 @@ async fn a_process_that_was_idle_admits_one_large_request_more_and_small_ones_af
             // Asks for nothing, so that it holds the key and believes it unused.
             answer(&mut clients[2], ask([descriptor_for(key, 0)])).await;
         }
+        // The small ones of the key before are told within a replay interval.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         let before = redis.total_hits();
         for number in 0..160 {
             assert!(spends(&mut clients[number % 2], key, 1000).await, "{key}: {number}");

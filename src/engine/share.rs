@@ -85,10 +85,10 @@ struct Refunds {
 #[derive(Clone, Debug)]
 pub struct Shared {
     shares: Shares,
-    /// The newest cell's number; the counter moves on by itself, and this follows.
-    sequence: u64,
+    /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
+    sequence: u32,
     /// Beside `shares`; few keys are ever refunded.
-    refunds: Option<Box<[Refunds]>>,
+    refunds: Option<Box<[Refunds; EXACT_CELLS]>>,
     fresh_until_ms: u64,
     paused_until_ms: u64,
     /// The pause denies requests of at least this many hits.
@@ -175,7 +175,7 @@ impl Shared {
         };
         Shared {
             shares,
-            sequence: counter.sequence(),
+            sequence: counter.sequence() as u32,
             refunds: None,
             fresh_until_ms: 0,
             paused_until_ms: 0,
@@ -212,21 +212,20 @@ impl Shared {
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
     /// clock was wrong and the key has moved back, its parts move with its counts.
     pub fn follow(&mut self, counter: &Counter) {
-        let sequence = counter.sequence();
+        let sequence = counter.sequence() as u32;
         if sequence == self.sequence {
             return;
         }
-        let steps = usize::try_from(sequence.saturating_sub(self.sequence)).unwrap_or(usize::MAX);
+        let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         self.sequence = sequence;
-        if steps == 0 {
-            return;
-        }
+        let Ok(steps) = usize::try_from(steps) else { return };
         self.is_settled = false;
         let cells = self.cells_mut();
         let steps = steps.min(cells.len());
         cells.rotate_right(steps);
         cells[..steps].fill(Share::BEGUN);
         if let Some(refunds) = &mut self.refunds {
+            // Those behind the last cell are never read.
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
         }
@@ -238,7 +237,8 @@ impl Shared {
     }
 
     fn pending_refunds(&self) -> bool {
-        self.refunds.iter().flatten().any(|refunds| refunds.asked > refunds.acked)
+        let Some(refunds) = &self.refunds else { return false };
+        refunds[..self.cells().len()].iter().any(|refunds| refunds.asked > refunds.acked)
     }
 
     /// Something would be lost with this key.
@@ -279,8 +279,7 @@ impl Shared {
 
     /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
     pub fn refund(&mut self, hits: u64) {
-        let cells = self.cells().len();
-        let refunds = self.refunds.get_or_insert_with(|| vec![Refunds::default(); cells].into());
+        let refunds = self.refunds.get_or_insert_default();
         refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
         self.paused_until_ms = 0;
     }
@@ -374,6 +373,10 @@ impl Shared {
         self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
         self.fresh_until_ms = at.mono_ms + FRESH_MS;
         self.is_failed = false;
+        // Others may have given hits back.
+        if counter.look(terms, at.wall_ms).available >= i64::from(self.paused_hits) {
+            self.paused_until_ms = 0;
+        }
         self.is_dirty()
     }
 
@@ -423,7 +426,7 @@ impl Shared {
     fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
         let is_seated = self.cells()[at].is_seated();
         if self.refunds.is_none() && heard.asked > 0 && !is_seated {
-            self.refunds = Some(vec![Refunds::default(); self.cells().len()].into());
+            self.refunds = Some(Box::default());
         }
         let Some(refunds) = self.refunds.as_mut().map(|refunds| &mut refunds[at]) else { return 0 };
         if !is_seated {
@@ -441,4 +444,14 @@ fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) 
     let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
     cell.hits = own.saturating_add(others);
     cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_takes_a_hundred_and_four_bytes() {
+        assert_eq!(std::mem::size_of::<Shared>(), 104);
+    }
 }

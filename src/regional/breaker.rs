@@ -11,6 +11,10 @@ const OUTCOMES_MAX: usize = 64;
 const OUTCOMES_MIN: usize = 3;
 /// How long after it opened, and after each probe that failed, the next probe is due.
 const PROBE_INTERVAL_US: u64 = 200_000;
+/// The longest it gets for an origin that passes probes and fails at once again.
+const PROBE_INTERVAL_US_MAX: u64 = 5_000_000;
+/// A breaker that opens again this soon was closed in vain.
+const RELAPSE_US: u64 = 2_000_000;
 
 /// One breaker.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +23,8 @@ pub struct Breaker {
     outcomes: std::collections::VecDeque<(u64, bool)>,
     /// When the next probe is due, if it is open.
     open: Option<Open>,
+    closed_at_us: Option<u64>,
+    interval_us: u64,
     /// How often it has opened.
     pub opened: u64,
 }
@@ -57,7 +63,10 @@ impl Breaker {
         }
         self.outcomes.clear();
         self.opened += 1;
-        self.open = Some(Open { since_us: now_us, probe_at_us: now_us + PROBE_INTERVAL_US, is_probing: false });
+        let is_relapse = self.closed_at_us.is_some_and(|closed_us| now_us < closed_us + RELAPSE_US);
+        let interval_us = if is_relapse { self.interval_us.saturating_mul(2) } else { 0 };
+        self.interval_us = interval_us.clamp(PROBE_INTERVAL_US, PROBE_INTERVAL_US_MAX);
+        self.open = Some(Open { since_us: now_us, probe_at_us: now_us + self.interval_us, is_probing: false });
         true
     }
 
@@ -77,10 +86,11 @@ impl Breaker {
         let Some(open) = &mut self.open else { return false };
         if is_success {
             self.open = None;
+            self.closed_at_us = Some(now_us);
             return true;
         }
         open.is_probing = false;
-        open.probe_at_us = now_us + PROBE_INTERVAL_US;
+        open.probe_at_us = now_us + self.interval_us;
         false
     }
 }
@@ -121,5 +131,8 @@ mod tests {
         assert!(breaker.wants_probe(700_000));
         assert!(breaker.probed(true, 700_001) && !breaker.is_open());
         assert_eq!(breaker.opened, 1);
+        // Closed in vain: the next probe takes its time.
+        (0..3).for_each(|at_us| assert_eq!(breaker.record(false, 700_002 + at_us), at_us == 2));
+        assert!(!breaker.wants_probe(1_000_000) && breaker.wants_probe(1_200_000));
     }
 }

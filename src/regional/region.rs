@@ -24,7 +24,7 @@ use crate::engine::table::{Entry, Slot, SlotRef, Table};
 use crate::engine::{Engine, Inquiry};
 use crate::regional::asks::{AskId, AskOutcome, Asks, Waiting};
 use crate::regional::breaker::Breaker;
-use crate::regional::call::{Ask, Call, OriginKey, Part, ProcessId, Reply};
+use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
 use crate::regional::keying::Keying;
 use crate::regional::region::checking::Check;
 use crate::regional::replay::FLUSH_INTERVAL_US;
@@ -121,6 +121,8 @@ struct State {
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
     unanswered_us: Option<u64>,
+    /// When pending hits were last counted while nothing could be told.
+    surveyed_us: u64,
     random: u64,
 }
 
@@ -150,6 +152,9 @@ pub struct Region {
     pending_hits: AtomicU64,
 }
 
+/// How long the cell of a trial lives.
+const TRIAL_TTL_MS: u64 = 1000;
+
 impl Region {
     pub fn new(engine: Arc<Engine>, options: RegionOptions) -> Region {
         let state = State {
@@ -163,6 +168,7 @@ impl Region {
             heal_next: None,
             behind_since_us: None,
             unanswered_us: None,
+            surveyed_us: 0,
             random: options.seed | 1,
         };
         Region {
@@ -249,6 +255,25 @@ impl Region {
         effects
     }
 
+    /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
+    pub fn trial(&self, now: Now) -> Call {
+        let cell = Told { ttl_ms: TRIAL_TTL_MS, ..Told::default() };
+        let part = Part {
+            key: OriginKey([0; 20]),
+            window_ms: TRIAL_TTL_MS,
+            measure: Measure::Sum,
+            cells: SmallVec::from_iter([cell]),
+        };
+        Call {
+            process: self.options.process,
+            now_ms: now.wall_ms,
+            nonce: 0,
+            charges: false,
+            parts: vec![part],
+            asks: Vec::new(),
+        }
+    }
+
     /// Tells the origin everything that is pending, now.
     pub fn flush_now(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
@@ -291,10 +316,10 @@ impl Region {
         checks || replays
     }
 
-    pub fn probed(&self, is_success: bool, now: Now) {
+    pub fn probed(&self, are_checks_good: bool, are_replays_good: bool, now: Now) {
         let state = &mut *self.state.lock();
-        state.checks.probed(is_success, now.mono_us);
-        state.replays.probed(is_success, now.mono_us);
+        state.checks.probed(are_checks_good, now.mono_us);
+        state.replays.probed(are_replays_good, now.mono_us);
         self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
     }
 

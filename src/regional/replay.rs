@@ -19,12 +19,6 @@ pub const MESSAGES_MAX: usize = 64;
 /// and the origin has time for others.
 pub const HEALED_PER_FLUSH: usize = 2_000;
 
-/// A message that is under way.
-#[derive(Clone, Debug)]
-pub struct Told {
-    pub slots: Vec<SlotRef>,
-}
-
 /// Slots to tell the origin about, with what to tell.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {

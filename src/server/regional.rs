@@ -21,6 +21,7 @@ use crate::observe::regional::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
 use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Region, RegionOptions};
+use crate::regional::replay::REPLAY_TIMEOUT_US;
 use crate::regional::script;
 use crate::server::service::wall_ms;
 
@@ -34,6 +35,7 @@ const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
 const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Clocks may be apart by one part in so many of the shortest window.
 const CLOCK_SHARE: u64 = 20;
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// How often somebody looks whether a probe is due.
 const PROBE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -59,6 +61,10 @@ pub struct Regional {
     /// Run ids of the servers behind the origin.
     identity: Mutex<Vec<String>>,
     shortest_window_ms: AtomicU64,
+    /// The user that we are may not ask who answers.
+    is_anonymous: AtomicBool,
+    /// When it was last said that Redis refuses something.
+    warned: Mutex<Option<Instant>>,
     pub metrics: RegionalMetrics,
 }
 
@@ -83,6 +89,8 @@ impl Regional {
             is_leaving: AtomicBool::new(false),
             identity: Mutex::default(),
             shortest_window_ms: AtomicU64::new(u64::MAX),
+            is_anonymous: AtomicBool::new(false),
+            warned: Mutex::default(),
             metrics: RegionalMetrics::default(),
         });
         tokio::spawn(regional.clone().pump());
@@ -233,6 +241,7 @@ impl Regional {
             }
             Err(error) => {
                 self.metrics.failed(operation, error.reason());
+                self.warn(&error);
                 tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
                 self.region.failed(id, self.now())
             }
@@ -302,7 +311,19 @@ impl Regional {
 
     /// Notices a restart or a failover: the data behind another run id may be older, or gone.
     async fn identify(&self, has_warned: &mut bool) {
-        let Ok(identity) = self.redis.identity(BEAT_TIMEOUT).await else { return };
+        if self.is_anonymous.load(Ordering::Relaxed) {
+            return;
+        }
+        let identity = match self.redis.identity(BEAT_TIMEOUT).await {
+            Ok(identity) => identity,
+            Err(error) => {
+                // Asking again would only have the connection doubted.
+                if error.reason() == "auth" && !self.is_anonymous.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "this user may not ask Redis for INFO: a failover is noticed by heartbeats only");
+                }
+                return;
+            }
+        };
         if let (Some(policy), false) = (identity.evicting_policy(), *has_warned) {
             *has_warned = true;
             tracing::warn!(
@@ -336,9 +357,36 @@ impl Regional {
             }
             was_open = is_open;
             if self.region.wants_probe(self.now()) {
-                let is_success = self.redis.probe(PROBE_TIMEOUT).await.is_ok();
-                self.region.probed(is_success, self.now());
+                let is_connected = self.redis.probe(PROBE_TIMEOUT).await.is_ok();
+                let are_good = match is_connected {
+                    true => (self.is_served(Lane::Checks).await, self.is_served(Lane::Replays).await),
+                    false => (false, false),
+                };
+                self.region.probed(are_good.0, are_good.1, self.now());
             }
+        }
+    }
+
+    /// A server that answers PING may still refuse the script, or take too long for it.
+    async fn is_served(&self, lane: Lane) -> bool {
+        let within = match lane {
+            Lane::Checks => self.deadline,
+            Lane::Replays => Duration::from_micros(REPLAY_TIMEOUT_US),
+        };
+        let written = script::encode(&self.region.trial(self.now()));
+        let served = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
+        served.inspect_err(|error| self.warn(error)).is_ok()
+    }
+
+    /// Says once a minute why Redis refuses; that it does not answer is said by the breakers.
+    fn warn(&self, error: &OriginError) {
+        if !matches!(error, OriginError::Refused { .. } | OriginError::BadReply) {
+            return;
+        }
+        let mut warned = self.warned.lock();
+        if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+            *warned = Some(Instant::now());
+            tracing::warn!(%error, "Redis refuses what it is asked");
         }
     }
 

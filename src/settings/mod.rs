@@ -125,7 +125,7 @@ pub struct ServeFlags {
     #[arg(value_parser = duration, help_heading = "Listeners")]
     pub grpc_max_connection_age_grace: Duration,
 
-    /// The most keys held in memory (about 150 bytes each); the least used are given up first
+    /// The most keys held in memory (about 150 bytes each, 255 with Redis); the least used are given up first
     #[arg(long, env = "TIDEGATE_KEYS_MAX", value_name = "COUNT", default_value_t = 1_000_000, help_heading = "Bounds")]
     pub keys_max: usize,
 

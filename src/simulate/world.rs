@@ -261,7 +261,7 @@ impl World {
                 let now = self.now(process);
                 if self.processes[process].region.wants_probe(now) {
                     let is_success = self.now_us >= self.frozen_until_us;
-                    self.processes[process].region.probed(is_success, now);
+                    self.processes[process].region.probed(is_success, is_success, now);
                 }
             }
         }

@@ -16,6 +16,8 @@ use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, 
 use crate::regional::replay::{self, Batch, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US};
 use crate::rules::policy::Algorithm;
 
+/// How often pending hits are counted while nothing can be told.
+const SURVEY_INTERVAL_US: u64 = 1_000_000;
 /// Messages that nobody answered may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
 
@@ -93,6 +95,9 @@ impl Region {
         if state.replays.is_open() || state.replays_under_way >= MESSAGES_MAX {
             // What is urgent stands in the other queue too, and goes with the next flush.
             while grown.urgent.pop().is_some() {}
+            if is_all {
+                self.survey(state, now);
+            }
             return Effects::default();
         }
         let mut effects = Effects::default();
@@ -137,6 +142,24 @@ impl Region {
             effects.calls.push(Outgoing { id, operation: Operation::Replay, call, within_us: REPLAY_TIMEOUT_US });
         }
         effects
+    }
+
+    /// Counts what is pending while nothing can be told, once a second.
+    fn survey(&self, state: &mut State, now: Now) {
+        if now.mono_us < state.surveyed_us + SURVEY_INTERVAL_US {
+            return;
+        }
+        state.surveyed_us = now.mono_us;
+        let queue = &self.table().grown().all;
+        let mut pending_hits: u64 = 0;
+        for _ in 0..queue.len() {
+            let Some(at) = queue.pop() else { break };
+            if let Some((_, shared)) = self.table().lock(at.shard).at(at) {
+                pending_hits = pending_hits.saturating_add(shared.pending());
+            }
+            queue.push(at);
+        }
+        self.pending_hits.store(pending_hits, Ordering::Relaxed);
     }
 
     /// What to tell about a slot that stands in the queue.
