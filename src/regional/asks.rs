@@ -210,3 +210,67 @@ impl Asks {
         self.waiting.remove(&id).is_some()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: OriginKey = OriginKey([1; 20]);
+    const OTHER: OriginKey = OriginKey([2; 20]);
+
+    fn waiting(keys: &[OriginKey]) -> Waiting {
+        let inquiry = Inquiry { checks: 1, questions: SmallVec::new() };
+        Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
+    }
+
+    #[test]
+    fn whoever_comes_while_a_call_is_under_way_goes_with_the_next() {
+        let mut asks = Asks::default();
+        let [first, second, third] = [(); 3].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0));
+        assert!(!asks.start(second, 1) && !asks.start(third, 2));
+        assert_eq!(asks.free(&[KEY], 100, 200), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert_eq!(asks.start_together(&KEY, &waited, 200), [second, third]);
+    }
+
+    #[test]
+    fn calls_for_a_key_are_spaced() {
+        let mut asks = Asks::default();
+        let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0));
+        assert!(asks.free(&[KEY], 500, 100).is_empty());
+        assert!(!asks.start(second, 200));
+        assert_eq!((asks.next_us(), asks.due(499)), (Some(500), vec![]));
+        assert_eq!(asks.due(500), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert_eq!(asks.start_together(&KEY, &waited, 500), [second]);
+    }
+
+    #[test]
+    fn a_request_for_two_keys_waits_for_the_one_that_is_busy() {
+        let mut asks = Asks::default();
+        let first = asks.enter(waiting(&[KEY]));
+        let both = asks.enter(waiting(&[OTHER, KEY]));
+        let other = asks.enter(waiting(&[OTHER]));
+        assert!(asks.start(first, 0));
+        assert!(!asks.start(both, 1));
+        assert!(asks.start(other, 2), "the free key is not held for those who wait for another");
+        assert_eq!(asks.free(&[KEY], 0, 3), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert!(asks.start_together(&KEY, &waited, 3).is_empty(), "now the other one is busy");
+        assert_eq!(asks.free(&[OTHER], 0, 4), [OTHER]);
+        let waited = asks.take_waiting(&OTHER);
+        assert_eq!(asks.start_together(&OTHER, &waited, 4), [both]);
+    }
+
+    #[test]
+    fn whoever_gave_up_goes_nowhere() {
+        let mut asks = Asks::default();
+        let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0) && !asks.start(second, 1));
+        assert!(asks.give_up(second) && !asks.give_up(second));
+        assert_eq!(asks.free(&[KEY], 0, 2), [KEY]);
+        assert!(asks.take_waiting(&KEY).is_empty());
+    }
+}

@@ -12,9 +12,9 @@ const OUTCOMES_MIN: usize = 3;
 /// How long after it opened, and after each probe that failed, the next probe is due.
 const PROBE_INTERVAL_US: u64 = 200_000;
 /// The longest it gets for an origin that passes probes and fails at once again.
-const PROBE_INTERVAL_US_MAX: u64 = 5_000_000;
+const PROBE_INTERVAL_US_MAX: u64 = 1_000_000;
 /// A breaker that opens again this soon was closed in vain.
-const RELAPSE_US: u64 = 2_000_000;
+const RELAPSE_US: u64 = 500_000;
 
 /// One breaker.
 #[derive(Clone, Debug, Default)]
