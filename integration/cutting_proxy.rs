@@ -427,7 +427,8 @@ mod tests {
         proxy.refuse();
         add(&mut connection).unwrap_err();
         proxy.forward();
-        assert_eq!(add(&mut connect(&proxy)).unwrap(), 3);
+        // The one before may have arrived.
+        assert!((3..=4).contains(&add(&mut connect(&proxy)).unwrap()));
     }
 
     #[test]

@@ -644,6 +644,15 @@ fn standing(
         Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
         Freshness::Fresh => {}
     }
+    // A view that is not quite new admits one request, which is told at once; who comes before the answer asks.
+    if is_together && shared.is_view_old(consult.mono_ms) {
+        let is_one = shared.pending().saturating_add(waiting) == 0;
+        let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
+        return match is_one && check.hits <= allowance {
+            true => Standing::Memory { urgent_at: 1 },
+            false => Standing::Asks(Why::Headroom),
+        };
+    }
     let wanted = shared.pending().saturating_add(waiting).saturating_add(check.hits);
     let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
     if is_together && wanted > allowance {

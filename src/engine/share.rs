@@ -19,6 +19,8 @@ use crate::rules::limit::Terms;
 pub const COUNT_MAX: u64 = (1 << 53) - 1;
 /// How long an answer of the origin is good for.
 pub const FRESH_MS: u64 = 5000;
+/// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
+const OLD_VIEW_MS: u64 = 200;
 /// How long a key decides from memory after a read of it has failed.
 const RETRY_MS: u64 = 250;
 
@@ -291,6 +293,11 @@ impl Shared {
             _ if self.holders == 0 => Freshness::Cold,
             _ => Freshness::Stale,
         }
+    }
+
+    /// Others may have added much since the origin last answered.
+    pub fn is_view_old(&self, mono_ms: u64) -> bool {
+        mono_ms + FRESH_MS >= self.fresh_until_ms + OLD_VIEW_MS
     }
 
     /// The origin answered about a second ago or longer.
