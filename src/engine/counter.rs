@@ -168,7 +168,7 @@ impl Counter {
             }
             Counter::Gcra(bucket) => {
                 let (floor, floor_rest) = bucket.level_without(own.saturating_sub(acked), &rate(terms));
-                Totals { floor, floor_rest, ..Totals::default() }
+                Totals { floor, floor_rest, level: bucket.hits_within(&rate(terms)), ..Totals::default() }
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::engine::allowance::Headroom;
 use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::key::Key;
 use crate::engine::share::{Freshness, Shared};
-use crate::engine::table::{Entry, Shard, Table};
+use crate::engine::table::{Entry, Shard, Slot, Table};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
@@ -231,8 +231,8 @@ fn decide_one(
     let mut fresh;
     let (counter, shared) = match slot {
         Some(slot) => {
-            let (slot, shared) = shard.both(slot);
-            slot.touch(&check.terms);
+            let (slot, mut shared) = shard.both(slot);
+            touch(slot, shared.as_deref_mut(), &check.terms);
             (&mut slot.counter, shared)
         }
         None => {
@@ -360,8 +360,8 @@ impl Batch<'_, '_> {
         let mut fresh;
         let (counter, shared) = match slot {
             Some(slot) => {
-                let (slot, shared) = shard.both(slot);
-                slot.touch(&check.terms);
+                let (slot, mut shared) = shard.both(slot);
+                touch(slot, shared.as_deref_mut(), &check.terms);
                 (&mut slot.counter, shared)
             }
             None => {
@@ -508,6 +508,15 @@ impl Batch<'_, '_> {
         if let Some(slot) = slot {
             reread(self.table, &mut self.guards[guard], shard, slot, &self.checks[index], self.consult);
         }
+    }
+}
+
+/// Marks a key as used. What the origin has denied under another limit says nothing about this one.
+fn touch(slot: &mut Slot, shared: Option<&mut Shared>, terms: &Terms) {
+    if slot.touch(terms)
+        && let Some(shared) = shared
+    {
+        shared.resume();
     }
 }
 
@@ -690,7 +699,7 @@ fn judge(counter: &mut Counter, check: &Check<'_>, waiting: u64, now_ms: u64, co
     verdict
 }
 
-fn is_group_over(checks: &[Check<'_>], verdicts: &[Verdict], group: usize) -> bool {
+pub(crate) fn is_group_over(checks: &[Check<'_>], verdicts: &[Verdict], group: usize) -> bool {
     checks.iter().zip(verdicts).any(|(check, verdict)| check.group == group && verdict.is_over)
 }
 

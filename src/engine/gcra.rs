@@ -108,6 +108,11 @@ impl Bucket {
         self.drain(now_ms, rate);
     }
 
+    /// The level in whole hits, rounded up.
+    pub fn hits_within(&self, rate: &Rate) -> u64 {
+        u64::try_from(self.level().div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
+    }
+
     /// The level without so many of the hits in it, in whole hits and parts of one.
     pub fn level_without(&self, hits: u64, rate: &Rate) -> (u64, u64) {
         let level = self.level().saturating_sub(rate.cost(hits));

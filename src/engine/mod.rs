@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::{Charging, Check, Consult, Group, Question, Reach, Verdict, Why, decide};
+use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Reach, Verdict, Why, decide};
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use crate::engine::table::{Table, TableStats};
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
@@ -174,6 +174,8 @@ pub struct Inquiry {
     /// How many checks the request has: the answer is about all of them.
     pub checks: usize,
     pub questions: SmallVec<[Asked; 2]>,
+    /// A quota group that the origin is not asked about is not over, so quotas deny nothing.
+    pub has_free_quota: bool,
 }
 
 /// One key to ask about.
@@ -273,7 +275,7 @@ impl Engine {
 
         let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms, consult);
         if !outcome.questions.is_empty() {
-            return Attempt::Asks(inquiry(&checks, &groups, &outcome.questions));
+            return Attempt::Asks(inquiry(&checks, &groups, &outcome));
         }
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
@@ -371,7 +373,13 @@ fn check<'a>(
 }
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values.
-fn inquiry(checks: &[Check<'_>], groups: &[Group], questions: &[Question]) -> Inquiry {
+fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome) -> Inquiry {
+    let questions = &outcome.questions;
+    let is_asked = |group: usize| questions.iter().any(|asked| asked.is_judged && checks[asked.check].group == group);
+    let is_free = |(at, group): (usize, &Group)| {
+        group.is_quota && !is_asked(at) && (group.is_shadow || !decide::is_group_over(checks, &outcome.verdicts, at))
+    };
+    let has_free_quota = groups.iter().enumerate().any(is_free);
     let asked = |question: &Question| {
         let check = &checks[question.check];
         let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
@@ -384,5 +392,5 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], questions: &[Question]) -> In
             why: question.why,
         }
     };
-    Inquiry { checks: checks.len(), questions: questions.iter().map(asked).collect() }
+    Inquiry { checks: checks.len(), questions: questions.iter().map(asked).collect(), has_free_quota }
 }

@@ -139,6 +139,8 @@ pub struct Totals {
     pub asked_acked: u64,
     pub refunds_floor: u64,
     pub ends_at_ms: u64,
+    /// Of a bucket the level here, in whole hits, rounded up.
+    pub level: u64,
 }
 
 /// What the origin says about a cell.
@@ -319,6 +321,10 @@ impl Shared {
         self.paused_until_ms = until_ms;
     }
 
+    pub fn resume(&mut self) {
+        self.paused_until_ms = 0;
+    }
+
     /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
     pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
         let is_meant = hits > 0 && hits >= u64::from(self.paused_hits);
@@ -331,11 +337,16 @@ impl Shared {
     }
 
     /// What is told about the cells that have something to say: from the newest down to the oldest with something
-    /// pending. After a rollover the one before comes along once more, for what others had pending then.
-    pub fn pending_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
-        let oldest = self.cells().iter().rposition(|share| share.pending() > 0).unwrap_or(0);
+    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
+    /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
+    /// process had nothing to say about counts just as much.
+    pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
+        let has_refund = |at: usize| self.refunds.as_ref().is_some_and(|all| all[at].asked > all[at].acked);
+        let has_news = |(at, share): (usize, &Share)| share.pending() > 0 || has_refund(at);
+        let oldest = self.cells().iter().enumerate().rposition(has_news).unwrap_or(0);
         let counting = counter.cells_that_count(terms);
-        let least = match self.pending_refunds() || !self.is_seated() {
+        let is_exact = matches!(counter, Counter::Exact(_));
+        let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
             true => counting,
             false if self.is_settled => 1,
             false => counting.min(2),
@@ -418,6 +429,8 @@ impl Shared {
                 let rate = rate(terms);
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
+                    // Of what is pending, that which has drained here meanwhile is no more.
+                    let pending = pending.min(bucket.hits_within(&rate));
                     bucket.set(heard.level_at_ms, (heard.level_whole, heard.level_rest), &rate);
                     bucket.add(&rate, pending);
                     bucket.refund(&rate, asked);

@@ -76,11 +76,13 @@ impl Slot {
         Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
     }
 
-    /// Remembers that it was used, and under which terms.
-    pub fn touch(&mut self, terms: &Terms) {
+    /// Remembers that it was used, and under which terms. True if they are others than the last time.
+    pub fn touch(&mut self, terms: &Terms) -> bool {
+        let is_changed = (self.limit, self.burst) != (terms.limit, terms.burst);
         self.limit = terms.limit;
         self.burst = terms.burst;
         self.heat = (self.heat + 1).min(HEAT_MAX);
+        is_changed
     }
 
     fn expires_at_ms(&self) -> u64 {

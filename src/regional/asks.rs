@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::engine::Inquiry;
 use crate::engine::decide::{Answered, Settled};
+use crate::engine::{Asked, Inquiry};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
@@ -46,17 +46,30 @@ pub struct Waiting {
     /// What the calls that have come back said.
     answers: SmallVec<[Answered; 4]>,
     is_admitted: bool,
+    /// One of the calls only read.
+    pub has_read: bool,
 }
 
 impl Waiting {
     pub fn new(inquiry: Inquiry, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
         let answers = SmallVec::from_elem(Answered::NotAsked, inquiry.checks);
-        Waiting { inquiry, keys, until_us, is_asked: false, is_background, calls: 0, answers, is_admitted: true }
+        Waiting {
+            inquiry,
+            keys,
+            until_us,
+            is_asked: false,
+            is_background,
+            calls: 0,
+            answers,
+            is_admitted: true,
+            has_read: false,
+        }
     }
 
     /// Takes one call's verdict; `questions` are those that were its needs, in order.
-    pub fn hear(&mut self, verdict: &AskVerdict, questions: &[usize]) {
+    pub fn hear(&mut self, verdict: &AskVerdict, questions: &[usize], is_read: bool) {
         self.calls = self.calls.saturating_sub(1);
+        self.has_read |= is_read;
         self.is_admitted &= verdict.is_admitted;
         for (need, question) in questions.iter().enumerate() {
             let is_over = verdict.over.iter().any(|over| usize::from(*over) == need);
@@ -67,8 +80,25 @@ impl Waiting {
         }
     }
 
-    pub fn settled(&self) -> Settled {
-        Settled { is_admitted: self.is_admitted, checks: self.answers.clone() }
+    /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
+    pub fn settled(&self, is_split: bool) -> Settled {
+        let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
+        Settled { is_admitted, checks: self.answers.clone() }
+    }
+
+    fn is_over(&self, asked: &Asked) -> bool {
+        self.answers.get(asked.check) == Some(&Answered::Over)
+    }
+
+    /// Whether a need of the group did not fit.
+    pub fn is_group_over(&self, quota: Option<u16>) -> bool {
+        self.inquiry.questions.iter().any(|asked| asked.judged == Some(quota) && self.is_over(asked))
+    }
+
+    fn is_admitted_by_all(&self) -> bool {
+        let quotas = || self.inquiry.questions.iter().filter_map(|asked| asked.judged.flatten());
+        let are_quotas_over = quotas().next().is_some() && quotas().all(|quota| self.is_group_over(Some(quota)));
+        !self.is_group_over(None) && (self.inquiry.has_free_quota || !are_quotas_over)
     }
 }
 
@@ -219,7 +249,7 @@ mod tests {
     const OTHER: OriginKey = OriginKey([2; 20]);
 
     fn waiting(keys: &[OriginKey]) -> Waiting {
-        let inquiry = Inquiry { checks: 1, questions: SmallVec::new() };
+        let inquiry = Inquiry { checks: 1, questions: SmallVec::new(), has_free_quota: false };
         Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
     }
 

@@ -120,7 +120,8 @@ pub struct Told {
     pub asked_acked: u64,
     /// The cell's refunds as the process knows them.
     pub refunds_floor: u64,
-    /// How long the origin keeps the cell. Not used for a bucket, which is kept until a minute after it is empty.
+    /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
+    /// hits are in it by the process's own view: of what it has not told, no more than that can still be there.
     pub ttl_ms: u64,
 }
 

@@ -301,7 +301,9 @@ impl Origin {
         let is_drained = bucket.drain(now_ms, limit, part.window_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
-        bucket.add(news.hits);
+        // Of what was not told, only what has not drained where it was admitted.
+        bucket.add(news.hits.min(told.ttl_ms));
+        bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
         bucket.refund(news.refunds);
         let is_changed = is_made || is_drained || is_raised || news.is_field_new;
         SmallVec::from_elem(is_changed, 1)

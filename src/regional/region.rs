@@ -277,18 +277,15 @@ impl Region {
     /// Tells the origin everything that is pending, now.
     pub fn flush_now(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
+        self.heal_some(state);
         self.flush(state, true, now)
-    }
-
-    /// Whether something should be told at once.
-    pub fn is_urgent(&self) -> bool {
-        self.table().is_urgent()
     }
 
     /// Whether anything is pending or under way.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
-        state.replays_under_way > 0 || !self.table().grown().all.is_empty() || !state.under_way.is_empty()
+        let is_healing = state.heal_next.is_some();
+        is_healing || !state.under_way.is_empty() || !self.table().grown().all.is_empty()
     }
 
     /// Hits that were pending when the last flush began.

@@ -247,14 +247,14 @@ impl Regional {
             }
         };
         self.perform(effects);
-        if self.region.is_urgent() {
-            self.wake.notify_one();
-        }
+        // Others may now have to wait for less than was planned.
+        self.wake.notify_one();
     }
 
     /// Flushes, and lets those go on who had to wait for time to pass.
     async fn pump(self: Arc<Self>) {
-        loop {
+        // A clean stop tells what is left by itself, and nothing after it.
+        while !self.is_leaving.load(Ordering::Relaxed) {
             let next = self.began + Duration::from_micros(self.region.next_us().saturating_sub(1_000_000));
             tokio::select! {
                 () = sleep_until(next.into()) => {}

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::engine::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::{Asked, Inquiry};
-use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::asks::{AskId, AskOutcome, Waiting};
 use crate::regional::call::{Ask, Call, Need, OriginKey, Part, Reply};
 use crate::regional::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
@@ -30,6 +30,9 @@ pub(super) struct CheckedKey {
 pub(super) struct CheckedAsk {
     pub(super) id: AskId,
     pub(super) questions: SmallVec<[usize; 2]>,
+    /// It only reads this time: a key of it is not seated, and a check that is applied without being heard of would be
+    /// counted twice.
+    pub(super) is_read: bool,
 }
 
 #[derive(Debug)]
@@ -56,7 +59,7 @@ impl Region {
             for slot in slots {
                 let questions =
                     of_question.iter().enumerate().filter(|(_, other)| **other == slot).map(|(question, _)| question);
-                let ask = CheckedAsk { id: *id, questions: questions.collect() };
+                let ask = CheckedAsk { id: *id, questions: questions.collect(), is_read: false };
                 match groups.iter_mut().find(|(other, same, _)| *other == slot && *same && charges) {
                     Some((_, _, asks)) => asks.push(ask),
                     None => groups.push((slot, charges, vec![ask])),
@@ -78,8 +81,8 @@ impl Region {
         for ask in &mut asks {
             let Some(waiting) = state.asks.waiting.get(&ask.id) else { continue };
             until_us = until_us.max(waiting.until_us);
-            let mut needs = SmallVec::new();
-            let mut judged = SmallVec::new();
+            let mut needs: SmallVec<[Need; 2]> = SmallVec::new();
+            let mut judged: SmallVec<[usize; 2]> = SmallVec::new();
             for question in &ask.questions {
                 let asked = &waiting.inquiry.questions[*question];
                 let origin = waiting.keys[*question];
@@ -96,13 +99,23 @@ impl Region {
                 needs.push(Need { part, limit, hits: asked.hits, quota });
                 judged.push(*question);
             }
+            let is_unseated = |need: &Need| parts[need.part].cells.iter().any(|cell| !cell.is_seated);
+            ask.is_read = needs.iter().any(is_unseated);
+            if ask.is_read {
+                needs.clear();
+                judged.clear();
+            } else if waiting.inquiry.has_free_quota && needs.iter().any(|need: &Need| need.quota.is_some()) {
+                // Stands for the quota groups that the origin is not asked about: they pass, so quotas deny nothing.
+                needs.push(Need { part: needs[0].part, limit: u32::MAX, hits: 0, quota: Some(u16::MAX) });
+            }
             ask.questions = judged;
             wire_asks.push(Ask { needs });
         }
         let call = self.call(state, charges, parts, wire_asks, now);
         let check = Check { keys, asks, call: call.clone(), sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::Check(check));
-        let within_us = until_us.saturating_sub(now.mono_us).max(1000);
+        // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
+        let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         Outgoing { id, operation: Operation::Check, call, within_us }
     }
 
@@ -135,7 +148,9 @@ impl Region {
         let mut going = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(waiting) = state.asks.waiting.get(&id) else { continue };
-            if state.checks.is_open() {
+            if state.checks.is_open() && waiting.is_background {
+                self.want_again(&waiting.inquiry);
+            } else if state.checks.is_open() {
                 effects.told.push((id, AskOutcome::NoAnswer));
             } else if waiting.inquiry.questions.iter().any(|asked| self.is_paused(asked, now)) {
                 effects.told.push((id, AskOutcome::Again));
@@ -158,7 +173,8 @@ impl Region {
         let hash = table.hash(&key);
         let mut shard = table.lock(table.shard_of(hash));
         let Some((_, Some(shared))) = shard.find(&key, hash).map(|slot| shard.both(slot)) else { return false };
-        asked.judged.is_some() && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
+        // One that denies only together with others settles nothing.
+        asked.judged == Some(None) && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
     }
 
     /// A check was answered: takes it over and tells everyone.
@@ -202,17 +218,19 @@ impl Region {
         let mut effects = Effects::default();
         for (ask, verdict) in check.asks.iter().zip(&reply.verdicts) {
             let Some(waiting) = state.asks.waiting.get_mut(&ask.id) else { continue };
-            waiting.hear(verdict, &ask.questions);
+            waiting.hear(verdict, &ask.questions, ask.is_read);
             if waiting.calls > 0 {
                 continue;
             }
-            let settled = waiting.settled();
+            let settled = waiting.settled(!check.call.charges);
             if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
-                if !check.call.charges && settled.is_admitted {
-                    self.charge_here(&waiting.inquiry, now);
+                let is_settled = !waiting.has_read;
+                if is_settled && !check.call.charges && settled.is_admitted {
+                    self.charge_here(&waiting, now);
                 }
                 if !waiting.is_background {
-                    effects.told.push((ask.id, AskOutcome::Settled(settled)));
+                    let outcome = if is_settled { AskOutcome::Settled(settled) } else { AskOutcome::Again };
+                    effects.told.push((ask.id, outcome));
                 }
             }
         }
@@ -223,8 +241,11 @@ impl Region {
 
     /// A request over several slots of a Cluster was admitted by each: it is charged here, and the origin hears of it at
     /// once.
-    fn charge_here(&self, inquiry: &Inquiry, now: Now) {
-        for asked in inquiry.questions.iter().filter(|asked| asked.judged.is_some() && asked.hits > 0) {
+    fn charge_here(&self, waiting: &Waiting, now: Now) {
+        let is_charged = |asked: &&Asked| {
+            asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !waiting.is_group_over(quota))
+        };
+        for asked in waiting.inquiry.questions.iter().filter(is_charged) {
             let charged = self.with_slot(&asked.key, &asked.terms, now, |slot, shared| {
                 slot.counter.look(&asked.terms, now.wall_ms);
                 shared.follow(&slot.counter);

@@ -30,7 +30,10 @@ pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, n
         asked: totals.asked,
         asked_acked: totals.asked_acked,
         refunds_floor: totals.refunds_floor,
-        ttl_ms: totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms),
+        ttl_ms: match algorithm {
+            Algorithm::Gcra => totals.level,
+            _ => totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms),
+        },
     };
     Part { key, window_ms, measure, cells: totals.iter().map(told).collect() }
 }

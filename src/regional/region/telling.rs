@@ -104,6 +104,7 @@ impl Region {
         let mut batch = Batch::default();
         let mut kept = Vec::new();
         let mut pending_hits = 0;
+        let mut reads = 0;
         // What comes in meanwhile is for the next flush.
         for _ in 0..queue.len() {
             if batch.parts.len() >= replay::PARTS_MAX * (MESSAGES_MAX - state.replays_under_way) {
@@ -119,9 +120,10 @@ impl Region {
                 }
                 Taken::Unseated(asked) => {
                     drop(shard);
-                    if state.checks.is_open() {
+                    if state.checks.is_open() || reads >= replay::PARTS_MAX {
                         kept.push(at);
                     } else {
+                        reads += 1;
                         effects.calls.extend(self.read_behind(state, *asked, now));
                     }
                 }
@@ -154,9 +156,13 @@ impl Region {
         let mut pending_hits: u64 = 0;
         for _ in 0..queue.len() {
             let Some(at) = queue.pop() else { break };
-            if let Some((_, shared)) = self.table().lock(at.shard).at(at) {
-                pending_hits = pending_hits.saturating_add(shared.pending());
-            }
+            // A key that is gone leaves nothing to tell.
+            let Some(pending) =
+                self.table().lock(at.shard).at(at).and_then(|(_, shared)| shared.is_queued.then(|| shared.pending()))
+            else {
+                continue;
+            };
+            pending_hits = pending_hits.saturating_add(pending);
             queue.push(at);
         }
         self.pending_hits.store(pending_hits, Ordering::Relaxed);
@@ -187,16 +193,16 @@ impl Region {
             };
             return Taken::Unseated(Box::new(asked));
         }
-        shared.is_wanted = false;
+        let is_wanted = std::mem::take(&mut shared.is_wanted);
         shared.is_in_flight = true;
-        let totals = shared.pending_totals(&slot.counter, &terms);
+        let totals = shared.pending_totals(&slot.counter, &terms, is_wanted);
         Taken::Part(part(self.origin_key(&key, shared.is_sensitive), &terms, &totals, look.now_ms, now.wall_ms))
     }
 
     /// Reads a key that this process has hits for but does not know its field of. Nobody waits for it.
     fn read_behind(&self, state: &mut State, asked: Asked, now: Now) -> Vec<Outgoing> {
         let key = self.origin_key(&asked.key.as_key(), asked.key.is_sensitive);
-        let inquiry = Inquiry { checks: 0, questions: SmallVec::from_iter([asked]) };
+        let inquiry = Inquiry { checks: 0, questions: SmallVec::from_iter([asked]), has_free_quota: false };
         let waiting = Waiting::new(inquiry, SmallVec::from_iter([key]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.asks.enter(waiting);
         if state.asks.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }

@@ -336,7 +336,9 @@ local function bucket(key, at, window, limit)
   if is_seated then
     if own > from then
       local added = own - from
-      w = w + added < MAX and w + added or MAX
+      -- Of what was not told, only what has not drained where it was admitted.
+      local left = added < n[at + 8] and added or n[at + 8]
+      w = w + left < MAX and w + left or MAX
       v = v + added < MAX and v + added or MAX
     end
     if own > field then

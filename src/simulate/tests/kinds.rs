@@ -1,6 +1,7 @@
 //! The other algorithms, refunds and debt converge too.
 
 use super::{SECOND_US, load};
+use crate::simulate::faults::Fault;
 use crate::simulate::process::Asked;
 use crate::simulate::world::{Setup, World};
 
@@ -69,4 +70,42 @@ fn a_refund_is_never_banked() {
     world.request_at(2 * SECOND_US, 1, Asked { key: 0, hits: 1 });
     world.run_until(4 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
+}
+
+/// Found by review: hits of an outage were poured into the bucket as if none of them had drained since.
+#[test]
+fn a_bucket_that_drained_during_an_outage_is_not_filled_again() {
+    let mut world = World::new(Setup::new(7, 2, "{requests_per_unit: 100, window: 10s, algorithm: gcra, burst: 10}"));
+    for n in 0..160 {
+        world.request_at(100_000 + n * SECOND_US / 8, (n % 2) as usize, Asked { key: 0, hits: 1 });
+    }
+    world.fault_at(5 * SECOND_US, Fault::Freeze { for_us: 6 * SECOND_US });
+    world.run_until(22 * SECOND_US);
+    assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (160, 0));
+}
+
+/// Found by review: after a loss only the newest sub-cells were told again.
+#[test]
+fn all_of_an_exact_window_is_told_again_after_a_loss() {
+    let mut world = World::new(Setup::new(8, 2, "{requests_per_unit: 1000, window: 16s, algorithm: exact_window}"));
+    world.request_at(100_000, 0, Asked { key: 0, hits: 600 });
+    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.fault_at(6 * SECOND_US, Fault::LoseData);
+    world.request_at(8 * SECOND_US, 1, Asked { key: 0, hits: 500 });
+    world.run_until(10 * SECOND_US);
+    assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle.admitted);
+}
+
+/// Found by review: a replay heard only of the newest sub-cells, and made the whole key fresh.
+#[test]
+fn a_process_hears_of_the_sub_cells_that_it_has_nothing_to_say_about() {
+    let mut world = World::new(Setup::new(9, 2, "{requests_per_unit: 1000, window: 16s, algorithm: exact_window}"));
+    for n in 0..4 {
+        world.request_at(100_000 + n * 3 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    }
+    world.request_at(4 * SECOND_US + 500_000, 0, Asked { key: 0, hits: 600 });
+    world.request_at(9 * SECOND_US + 600_000, 1, Asked { key: 0, hits: 80 });
+    world.request_at(9 * SECOND_US + 700_000, 1, Asked { key: 0, hits: 400 });
+    world.run_until(12 * SECOND_US);
+    assert_eq!(world.oracle.denied, 1, "{:?}", world.oracle.admitted);
 }
