@@ -89,6 +89,7 @@ impl UnaryService<RateLimitRequest> for ShouldRateLimit {
 }
 
 /// An answer that is there, or one that waits for the origin.
+#[expect(clippy::large_enum_variant, reason = "nearly every answer is there at once, and needs no heap for it")]
 enum Answering {
     Now(Option<Result<Answer, NoAnswer>>),
     Later(Pin<Box<dyn Future<Output = Result<Answer, NoAnswer>> + Send>>),

@@ -91,6 +91,7 @@ pub struct Answer {
 
 /// What a first look at a request came to.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly every answer is there at once, and needs no heap for it")]
 pub enum Answered {
     Now(Answer),
     /// The origin has to be asked.

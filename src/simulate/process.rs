@@ -59,7 +59,7 @@ impl Process {
         Consult { mono_ms: now.mono_ms(), live: self.region.live(), asking, is_again }
     }
 
-    fn attempt(&self, ruleset: &Ruleset, asked: Asked, now: Now, consult: &Consult<'_>) -> Result<bool, Inquiry> {
+    fn attempt(&self, ruleset: &Ruleset, asked: Asked, now: Now, consult: &Consult<'_>) -> Result<bool, Box<Inquiry>> {
         let value = asked.key.to_string();
         let entries = [Entry { key: "k", value: &value }].into_iter().collect();
         let hits = match u64::try_from(asked.hits) {
@@ -72,7 +72,7 @@ impl Process {
         };
         match self.engine.attempt(ruleset, &request, Modes::default(), now.wall_ms, consult) {
             Attempt::Decided(decision) => Ok(!decision.is_over),
-            Attempt::Asks(inquiry) => Err(inquiry),
+            Attempt::Asks(inquiry) => Err(Box::new(inquiry)),
         }
     }
 
@@ -81,7 +81,7 @@ impl Process {
         let consult = self.consult(now, self.region.asking(), false);
         match self.attempt(ruleset, asked, now, &consult) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
-            Err(inquiry) => self.wait(asked, inquiry, until_us, now),
+            Err(inquiry) => self.wait(asked, *inquiry, until_us, now),
         }
     }
 
@@ -108,7 +108,7 @@ impl Process {
         let consult = self.consult(now, asking, true);
         match self.attempt(ruleset, asked, now, &consult) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
-            Err(inquiry) => self.wait(asked, inquiry, until_us, now),
+            Err(inquiry) => self.wait(asked, *inquiry, until_us, now),
         }
     }
 }

@@ -163,7 +163,7 @@ impl World {
 
     fn start(&mut self) -> Process {
         self.generation += 1;
-        Process::new(self.setup.slack_permille, self.setup.deadline_us, self.random.next(), self.generation)
+        Process::new(self.setup.slack_permille, self.setup.deadline_us, self.random.number(), self.generation)
     }
 
     pub fn now_ms(&self) -> u64 {
@@ -377,7 +377,7 @@ impl World {
             Some(Plant::LostAcknowledgement) if is_planted => self.origin.clone().call(call, time_ms),
             Some(Plant::DoubleApply) if is_planted => {
                 let mut again = call.clone();
-                again.process = ProcessId(self.random.next());
+                again.process = ProcessId(self.random.number());
                 self.origin.call(&again, time_ms);
                 self.origin.call(call, time_ms)
             }

@@ -27,7 +27,7 @@ pub type Field = (OriginKey, Option<u64>);
 /// What became of a slot in the queue.
 enum Taken {
     Nothing,
-    Part(Part),
+    Part(Box<Part>),
     /// It has to be read before its totals mean anything.
     Unseated(Box<Asked>),
 }
@@ -116,7 +116,7 @@ impl Region {
                 Taken::Nothing => {}
                 Taken::Part(part) => {
                     pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
-                    batch.push(at, part);
+                    batch.push(at, *part);
                 }
                 Taken::Unseated(asked) => {
                     drop(shard);
@@ -196,7 +196,8 @@ impl Region {
         let is_wanted = std::mem::take(&mut shared.is_wanted);
         shared.is_in_flight = true;
         let totals = shared.pending_totals(&slot.counter, &terms, is_wanted);
-        Taken::Part(part(self.origin_key(&key, shared.is_sensitive), &terms, &totals, look.now_ms, now.wall_ms))
+        let origin = self.origin_key(&key, shared.is_sensitive);
+        Taken::Part(Box::new(part(origin, &terms, &totals, look.now_ms, now.wall_ms)))
     }
 
     /// Reads a key that this process has hits for but does not know its field of. Nobody waits for it.
