@@ -10,7 +10,7 @@
 --            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
---                             refunds_floor or of a bucket floor_rest, ttl_ms
+--                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process
 --            number of asks
 --            for each ask: number of needs
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
@@ -19,7 +19,7 @@
 --            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also at_ms, whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a r` and a field for each holder, a bucket of `e w q t v` and the same.
+-- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same.
 
 local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
