@@ -287,24 +287,28 @@ impl Shard {
         }
         let slots = self.slots;
         let mut coolest: Option<(u8, u32)> = None;
+        let mut coolest_dirty: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
             let (slot, shared) = self.both(number);
-            let is_dirty = shared.is_some_and(|shared| shared.is_dirty());
-            if !slot.is_taken || is_dirty || pinned.contains(&number) || slot.is_over(now_ms) {
+            if !slot.is_taken || pinned.contains(&number) || slot.is_over(now_ms) {
                 continue;
             }
-            if slot.heat == 0 {
+            // Its hits would be lost: only if nothing else is found soon.
+            let is_dirty = shared.is_some_and(|shared| shared.is_dirty());
+            if slot.heat == 0 && !is_dirty {
                 return Some(number);
             }
-            slot.heat -= 1;
-            if coolest.is_none_or(|(heat, _)| slot.heat < heat) {
-                coolest = Some((slot.heat, number));
+            slot.heat = slot.heat.saturating_sub(1);
+            let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
+            if candidate.is_none_or(|(heat, _)| slot.heat < heat) {
+                *candidate = Some((slot.heat, number));
             }
             if step >= HAND_STEPS_MAX {
                 break;
             }
         }
+        let coolest = coolest.or(coolest_dirty);
         if coolest.is_none() {
             self.barren_until_ms = now_ms.saturating_add(BARREN_MS);
         }
