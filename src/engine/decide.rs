@@ -601,6 +601,9 @@ fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
     check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
 }
 
+/// The part of the allowance that may be used on a view that is not quite new.
+const OLD_VIEW_PART: u64 = 4;
+
 /// Who decides a check.
 enum Standing {
     Memory {
@@ -653,21 +656,19 @@ fn standing(
         Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
         Freshness::Fresh => {}
     }
-    // A view that is not quite new admits one request, which is told at once; who comes before the answer asks.
-    if is_together && shared.is_view_old(consult.mono_ms) {
-        let is_one = shared.pending().saturating_add(waiting) == 0;
-        let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
-        return match is_one && check.hits <= allowance {
-            true => Standing::Memory { urgent_at: 1 },
-            false => Standing::Asks(Why::Headroom),
-        };
-    }
-    let wanted = shared.pending().saturating_add(waiting).saturating_add(check.hits);
+    let pending = shared.pending().saturating_add(waiting);
+    let wanted = pending.saturating_add(check.hits);
     let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
     if is_together && wanted > allowance {
         return Standing::Asks(Why::Headroom);
     }
-    Standing::Memory { urgent_at: allowance / 2 }
+    // A view that is not quite new is good for a part of the allowance, or for one larger request, which is told at once.
+    let is_careful = is_together && shared.is_view_old(consult.mono_ms) && wanted > allowance / OLD_VIEW_PART;
+    match is_careful {
+        true if pending > 0 => Standing::Asks(Why::Headroom),
+        true => Standing::Memory { urgent_at: 1 },
+        false => Standing::Memory { urgent_at: allowance / 2 },
+    }
 }
 
 /// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.

@@ -41,7 +41,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 /// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
-pub const COUNT_MAX: u64 = (1 << 53) - 1;
+pub use crate::engine::share::COUNT_MAX;
 
 /// Names a key at the origin, alike in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
