@@ -662,13 +662,15 @@ fn standing(
     if is_together && wanted > allowance {
         return Standing::Asks(Why::Headroom);
     }
-    // A view that is not quite new is good for a part of the allowance, or for one larger request, which is told at once.
-    let is_careful = is_together && shared.is_view_old(consult.mono_ms) && wanted > allowance / OLD_VIEW_PART;
-    match is_careful {
-        true if pending > 0 => Standing::Asks(Why::Headroom),
-        true => Standing::Memory { urgent_at: 1 },
-        false => Standing::Memory { urgent_at: allowance / 2 },
+    if !is_together || !shared.is_view_old(consult.mono_ms) {
+        return Standing::Memory { urgent_at: allowance / 2 };
     }
+    // A view that is not quite new is good for a part of the allowance, or for one larger request, and told sooner.
+    let part = allowance / OLD_VIEW_PART;
+    if wanted > part && pending > 0 {
+        return Standing::Asks(Why::Headroom);
+    }
+    Standing::Memory { urgent_at: (part / 2).max(1) }
 }
 
 /// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.
