@@ -168,7 +168,8 @@ impl RedisServer {
 
     /// A line of INFO.
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
-        let info: String = self.query(&["INFO", section]);
+        // Sentinels cut the connections of a server that they promote.
+        let info: String = self.try_query(&["INFO", section]).ok()?;
         info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).map(str::to_owned)
     }
 
