@@ -22,8 +22,11 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-const ROUNDS: usize = 3;
-const DURATION: &str = "3s";
+/// Many short rounds: a machine that others use too changes its speed by a fifth within seconds.
+const ROUNDS: usize = 15;
+const DURATION: &str = "1s";
+/// One hot key, and as many as make the replays work.
+const KEYS: [&str; 2] = ["1", "1000"];
 const CONSTANT_SERVER: &str = "constant-server";
 const RULES: &str = "\
 domain: edge
@@ -45,24 +48,39 @@ fn main() {
     let constant = Started::constant();
     let tidegate = Started::tidegate("tidegate serve", rules, "");
     let shared = Started::tidegate("with Redis", rules, socket.to_str().unwrap());
+    let servers = [&constant, &tidegate, &shared];
+    for keys in KEYS {
+        take_turns(servers, keys);
+    }
+}
+
+fn take_turns(servers: [&Started; 3], keys: &str) {
     let mut runs = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
-        for (server, runs) in [&constant, &tidegate, &shared].into_iter().zip(&mut runs) {
-            eprintln!("round {} of {ROUNDS}: {}", round + 1, server.name);
-            runs.push(server.bench());
+        // Each round the other way round, so that nobody always comes after the same.
+        for turn in 0..servers.len() {
+            let at = if round % 2 == 0 { turn } else { servers.len() - 1 - turn };
+            eprintln!("keys: {keys}, round {} of {ROUNDS}: {}", round + 1, servers[at].name);
+            runs[at].push(Figures::of(&servers[at].bench(keys)));
         }
     }
     println!(
         "{:16}{:>12}{:>16}{:>16}{:>10}   limited by",
-        "", "requests/s", "server us/req", "client us/req", "p99 ms"
+        format!("keys: {keys}"),
+        "requests/s",
+        "server us/req",
+        "client us/req",
+        "p99 ms"
     );
-    let [constant_runs, tidegate_runs, shared_runs] = runs.map(|runs| Medians::of(&runs));
-    constant_runs.print(constant.name);
-    tidegate_runs.print(tidegate.name);
-    shared_runs.print(shared.name);
-    tidegate_runs.compare("to constant", &constant_runs);
-    shared_runs.compare("Redis to none", &tidegate_runs);
-    println!("medians of {ROUNDS} alternating rounds of {DURATION}, 4 connections x 32 streams, one key");
+    for (server, runs) in servers.into_iter().zip(&runs) {
+        Figures::median(runs).print(server.name);
+    }
+    let [constant_runs, tidegate_runs, shared_runs] = &runs;
+    Figures::compare("to constant", tidegate_runs, constant_runs);
+    Figures::compare("Redis to none", shared_runs, tidegate_runs);
+    println!(
+        "medians of {ROUNDS} alternating rounds of {DURATION}, ratios of the same round; 4 connections x 32 streams\n"
+    );
 }
 
 /// A Redis that runs until this is dropped.
@@ -116,11 +134,11 @@ impl Started {
         Started { name, child, address }
     }
 
-    fn bench(&self) -> Value {
+    fn bench(&self, keys: &str) -> Value {
         let pid = self.child.id().to_string();
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["bench", "--addr", &self.address, "--duration", DURATION, "--server-pid", &pid]);
-        let ran = command.args(["--output", "json"]).output().expect("tidegate bench runs");
+        let ran = command.args(["--keys", keys, "--output", "json"]).output().expect("tidegate bench runs");
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
         serde_json::from_slice(&ran.stdout).expect("JSON")
     }
@@ -133,35 +151,49 @@ impl Drop for Started {
     }
 }
 
-struct Medians {
+/// What a run came to, or what several came to at their median.
+struct Figures {
     requests_per_s: f64,
     server_us: f64,
     client_us: f64,
     p99_ms: f64,
 }
 
-impl Medians {
-    fn of(runs: &[Value]) -> Medians {
-        let median = |name: &str| {
-            let mut figures: Vec<f64> = runs.iter().map(|run| run[name].as_f64().expect(name)).collect();
-            figures.sort_by(f64::total_cmp);
-            figures[figures.len() / 2]
-        };
-        Medians {
-            requests_per_s: median("requests_per_s"),
-            server_us: median("server_cpu_per_request_us"),
-            client_us: median("client_cpu_per_request_us"),
-            p99_ms: median("p99_us") / 1e3,
+fn median(figures: impl Iterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.collect();
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+impl Figures {
+    fn of(run: &Value) -> Figures {
+        let figure = |name: &str| run[name].as_f64().expect(name);
+        Figures {
+            requests_per_s: figure("requests_per_s"),
+            server_us: figure("server_cpu_per_request_us"),
+            client_us: figure("client_cpu_per_request_us"),
+            p99_ms: figure("p99_us") / 1e3,
         }
     }
 
-    fn compare(&self, name: &str, to: &Medians) {
+    fn median(runs: &[Figures]) -> Figures {
+        Figures {
+            requests_per_s: median(runs.iter().map(|run| run.requests_per_s)),
+            server_us: median(runs.iter().map(|run| run.server_us)),
+            client_us: median(runs.iter().map(|run| run.client_us)),
+            p99_ms: median(runs.iter().map(|run| run.p99_ms)),
+        }
+    }
+
+    /// Round by round, because only neighbours had the same machine.
+    fn compare(name: &str, runs: &[Figures], to: &[Figures]) {
+        let ratio = |figure: fn(&Figures) -> f64| median(runs.iter().zip(to).map(|(run, to)| figure(run) / figure(to)));
         println!(
             "{name:16}{:>12.2}{:>16.2}{:>16.2}{:>10.2}",
-            self.requests_per_s / to.requests_per_s,
-            self.server_us / to.server_us,
-            self.client_us / to.client_us,
-            self.p99_ms / to.p99_ms,
+            ratio(|run| run.requests_per_s),
+            ratio(|run| run.server_us),
+            ratio(|run| run.client_us),
+            ratio(|run| run.p99_ms),
         );
     }
 

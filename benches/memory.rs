@@ -12,6 +12,8 @@ use tidegate::rules::policy::{Algorithm, Word};
 use tidegate::rules::tree::Identifier;
 
 const NOW_MS: u64 = 1_800_000_000_000;
+/// Keys that wait to be told at once: those of one flush.
+const FLUSH_KEYS: usize = 10_000;
 const CASE: &str = "TIDEGATE_MEMORY_CASE";
 
 fn resident_bytes() -> usize {
@@ -32,6 +34,10 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
         let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
         let check = Check { key, terms, hits: 1, charging: Charging::Together, group: 0, reach, is_sensitive: false };
         decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
+        // As a flush does, every 50 ms.
+        if n % FLUSH_KEYS == 0 {
+            while table.grown().all.pop().is_some() {}
+        }
     }
     let held = table.stats().keys;
     let bytes = (resident_bytes() - before) as f64 / held as f64;
