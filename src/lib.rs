@@ -42,6 +42,7 @@
 
 pub mod cli;
 pub mod engine;
+pub mod global;
 pub mod observe;
 pub mod regional;
 pub mod request;
