@@ -46,6 +46,7 @@ fn check(space: Space, identifier: &[u8], group: usize) -> Check<'_> {
         charging: Charging::Together,
         group,
         reach: Reach::Process,
+        is_global: false,
         is_sensitive: false,
     }
 }

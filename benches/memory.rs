@@ -32,7 +32,16 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
         buffer.push(&format!("{n:032x}"));
         let range = buffer.finish();
         let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
-        let check = Check { key, terms, hits: 1, charging: Charging::Together, group: 0, reach, is_sensitive: false };
+        let check = Check {
+            key,
+            terms,
+            hits: 1,
+            charging: Charging::Together,
+            group: 0,
+            reach,
+            is_global: false,
+            is_sensitive: false,
+        };
         decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
         // As a flush does, every 50 ms.
         if n % FLUSH_KEYS == 0 {

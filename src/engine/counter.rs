@@ -32,7 +32,7 @@ pub(crate) fn rate(terms: &Terms) -> Rate {
     Rate { limit: terms.limit, window_ms: terms.window_ms, burst: terms.burst }
 }
 
-fn weighing(terms: &Terms) -> Weighing {
+pub(crate) fn weighing(terms: &Terms) -> Weighing {
     match terms.algorithm {
         Algorithm::FixedWindow => Weighing::Fixed,
         _ => Weighing::Sliding,

@@ -11,13 +11,14 @@
 use parking_lot::MutexGuard;
 use smallvec::{SmallVec, smallvec};
 
-use crate::engine::allowance::Headroom;
+use crate::engine::abroad::View;
 use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::key::Key;
-use crate::engine::share::{Freshness, Shared};
+use crate::engine::share::Shared;
+pub use crate::engine::standing::{Answered, Asking, Consult, Question, Settled, Why};
+use crate::engine::standing::{Standing, is_judged, standing};
 use crate::engine::table::{Entry, Shard, Slot, Table};
 use crate::rules::limit::Terms;
-use crate::rules::policy::Algorithm;
 
 /// How the hits of a check are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct Check<'a> {
     /// Into the groups: the descriptor that this limit belongs to.
     pub group: usize,
     pub reach: Reach,
+    /// Other regions share the count too.
+    pub is_global: bool,
     /// The identifier leaves the process only as a keyed digest.
     pub is_sensitive: bool,
 }
@@ -61,69 +64,6 @@ pub struct Group {
     pub is_shadow: bool,
     /// Denies only together with all other quota groups.
     pub is_quota: bool,
-}
-
-/// What the origin said about one check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
-    /// It was not asked whether this one fits.
-    NotAsked,
-    Fits,
-    Over,
-}
-
-/// The origin's answer to a request. What it admitted is charged already.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
-    pub is_admitted: bool,
-    /// One for each check.
-    pub checks: SmallVec<[Answered; 4]>,
-}
-
-/// What a decision knows of the region, and whether it may ask.
-#[derive(Clone, Copy, Debug)]
-pub struct Consult<'a> {
-    /// Monotonic time: freshness and pauses.
-    pub mono_ms: u64,
-    /// Processes of the region that are alive.
-    pub live: u32,
-    pub asking: Asking<'a>,
-    /// The request was looked at before: what is charged whatever happens is charged.
-    pub is_again: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum Asking<'a> {
-    Allowed,
-    /// The origin gives no answer: memory decides.
-    Never,
-    Settled(&'a Settled),
-}
-
-impl Consult<'_> {
-    /// For a table that nobody shares.
-    pub const ALONE: Consult<'static> = Consult { mono_ms: 0, live: 1, asking: Asking::Never, is_again: false };
-}
-
-/// Why the origin is asked about a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// The key was never read, or not for a while.
-    Cold,
-    /// More is pending than may be.
-    Headroom,
-    /// Another check of the request asks.
-    Together,
-}
-
-/// A check that the origin is to be asked about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Question {
-    /// Into the checks.
-    pub check: usize,
-    /// Whether it fits; otherwise only how it stands.
-    pub is_judged: bool,
-    pub why: Why,
 }
 
 /// What a check came to.
@@ -145,9 +85,9 @@ pub struct Verdict {
 
 impl Verdict {
     /// Says when so many hits are admitted, by what the counter holds now, with the check's own charge if it had one.
-    fn wait_for(&mut self, counter: &mut Counter, terms: &Terms, hits: u64, now_ms: u64) {
-        let look = counter.look(terms, now_ms);
-        let admits_at_ms = counter.admits_at(terms, &look, hits);
+    fn wait_for(&mut self, mut view: View<'_>, terms: &Terms, hits: u64, now_ms: u64) {
+        let look = view.look(terms, now_ms);
+        let admits_at_ms = view.admits_at(terms, &look, hits);
         self.is_hopeless = admits_at_ms.is_none();
         self.reset_ms = admits_at_ms.unwrap_or_else(|| window_end_ms(terms, look.now_ms)).saturating_sub(now_ms);
     }
@@ -229,10 +169,10 @@ fn decide_one(
     let mut shard = table.lock(number);
     let mut slot = shard.find(&check.key, hash);
     let mut fresh;
-    let (counter, shared) = match slot {
+    let (counter, mut shared) = match slot {
         Some(slot) => {
             let (slot, mut shared) = shard.both(slot);
-            touch(slot, shared.as_deref_mut(), &check.terms);
+            touch(table, slot, shared.as_deref_mut(), check);
             (&mut slot.counter, shared)
         }
         None => {
@@ -241,12 +181,12 @@ fn decide_one(
         }
     };
     let is_reported = check.charging != Charging::Together && !consult.is_again;
-    let mut verdict = judge(counter, check, 0, now_ms, consult);
+    let mut verdict = judge(view(counter, shared.as_deref()), check, 0, now_ms, consult);
     let is_quiet = is_shadow || groups[check.group].is_shadow;
-    let standing = standing(check, &verdict, counter, shared, 0, is_quiet, consult);
+    let standing = standing(check, &verdict, counter, shared.as_deref_mut(), 0, is_quiet, consult);
     if let Standing::Paused { wait_ms } = standing {
         verdict.is_over = true;
-        verdict.wait_for(counter, &check.terms, check.hits, now_ms);
+        verdict.wait_for(view(counter, shared.as_deref()), &check.terms, check.hits, now_ms);
         verdict.reset_ms = verdict.reset_ms.max(wait_ms);
     }
     let is_over = !is_shadow && verdict.is_over && denies(&[*check], groups, &[verdict]);
@@ -267,14 +207,12 @@ fn decide_one(
             let urgent_at = standing.urgent_at();
             charge(table, &mut shard, (number, slot), check, is_counted, urgent_at);
             if verdict.is_over {
-                verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, check.hits, now_ms);
+                verdict.wait_for(shard.view(slot), &check.terms, check.hits, now_ms);
             }
         }
     }
-    if verdict.is_over
-        && let Some(slot) = slot
-    {
-        reread(table, &mut shard, number, slot, check, consult);
+    if let Some(slot) = slot {
+        tell_others(table, &mut shard, number, slot, check, verdict.is_over, consult);
     }
     drop(shard);
     let charged = if is_charged || check.charging != Charging::Together { check.hits } else { 0 };
@@ -330,9 +268,8 @@ fn decide_all(
         if charged < check.hits && !verdict.is_over {
             verdict.reset_ms = batch.reset_uncharged_ms(index);
         }
-        if verdict.is_over {
-            batch.reread(index);
-        }
+        let is_over = verdict.is_over;
+        batch.tell_others(index, is_over);
     }
     Outcome { is_over, verdicts, questions }
 }
@@ -358,10 +295,10 @@ impl Batch<'_, '_> {
         self.seen[index].waiting = waiting;
         self.seen[index].slot = slot;
         let mut fresh;
-        let (counter, shared) = match slot {
+        let (counter, mut shared) = match slot {
             Some(slot) => {
                 let (slot, mut shared) = shard.both(slot);
-                touch(slot, shared.as_deref_mut(), &check.terms);
+                touch(self.table, slot, shared.as_deref_mut(), check);
                 (&mut slot.counter, shared)
             }
             None => {
@@ -369,15 +306,16 @@ impl Batch<'_, '_> {
                 (&mut fresh, None)
             }
         };
-        let mut verdict = judge(counter, check, waiting, self.now_ms, self.consult);
-        let standing = standing(check, &verdict, counter, shared, waiting, is_quiet, self.consult);
+        let mut verdict = judge(view(counter, shared.as_deref()), check, waiting, self.now_ms, self.consult);
+        let standing = standing(check, &verdict, counter, shared.as_deref_mut(), waiting, is_quiet, self.consult);
         self.seen[index].urgent_at = standing.urgent_at();
         match standing {
             Standing::Memory { .. } => {}
             Standing::Asks(why) => self.seen[index].asks = Some(why),
             Standing::Paused { wait_ms } => {
                 verdict.is_over = true;
-                verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
+                let hits = waiting.saturating_add(check.hits);
+                verdict.wait_for(view(counter, shared.as_deref()), &check.terms, hits, self.now_ms);
                 verdict.reset_ms = verdict.reset_ms.max(wait_ms);
             }
         }
@@ -408,6 +346,11 @@ impl Batch<'_, '_> {
         if was_over == verdict.is_over {
             return;
         }
+        if !verdict.is_over {
+            verdict.is_hopeless = false;
+            verdict.reset_ms = self.reset_uncharged_ms(index);
+            return;
+        }
         let Seen { guard, slot, waiting, .. } = self.seen[index];
         let mut fresh = Counter::new(&check.terms, self.now_ms);
         let (counter, shared) = match slot {
@@ -417,15 +360,10 @@ impl Batch<'_, '_> {
             }
             None => (&mut fresh, None),
         };
-        if verdict.is_over {
-            verdict.wait_for(counter, &check.terms, waiting.saturating_add(check.hits), self.now_ms);
-            let paused_ms = shared.and_then(|shared| shared.paused_for_ms(check.hits, self.consult.mono_ms));
-            verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
-        } else {
-            let look = counter.look(&check.terms, self.now_ms);
-            verdict.is_hopeless = false;
-            verdict.reset_ms = counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(self.now_ms);
-        }
+        let hits = waiting.saturating_add(check.hits);
+        verdict.wait_for(view(counter, shared.as_deref()), &check.terms, hits, self.now_ms);
+        let paused_ms = shared.and_then(|shared| shared.paused_for_ms(check.hits, self.consult.mono_ms));
+        verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
     }
 
     /// The hits of earlier checks on the same key that wait for the verdict: within a request, a key counts down.
@@ -486,7 +424,7 @@ impl Batch<'_, '_> {
         charge(self.table, shard, (number, slot), check, found.is_none(), urgent_at);
         if verdict.is_over {
             let hits = waiting.saturating_add(check.hits);
-            verdict.wait_for(&mut shard.slot(slot).counter, &check.terms, hits, self.now_ms);
+            verdict.wait_for(shard.view(slot), &check.terms, hits, self.now_ms);
         }
     }
 
@@ -503,20 +441,29 @@ impl Batch<'_, '_> {
         counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(self.now_ms)
     }
 
-    fn reread(&mut self, index: usize) {
+    fn tell_others(&mut self, index: usize, is_over: bool) {
         let Seen { guard, slot, shard, .. } = self.seen[index];
         if let Some(slot) = slot {
-            reread(self.table, &mut self.guards[guard], shard, slot, &self.checks[index], self.consult);
+            tell_others(self.table, &mut self.guards[guard], shard, slot, &self.checks[index], is_over, self.consult);
         }
     }
 }
 
+/// A counter as decisions see it.
+fn view<'a>(counter: &'a mut Counter, shared: Option<&'a Shared>) -> View<'a> {
+    View { counter, abroad: shared.and_then(Shared::abroad) }
+}
+
 /// Marks a key as used. What the origin has denied under another limit says nothing about this one.
-fn touch(slot: &mut Slot, shared: Option<&mut Shared>, terms: &Terms) {
-    if slot.touch(terms)
-        && let Some(shared) = shared
-    {
+fn touch(table: &Table, slot: &mut Slot, shared: Option<&mut Shared>, check: &Check<'_>) {
+    let has_changed = slot.touch(&check.terms);
+    slot.is_global = check.is_global;
+    let Some(shared) = shared else { return };
+    if has_changed {
         shared.resume();
+    }
+    if shared.ask() {
+        table.count_asked();
     }
 }
 
@@ -526,13 +473,13 @@ fn is_kept(table: &Table, check: &Check<'_>) -> bool {
 }
 
 fn insert(table: &Table, shard: &mut Shard, pinned: &[u32], check: &Check<'_>, hash: u64, now_ms: u64) -> u32 {
-    let Check { key, terms, is_sensitive, .. } = *check;
+    let Check { key, terms, is_sensitive, is_global, .. } = *check;
     // With its hits, so that the table knows a key that is over its limit from the start.
     let mut counter = Counter::new(&terms, now_ms);
     if check.charging != Charging::Refund {
         counter.add(&terms, check.hits);
     }
-    table.insert(shard, pinned, Entry { key, hash, terms, counter, is_sensitive }, now_ms)
+    table.insert(shard, pinned, Entry { key, hash, terms, counter, is_sensitive, is_global }, now_ms)
 }
 
 /// Counts a check's hits, or gives them back, and sees to it that the origin hears of it. The counter of a new slot has
@@ -571,133 +518,51 @@ fn charge(
     table.enqueue(number, at, shared, is_urgent);
 }
 
-/// A key that denies is read again about once a second, in the background.
-fn reread(table: &Table, shard: &mut Shard, number: u32, slot: u32, check: &Check<'_>, consult: &Consult<'_>) {
-    if let ((_, Some(shared)), Reach::Region { .. }) = (shard.both(slot), check.reach)
-        && shared.is_second_old(consult.mono_ms)
-        && !shared.is_wanted
-    {
-        shared.is_wanted = true;
-        table.enqueue(number, slot, shared, false);
-    }
-}
-
-fn slack(check: &Check<'_>) -> Option<u16> {
-    match check.reach {
-        Reach::Process => None,
-        Reach::Region { slack_permille } => Some(slack_permille),
-    }
-}
-
-fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) -> Headroom {
-    // A bucket is full at its burst, whatever its rate.
-    let Terms { limit, burst, algorithm, .. } = check.terms;
-    let limit = if algorithm == Algorithm::Gcra { burst } else { limit };
-    Headroom { limit, slack_permille, holders: shared.holders(), is_settled: shared.are_holders_settled(), live }
-}
-
-/// Hits that may be refused, so that the origin is asked whether they fit.
-fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
-    check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
-}
-
-/// The part of the allowance that may be used on a view that is not quite new.
-const OLD_VIEW_PART: u64 = 4;
-
-/// Who decides a check.
-enum Standing {
-    Memory {
-        /// So many pending hits are told at once: half of what may be.
-        urgent_at: u64,
-    },
-    /// The origin has just denied as many hits.
-    Paused {
-        wait_ms: u64,
-    },
-    Asks(Why),
-}
-
-impl Standing {
-    /// Memory decides, and what it adds can wait for the next flush.
-    const AT_LEISURE: Standing = Standing::Memory { urgent_at: u64::MAX };
-
-    fn urgent_at(&self) -> u64 {
-        if let Standing::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
-    }
-}
-
-/// Finds out who decides: memory, unless the key is cold or stale, or more would be pending than may be.
-fn standing(
+/// What the decision means for others: regions that should know of the count, and the origin, which is asked about a key
+/// that denies about once a second, in the background.
+fn tell_others(
+    table: &Table,
+    shard: &mut Shard,
+    number: u32,
+    at: u32,
     check: &Check<'_>,
-    verdict: &Verdict,
-    counter: &Counter,
-    shared: Option<&mut Shared>,
-    waiting: u64,
-    is_quiet: bool,
+    is_over: bool,
     consult: &Consult<'_>,
-) -> Standing {
-    let Some(slack_permille) = slack(check) else { return Standing::AT_LEISURE };
-    let is_settled = matches!(consult.asking, Asking::Settled(_));
-    if is_quiet || is_settled || verdict.is_over || check.charging == Charging::Refund {
-        return Standing::AT_LEISURE;
+) {
+    let (slot, Some(shared)) = shard.both(at) else { return };
+    table.note(number, at, slot, shared);
+    let is_regional = check.reach != Reach::Process;
+    if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted {
+        shared.is_wanted = true;
+        table.enqueue(number, at, shared, false);
     }
-    let may_ask = matches!(consult.asking, Asking::Allowed);
-    let Some(shared) = shared else { return if may_ask { Standing::Asks(Why::Cold) } else { Standing::AT_LEISURE } };
-    shared.follow(counter);
-    let is_together = check.charging == Charging::Together && check.hits > 0;
-    if is_together && let Some(wait_ms) = shared.paused_for_ms(check.hits, consult.mono_ms) {
-        return Standing::Paused { wait_ms };
-    }
-    if !may_ask {
-        return Standing::AT_LEISURE;
-    }
-    match shared.freshness(consult.mono_ms) {
-        Freshness::Unreadable => return Standing::AT_LEISURE,
-        Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
-        Freshness::Fresh => {}
-    }
-    let pending = shared.pending().saturating_add(waiting);
-    let wanted = pending.saturating_add(check.hits);
-    let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
-    if is_together && wanted > allowance {
-        return Standing::Asks(Why::Headroom);
-    }
-    if !is_together || !shared.is_view_old(consult.mono_ms) {
-        return Standing::Memory { urgent_at: allowance / 2 };
-    }
-    // A view that is not quite new is good for a part of the allowance, or for one larger request, and told sooner.
-    let part = allowance / OLD_VIEW_PART;
-    if wanted > part && pending > 0 {
-        return Standing::Asks(Why::Headroom);
-    }
-    Standing::Memory { urgent_at: (part / 2).max(1) }
 }
 
 /// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.
-fn judge(counter: &mut Counter, check: &Check<'_>, waiting: u64, now_ms: u64, consult: &Consult<'_>) -> Verdict {
+fn judge(mut view: View<'_>, check: &Check<'_>, waiting: u64, now_ms: u64, consult: &Consult<'_>) -> Verdict {
     let Check { terms, hits, charging, .. } = check;
     if *charging == Charging::Refund {
         // What it comes to; it is given back right after.
-        let mut refunded = counter.clone();
-        refunded.look(terms, now_ms);
+        view.look(terms, now_ms);
+        let mut refunded = view.counter.clone();
         if !consult.is_again {
             refunded.refund(terms, *hits);
         }
+        let mut refunded = View { counter: &mut refunded, abroad: view.abroad };
         let look = refunded.look(terms, now_ms);
-        counter.look(terms, now_ms);
         let reset_ms = refunded.resets_at_ms(terms, &look, waiting).saturating_sub(now_ms);
         return Verdict::within(look.available, reset_ms);
     }
-    let mut look = counter.look(terms, now_ms);
+    let mut look = view.look(terms, now_ms);
     if *charging == Charging::Always && consult.is_again {
         look.available = look.available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
     }
     let needed = waiting.saturating_add(*hits);
     let is_over = i128::from(look.available) < i128::from(needed);
-    let reset_ms = if is_over { 0 } else { counter.resets_at_ms(terms, &look, needed).saturating_sub(now_ms) };
+    let reset_ms = if is_over { 0 } else { view.resets_at_ms(terms, &look, needed).saturating_sub(now_ms) };
     let mut verdict = Verdict { is_over, ..Verdict::within(look.available, reset_ms) };
     if is_over {
-        verdict.wait_for(counter, terms, needed, now_ms);
+        verdict.wait_for(view, terms, needed, now_ms);
     }
     verdict
 }

@@ -123,12 +123,14 @@ pub struct OwnedKey {
     identifier: StoredIdentifier,
     /// The identifier leaves the process only as a keyed digest.
     pub is_sensitive: bool,
+    /// Other regions count it too.
+    pub is_global: bool,
 }
 
 impl OwnedKey {
-    pub fn new(key: &Key<'_>, is_sensitive: bool) -> OwnedKey {
+    pub fn new(key: &Key<'_>, is_sensitive: bool, is_global: bool) -> OwnedKey {
         let Key { space, window_ms, algorithm, identifier } = *key;
-        OwnedKey { space, window_ms, algorithm, identifier: StoredIdentifier::new(identifier), is_sensitive }
+        OwnedKey { space, window_ms, algorithm, identifier: StoredIdentifier::new(identifier), is_sensitive, is_global }
     }
 
     pub fn as_key(&self) -> Key<'_> {

@@ -3,6 +3,7 @@
 //! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
 //! replaced, name the keys, and let [`decide`](decide::decide) judge and charge them.
 
+pub mod abroad;
 pub mod allowance;
 pub mod counter;
 pub mod decide;
@@ -12,6 +13,7 @@ pub mod index;
 pub mod key;
 pub mod peek;
 pub mod share;
+pub mod standing;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -29,6 +31,9 @@ use crate::rules::limit::{Limit, Rule, Space, Terms};
 use crate::rules::policy::{Algorithm, Charge, Scope};
 use crate::rules::tree::Identifier;
 use crate::rules::{Domain, Ruleset};
+
+/// Shorter windows stay in their region: others would hear of their counts when they are nearly over.
+const GLOBAL_WINDOW_MS_MIN: u64 = 10_000;
 
 /// Modes that an operator sets for all rules at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +163,8 @@ pub struct Engine {
     table: Table,
     /// Of limits that do not choose their own.
     slack_permille: u16,
+    /// There is an origin.
+    is_regional: bool,
 }
 
 /// What an attempt to decide a request came to.
@@ -193,12 +200,17 @@ pub struct Asked {
 
 impl Engine {
     pub fn new(keys_max: usize) -> Engine {
-        Engine { table: Table::new(keys_max), slack_permille: 0 }
+        Engine { table: Table::new(keys_max), slack_permille: 0, is_regional: false }
     }
 
     /// An engine whose counts are shared with other processes.
     pub fn shared(keys_max: usize, slack_permille: u16) -> Engine {
-        Engine { table: Table::shared(keys_max), slack_permille }
+        Engine { table: Table::shared(keys_max), slack_permille, is_regional: true }
+    }
+
+    /// An engine whose counts are shared with other regions too.
+    pub fn global(keys_max: usize, slack_permille: u16, is_regional: bool, regions: u32) -> Engine {
+        Engine { table: Table::global(keys_max, regions), slack_permille, is_regional }
     }
 
     /// Decides a request from memory and charges what is to be charged.
@@ -211,10 +223,17 @@ impl Engine {
 
     fn reach(&self, scope: Option<Scope>, slack_permille: Option<u16>) -> Reach {
         match scope {
-            _ if !self.table.is_shared() => Reach::Process,
+            _ if !self.is_regional => Reach::Process,
             Some(Scope::Local) => Reach::Process,
             _ => Reach::Region { slack_permille: slack_permille.unwrap_or(self.slack_permille) },
         }
+    }
+
+    /// Whether other regions share a limit's counts.
+    fn is_global(&self, scope: Option<Scope>, terms: &Terms) -> bool {
+        let is_wide = !matches!(scope, Some(Scope::Local | Scope::Regional));
+        let is_windowed = matches!(terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow);
+        self.table.regions() > 1 && is_wide && is_windowed && terms.window_ms >= GLOBAL_WINDOW_MS_MIN
     }
 
     /// Decides a request and charges what is to be charged, or says what to ask the origin first.
@@ -246,10 +265,19 @@ impl Engine {
             let is_sensitive = domain.is_some_and(Domain::has_sensitive_keys);
             if let Some((space, terms, charge)) = &found.override_terms {
                 let of_rule = found.rule.and_then(|rule| rule.limits().first()).map(|limit| limit.policy);
-                let reach = self
-                    .reach(of_rule.and_then(|policy| policy.scope), of_rule.and_then(|policy| policy.slack_permille));
-                let key = Key::new(*space, terms, identifier);
-                checks.push(check(key, *terms, *charge, descriptor.hits, group, reach, is_sensitive));
+                let scope = of_rule.and_then(|policy| policy.scope);
+                let reach = self.reach(scope, of_rule.and_then(|policy| policy.slack_permille));
+                let (hits, charging) = charging(descriptor.hits, *charge);
+                checks.push(Check {
+                    key: Key::new(*space, terms, identifier),
+                    terms: *terms,
+                    hits,
+                    charging,
+                    group,
+                    reach,
+                    is_global: self.is_global(scope, terms),
+                    is_sensitive,
+                });
                 limits.push(None);
                 groups.push(Group { is_shadow: false, is_quota: modes.quota });
                 continue;
@@ -262,8 +290,17 @@ impl Engine {
             let before = checks.len();
             for limit in kept {
                 let reach = self.reach(limit.policy.scope, limit.policy.slack_permille);
-                let key = Key::new(rule.space, &limit.terms, identifier);
-                checks.push(check(key, limit.terms, limit.charge, descriptor.hits, group, reach, is_sensitive));
+                let (hits, charging) = charging(descriptor.hits, limit.charge);
+                checks.push(Check {
+                    key: Key::new(rule.space, &limit.terms, identifier),
+                    terms: limit.terms,
+                    hits,
+                    charging,
+                    group,
+                    reach,
+                    is_global: self.is_global(limit.policy.scope, &limit.terms),
+                    is_sensitive,
+                });
                 limits.push(Some(limit));
             }
             let is_limited = checks.len() > before;
@@ -353,23 +390,15 @@ fn override_terms(limit: &LimitOverride, algorithm: Algorithm) -> Terms {
     Terms { limit: number, window_ms: limit.unit.window_ms(), algorithm, burst: number }
 }
 
-fn check<'a>(
-    key: Key<'a>,
-    terms: Terms,
-    charge: Charge,
-    hits: Hits,
-    group: usize,
-    reach: Reach,
-    is_sensitive: bool,
-) -> Check<'a> {
-    let (hits, charging) = match (hits, charge) {
+/// How many hits a descriptor asks for, and how they are charged.
+fn charging(hits: Hits, charge: Charge) -> (u64, Charging) {
+    match (hits, charge) {
         (Hits::Refund(hits), _) => (hits, Charging::Refund),
         (Hits::OfRequest(hits), Charge::Always) => (hits, Charging::Always),
         (Hits::OfRequest(hits), Charge::Auto | Charge::Accepted) => (hits, Charging::Together),
         (Hits::Own(hits), Charge::Accepted) => (hits, Charging::Together),
         (Hits::Own(hits), Charge::Auto | Charge::Always) => (hits, Charging::Always),
-    };
-    Check { key, terms, hits, charging, group, reach, is_sensitive }
+    }
 }
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values.
@@ -385,7 +414,7 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome) -> Inquiry
         let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
         Asked {
             check: question.check,
-            key: OwnedKey::new(&check.key, check.is_sensitive),
+            key: OwnedKey::new(&check.key, check.is_sensitive, check.is_global),
             terms: check.terms,
             hits: check.hits,
             judged: question.is_judged.then_some(quota),

@@ -1,5 +1,6 @@
 //! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
 
+use crate::engine::abroad::View;
 use crate::engine::counter::Counter;
 use crate::engine::key::{IdentifierBuffer, Key};
 use crate::engine::{Engine, find};
@@ -62,7 +63,8 @@ impl Engine {
         let held = self.table.peek(key);
         let is_known = held.is_some();
         // A copy: bringing a counter up to date must not touch the one that decisions use.
-        let mut counter = held.unwrap_or_else(|| Counter::new(&terms, now_ms));
+        let (mut counter, abroad) = held.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
+        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref() };
         let look = counter.look(&terms, now_ms);
         let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
         let fits = i128::from(look.available) >= i128::from(hits);

@@ -10,7 +10,8 @@
 
 use smallvec::SmallVec;
 
-use crate::engine::counter::{Counter, rate};
+use crate::engine::abroad::{Abroad, Counts, Notable, View};
+use crate::engine::counter::{Counter, rate, weighing};
 use crate::engine::exact::CELLS as EXACT_CELLS;
 use crate::engine::window::Cell;
 use crate::rules::limit::Terms;
@@ -23,6 +24,8 @@ pub const FRESH_MS: u64 = 5000;
 const OLD_VIEW_MS: u64 = 200;
 /// How long a key decides from memory after a read of it has failed.
 const RETRY_MS: u64 = 250;
+/// After this the origin is asked again, whatever it said.
+const PAUSE_MS_MAX: u64 = 3_600_000;
 
 /// Two answers this far apart that tell as many holders: nobody is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
@@ -91,12 +94,15 @@ pub struct Shared {
     sequence: u32,
     /// Beside `shares`; few keys are ever refunded.
     refunds: Option<Box<[Refunds; EXACT_CELLS]>>,
-    fresh_until_ms: u64,
-    paused_until_ms: u64,
-    /// The pause denies requests of at least this many hits.
+    /// What other regions have counted, if any has.
+    abroad: Option<Box<Abroad>>,
+    /// This and other moments are cut off to what is needed to compare: they are never far from now.
+    fresh_until_ms: u32,
+    paused_until_ms: u32,
+    /// The pause denies requests of at least this many hits. 0: no pause.
     paused_hits: u32,
     holders: u16,
-    /// When their number was last told to have grown, cut off to what is needed to compare.
+    /// When their number was last told to have grown.
     holders_grew_ms: u32,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
     pub generation: u16,
@@ -106,6 +112,8 @@ pub struct Shared {
     pub is_in_flight: bool,
     /// To be told even though nothing is pending: to read it anew, or because the origin has lost it.
     pub is_wanted: bool,
+    /// Stands in the queue of what other regions should know.
+    pub is_noted: bool,
     is_failed: bool,
     /// The counts of the cell before the newest can't be behind any more.
     is_settled: bool,
@@ -141,6 +149,9 @@ pub struct Totals {
     pub ends_at_ms: u64,
     /// Of a bucket the level here, in whole hits, rounded up.
     pub level: u64,
+    /// The count in the region's row, and that of all other regions.
+    pub row: u64,
+    pub abroad: u64,
 }
 
 /// What the origin says about a cell.
@@ -181,6 +192,7 @@ impl Shared {
             shares,
             sequence: counter.sequence() as u32,
             refunds: None,
+            abroad: None,
             fresh_until_ms: 0,
             paused_until_ms: 0,
             paused_hits: 0,
@@ -190,6 +202,7 @@ impl Shared {
             is_queued: false,
             is_in_flight: false,
             is_wanted: false,
+            is_noted: false,
             is_failed: false,
             is_settled: false,
             are_holders_settled: false,
@@ -285,13 +298,21 @@ impl Shared {
     pub fn refund(&mut self, hits: u64) {
         let refunds = self.refunds.get_or_insert_default();
         refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
-        self.paused_until_ms = 0;
+        self.resume();
+    }
+
+    /// What is left of the time for which the last answer, or failure, is good.
+    fn fresh_for_ms(&self, mono_ms: u64) -> u64 {
+        // After 49 days of uptime moments start over: what seems to be further ahead than it can be is long past.
+        let left_ms = u64::from(self.fresh_until_ms.wrapping_sub(mono_ms as u32));
+        if left_ms <= FRESH_MS { left_ms } else { 0 }
     }
 
     pub fn freshness(&self, mono_ms: u64) -> Freshness {
-        match self.fresh_until_ms {
-            until if mono_ms < until && self.is_failed => Freshness::Unreadable,
-            until if mono_ms < until => Freshness::Fresh,
+        let is_good = self.fresh_for_ms(mono_ms) > 0;
+        match (is_good, self.is_failed) {
+            (true, true) => Freshness::Unreadable,
+            (true, false) if self.holders > 0 => Freshness::Fresh,
             _ if self.holders == 0 => Freshness::Cold,
             _ => Freshness::Stale,
         }
@@ -299,36 +320,64 @@ impl Shared {
 
     /// Others may have added much since the origin last answered.
     pub fn is_view_old(&self, mono_ms: u64) -> bool {
-        mono_ms + FRESH_MS >= self.fresh_until_ms + OLD_VIEW_MS
+        FRESH_MS - self.fresh_for_ms(mono_ms) >= OLD_VIEW_MS
     }
 
     /// The origin answered about a second ago or longer.
     pub fn is_second_old(&self, mono_ms: u64) -> bool {
-        mono_ms + FRESH_MS >= self.fresh_until_ms + 1000
+        FRESH_MS - self.fresh_for_ms(mono_ms) >= 1000
     }
 
     /// The origin gave no answer: memory decides for a moment, and the view is no fresher for it.
     pub fn unreadable(&mut self, mono_ms: u64) {
         if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
-            self.fresh_until_ms = mono_ms + RETRY_MS;
+            self.fresh_until_ms = (mono_ms + RETRY_MS) as u32;
             self.is_failed = true;
         }
     }
 
-    /// The origin has denied so many hits: until then it would deny them again.
-    pub fn pause(&mut self, hits: u64, until_ms: u64) {
-        self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX);
-        self.paused_until_ms = until_ms;
+    /// The origin has denied so many hits: for so long it would deny them again.
+    pub fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
+        // Where nothing at all was left, one hit is too many.
+        self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
+        self.paused_until_ms = (mono_ms + for_ms.min(PAUSE_MS_MAX)) as u32;
     }
 
     pub fn resume(&mut self) {
-        self.paused_until_ms = 0;
+        self.paused_hits = 0;
     }
 
     /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
     pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
-        let is_meant = hits > 0 && hits >= u64::from(self.paused_hits);
-        (is_meant && mono_ms < self.paused_until_ms).then(|| self.paused_until_ms - mono_ms)
+        let is_meant = self.paused_hits > 0 && hits >= u64::from(self.paused_hits);
+        let left_ms = u64::from(self.paused_until_ms.wrapping_sub(mono_ms as u32));
+        (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
+    }
+
+    pub fn abroad(&self) -> Option<&Abroad> {
+        self.abroad.as_deref()
+    }
+
+    /// What is known from other regions, made if nothing is.
+    pub fn abroad_mut(&mut self, sequence: u64) -> &mut Abroad {
+        self.abroad.get_or_insert_with(|| Box::new(Abroad::new(sequence)))
+    }
+
+    /// A request asks for the key. True if none has before, and only other regions had.
+    pub fn ask(&mut self) -> bool {
+        self.abroad.as_deref_mut().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))
+    }
+
+    /// What others should know of the key, if anything.
+    pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
+        let Counter::Windowed(cells) = counter else { return [None, None] };
+        let notable = Notable {
+            limit: terms.limit,
+            regions,
+            weighing: weighing(terms),
+            with_refunds: self.refunds.is_none() || !self.pending_refunds(),
+        };
+        notable.cells(cells, self.abroad())
     }
 
     /// What is told about all cells that count against the limit, the newest first.
@@ -357,6 +406,9 @@ impl Shared {
     fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
         let of_cell = |(at, share): (usize, &Share)| {
             let Refunds { asked, acked: asked_acked } = self.refunds.as_ref().map_or(Refunds::default(), |all| all[at]);
+            let known = counter.known(terms, at, share.own, share.acked());
+            let abroad =
+                |count: fn(&Abroad, u64) -> u64| self.abroad().map_or(0, |abroad| count(abroad, known.sequence));
             Totals {
                 is_seated: share.is_seated(),
                 own: share.own,
@@ -364,7 +416,9 @@ impl Shared {
                 epoch: share.epoch,
                 asked,
                 asked_acked,
-                ..counter.known(terms, at, share.own, share.acked())
+                row: abroad(Abroad::row),
+                abroad: abroad(Abroad::others),
+                ..known
             }
         };
         self.cells().iter().enumerate().take(count).map(of_cell).collect()
@@ -389,11 +443,12 @@ impl Shared {
             self.is_settled = true;
         }
         self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
-        self.fresh_until_ms = at.mono_ms + FRESH_MS;
+        self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;
         self.is_failed = false;
         // Others may have given hits back.
-        if counter.look(terms, at.wall_ms).available >= i64::from(self.paused_hits) {
-            self.paused_until_ms = 0;
+        let mut view = View { counter, abroad: self.abroad.as_deref() };
+        if view.look(terms, at.wall_ms).available >= i64::from(self.paused_hits) {
+            self.resume();
         }
         self.is_dirty()
     }

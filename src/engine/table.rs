@@ -17,6 +17,7 @@ use crossbeam::queue::SegQueue;
 use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::engine::abroad::{Abroad, View};
 use crate::engine::counter::Counter;
 use crate::engine::index::Index;
 use crate::engine::key::{Key, StoredIdentifier};
@@ -41,6 +42,8 @@ const HAND_STEPS_MAX: usize = 64;
 const NEIGHBOURS_MAX: usize = 16;
 /// How long a shard in which everything is over its limit is taken to stay that way.
 const BARREN_MS: u64 = 1000;
+/// One key in so many may be here only because other regions have counted it.
+const UNASKED_PART: usize = 4;
 
 /// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
 #[derive(Debug)]
@@ -53,6 +56,8 @@ pub struct Slot {
     heat: u8,
     is_taken: bool,
     algorithm: Algorithm,
+    /// Other regions count it too.
+    pub is_global: bool,
     space: Space,
     window_ms: u64,
     identifier: StoredIdentifier,
@@ -89,9 +94,9 @@ impl Slot {
         self.counter.expires_at_ms(&self.terms())
     }
 
-    fn is_over(&mut self, now_ms: u64) -> bool {
+    fn is_over(&mut self, abroad: Option<&Abroad>, now_ms: u64) -> bool {
         let terms = self.terms();
-        self.counter.look(&terms, now_ms).available < 1
+        View { counter: &mut self.counter, abroad }.look(&terms, now_ms).available < 1
     }
 }
 
@@ -104,6 +109,8 @@ pub struct Entry<'a> {
     pub counter: Counter,
     /// Its values are known outside of this process only by a keyed digest.
     pub is_sensitive: bool,
+    /// Other regions count it too.
+    pub is_global: bool,
 }
 
 /// Where a slot is, and which of the keys that it has held is meant.
@@ -154,6 +161,12 @@ impl Shard {
         (&mut self.pieces[piece][at], self.shared.get_mut(piece).map(|shared| &mut shared[at]))
     }
 
+    /// A slot's counter as decisions see it.
+    pub fn view(&mut self, number: u32) -> View<'_> {
+        let (slot, shared) = self.both(number);
+        View { counter: &mut slot.counter, abroad: shared.and_then(|shared| shared.abroad()) }
+    }
+
     fn slot_ref(&self, number: u32) -> &Slot {
         &self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
     }
@@ -170,7 +183,7 @@ impl Shard {
     }
 
     fn insert(&mut self, entry: Entry<'_>, mut shared: Option<Shared>, now_ms: u64) -> u32 {
-        let Entry { key, hash, terms, counter, .. } = entry;
+        let Entry { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {
             space: key.space,
             window_ms: key.window_ms,
@@ -181,6 +194,7 @@ impl Shard {
             algorithm: key.algorithm,
             heat: 0,
             is_taken: true,
+            is_global,
         };
         let due_s = ceil_s(slot.expires_at_ms());
         let number = match self.free.pop() {
@@ -209,7 +223,8 @@ impl Shard {
         };
         *self.due_s(number) = due_s;
         self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
-        if !self.slot(number).is_over(now_ms) {
+        // Nothing of it is known from elsewhere yet.
+        if !self.slot(number).is_over(None, now_ms) {
             self.barren_until_ms = 0;
         }
         let notes = &mut self.notes;
@@ -222,32 +237,36 @@ impl Shard {
         &mut self.notes[number as usize / PIECE_SLOTS].due_s[number as usize % PIECE_SLOTS]
     }
 
-    fn remove(&mut self, number: u32) {
+    /// Forgets a key. True if only other regions had asked for it.
+    fn remove(&mut self, number: u32) -> bool {
         let notes = &self.notes;
         self.index.remove(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
         let (slot, shared) = self.both(number);
         slot.is_taken = false;
         slot.identifier = StoredIdentifier::EMPTY;
         slot.counter = Counter::Windowed(Default::default());
+        let mut is_unasked = false;
         if let Some(shared) = shared {
+            is_unasked = shared.ask();
             let generation = shared.generation.wrapping_add(1);
             *shared = Shared::new(&slot.counter, generation, false, false);
         }
         *self.due_s(number) = u32::MAX;
         self.free.push(number);
+        is_unasked
     }
 
     fn len(&self) -> usize {
         self.slots - self.free.len()
     }
 
-    /// Removes what has expired, at most so many, and returns how many.
-    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32]) -> usize {
+    /// Removes what has expired, at most so many, and returns how many, and how many of them nobody here had asked for.
+    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32]) -> (usize, usize) {
         let now_s = floor_s(now_ms);
         if self.next_due_s > now_s || self.len() == 0 {
-            return 0;
+            return (0, 0);
         }
-        let mut removed = 0;
+        let (mut removed, mut unasked) = (0, 0);
         let mut next_due_s = u32::MAX;
         for number in 0..self.slots as u32 {
             let due_s = *self.due_s(number);
@@ -260,14 +279,14 @@ impl Shard {
                 *self.due_s(number) = ceil_s(expires_at_ms);
                 next_due_s = next_due_s.min(ceil_s(expires_at_ms));
             } else if removed < most && !pinned.contains(&number) {
-                self.remove(number);
+                unasked += usize::from(self.remove(number));
                 removed += 1;
             } else {
                 next_due_s = next_due_s.min(due_s);
             }
         }
         self.next_due_s = next_due_s;
-        removed
+        (removed, unasked)
     }
 
     /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
@@ -291,7 +310,8 @@ impl Shard {
         for step in 0..slots {
             let number = self.next_under_hand();
             let (slot, shared) = self.both(number);
-            if !slot.is_taken || pinned.contains(&number) || slot.is_over(now_ms) {
+            let abroad = shared.as_deref().and_then(Shared::abroad);
+            if !slot.is_taken || pinned.contains(&number) || slot.is_over(abroad, now_ms) {
                 continue;
             }
             // Its hits would be lost: only if nothing else is found soon.
@@ -373,6 +393,11 @@ pub struct Table {
     expired_at_ms: AtomicU64,
     is_shared: bool,
     grown: Grown,
+    regions: u32,
+    noted: SegQueue<SlotRef>,
+    hidden: SegQueue<SlotRef>,
+    /// Keys that are here only because other regions have counted them.
+    unasked: AtomicUsize,
     /// The second in which a search through all shards found nothing expired.
     nothing_due_s: AtomicU32,
 }
@@ -388,15 +413,20 @@ pub struct Grown {
 impl Table {
     /// A table of this process alone.
     pub fn new(keys_max: usize) -> Table {
-        Table::with(keys_max, false)
+        Table::with(keys_max, false, 1)
     }
 
     /// A table whose counts are shared with other processes.
     pub fn shared(keys_max: usize) -> Table {
-        Table::with(keys_max, true)
+        Table::with(keys_max, true, 1)
     }
 
-    fn with(keys_max: usize, is_shared: bool) -> Table {
+    /// A table whose counts are shared with other regions too.
+    pub fn global(keys_max: usize, regions: u32) -> Table {
+        Table::with(keys_max, true, regions.max(1))
+    }
+
+    fn with(keys_max: usize, is_shared: bool, regions: u32) -> Table {
         let shards = (keys_max / KEYS_PER_SHARD).next_power_of_two().clamp(1, SHARDS_MAX);
         Table {
             shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
@@ -411,6 +441,10 @@ impl Table {
             expired_at_ms: AtomicU64::new(0),
             is_shared,
             grown: Grown::default(),
+            regions,
+            noted: SegQueue::new(),
+            hidden: SegQueue::new(),
+            unasked: AtomicUsize::new(0),
             nothing_due_s: AtomicU32::new(0),
         }
     }
@@ -427,12 +461,13 @@ impl Table {
         self.shards[shard as usize].lock()
     }
 
-    /// A copy of a key's counter, without marking the key as used.
-    pub fn peek(&self, key: &Key<'_>) -> Option<Counter> {
+    /// A copy of a key's counter and of its part in the world, without marking the key as used.
+    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Abroad>)> {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
-        Some(shard.slot(slot).counter.clone())
+        let (slot, shared) = shard.both(slot);
+        Some((slot.counter.clone(), shared.and_then(|shared| shared.abroad().copied())))
     }
 
     /// A key's part in the region, before anything is known of it.
@@ -467,6 +502,46 @@ impl Table {
         }
     }
 
+    /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
+    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+        if !slot.is_global || shared.is_noted {
+            return;
+        }
+        if shared.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
+            shared.is_noted = true;
+            self.noted.push(SlotRef { shard, slot: at, generation: shared.generation });
+        }
+    }
+
+    /// Slots with counts that other regions should know of, each once.
+    pub fn noted(&self) -> &SegQueue<SlotRef> {
+        &self.noted
+    }
+
+    /// Sensitive keys that were made and that nobody has compared with what other regions told.
+    pub fn hidden(&self) -> &SegQueue<SlotRef> {
+        &self.hidden
+    }
+
+    /// How many regions share their counts; one if none does.
+    pub fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// A key that only other regions had asked for is asked for here, or gone.
+    pub fn count_asked(&self) {
+        self.unasked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes room in the count of keys that nobody here has asked for; false if there are too many of them.
+    pub fn count_unasked(&self) -> bool {
+        if self.unasked.load(Ordering::Relaxed) >= self.keys_max.div_ceil(UNASKED_PART) {
+            return false;
+        }
+        self.unasked.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
     /// Whether pending hits should be told at once.
     pub fn is_urgent(&self) -> bool {
         !self.grown.urgent.is_empty()
@@ -492,7 +567,13 @@ impl Table {
             self.make_room(shard, pinned, now_ms);
         }
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.is_sensitive, now_ms));
-        shard.insert(entry, shared, now_ms)
+        let number = self.shard_of(entry.hash);
+        let is_hidden = entry.is_sensitive && entry.is_global;
+        let slot = shard.insert(entry, shared, now_ms);
+        if is_hidden && let (_, Some(shared)) = shard.both(slot) {
+            self.hidden.push(SlotRef { shard: number, slot, generation: shared.generation });
+        }
+        slot
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
@@ -542,7 +623,9 @@ impl Table {
         if let (_, Some(shared)) = shard.both(victim) {
             self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
         }
-        shard.remove(victim);
+        if shard.remove(victim) {
+            self.count_asked();
+        }
         self.keys.fetch_sub(1, Ordering::Relaxed);
         self.evicted.fetch_add(1, Ordering::Relaxed);
         if is_over {
@@ -553,7 +636,8 @@ impl Table {
     fn expire_in(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> usize {
         /// A pause of some tens of microseconds at most for whoever waits for the shard.
         const REMOVED_MAX: usize = 256;
-        let removed = shard.expire(now_ms, REMOVED_MAX, pinned);
+        let (removed, unasked) = shard.expire(now_ms, REMOVED_MAX, pinned);
+        self.unasked.fetch_sub(unasked, Ordering::Relaxed);
         if removed > 0 {
             self.expired_at_ms.fetch_max(now_ms, Ordering::Relaxed);
         }

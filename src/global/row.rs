@@ -1,5 +1,7 @@
 //! A row of the table that regions share: one region's count of one cell.
 
+pub use crate::engine::abroad::Counts;
+
 /// Names a cell in every region alike. Ordered as the table's unique key is, so that whoever writes several rows takes
 /// their locks in the same order as everybody else.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,20 +20,6 @@ impl CellName {
     /// From here on the cell counts nowhere any more.
     pub fn expires_at_ms(&self) -> u64 {
         self.sequence.saturating_add(2).saturating_mul(self.duration_ms)
-    }
-}
-
-/// Two counters that only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub hits: u64,
-    pub refunds: u64,
-}
-
-impl Counts {
-    /// The larger of both, each for itself.
-    pub fn max(self, other: Counts) -> Counts {
-        Counts { hits: self.hits.max(other.hits), refunds: self.refunds.max(other.refunds) }
     }
 }
 

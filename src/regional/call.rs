@@ -30,6 +30,7 @@
 //! `running` starts at `own` (seated) or the field (not seated) and grows with the asks of the call that were admitted. A
 //! need wants `running + hits`, and `field` may already be there, because an earlier check arrived after its caller had
 //! given up: only what goes above the field is new. A need fits if what counts now, and what is new, is within its limit.
+//! What counts of a cell is what the origin holds, at least the region's row, and on top what other regions have.
 //! All needs of an ask fit and are charged to the newest cell of their parts, or none is. Needs with a quota number are
 //! over as a group, deny only if all quota groups are over, and are not charged when their own group is. Needs of one ask
 //! on the same part add up. Hits of 0 ask whether anything is left to be had and charge nothing.
@@ -123,6 +124,10 @@ pub struct Told {
     /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
     /// hits are in it by the process's own view: of what it has not told, no more than that can still be there.
     pub ttl_ms: u64,
+    /// What the region has published of the cell, and what all other regions have. Only asks take them into account, and
+    /// nothing of them is kept.
+    pub row: u64,
+    pub abroad: u64,
 }
 
 /// A request's question: do all of these fit?

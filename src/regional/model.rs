@@ -362,7 +362,10 @@ impl Origin {
     /// What counts against a limit, with what a process without a seat has besides.
     fn effective(&self, part: &Part) -> u64 {
         let unheard = |told: &Told| if told.is_seated { 0 } else { told.own };
-        let count = |told: &Told| saturating(self.cells[&(part.key, told.sequence)].count(), unheard(told));
+        let count = |told: &Told| {
+            let region = saturating(self.cells[&(part.key, told.sequence)].count(), unheard(told));
+            saturating(region.max(told.row), told.abroad)
+        };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),
             Measure::Sliding { left_ms } => {

@@ -388,13 +388,16 @@ impl Region {
         let mut shard = table.lock(number);
         let slot = shard.find(&borrowed, hash).unwrap_or_else(|| {
             let counter = Counter::new(terms, now.wall_ms);
-            let entry = Entry { key: borrowed, hash, terms: *terms, counter, is_sensitive: key.is_sensitive };
+            let OwnedKey { is_sensitive, is_global, .. } = *key;
+            let entry = Entry { key: borrowed, hash, terms: *terms, counter, is_sensitive, is_global };
             table.insert(&mut shard, &[], entry, now.wall_ms)
         });
         let (found, shared) = shard.both(slot);
         let shared = shared?;
         let at = SlotRef { shard: number, slot, generation: shared.generation };
-        Some((change(found, shared), at))
+        let changed = change(found, shared);
+        table.note(number, slot, found, shared);
+        Some((changed, at))
     }
 
     fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>, now: Now) -> Call {

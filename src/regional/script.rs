@@ -99,6 +99,8 @@ pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
         refunds_floor: bounded(told.refunds_floor),
         // Redis deletes at once what is to be kept for 0 ms.
         ttl_ms: told.ttl_ms.clamp(1, COUNT_MAX),
+        row: bounded(told.row),
+        abroad: bounded(told.abroad),
     }
 }
 
@@ -136,7 +138,7 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
         };
         keys.push(key);
         numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
-        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
+        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms, told.row, told.abroad]);
     }
 }
 

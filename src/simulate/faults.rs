@@ -1,4 +1,4 @@
-//! What goes wrong between the processes and the origin.
+//! What goes wrong between processes, origins, and the table that regions share.
 
 /// How messages travel.
 #[derive(Clone, Copy, Debug)]
@@ -13,31 +13,62 @@ pub struct Network {
     pub repeated: u64,
     /// Calls that arrive late, by up to a second, of a thousand.
     pub late: u64,
+    /// One way to the table that regions share.
+    pub table_delay_us: (u64, u64),
+    /// Statements that get lost on their way there or back, of a thousand.
+    pub table_lost: u64,
 }
 
 impl Network {
     /// Half a millisecond each way, and nothing goes wrong.
-    pub const QUIET: Network = Network { delay_us: (450, 550), lost_calls: 0, lost_replies: 0, repeated: 0, late: 0 };
+    pub const QUIET: Network = Network {
+        delay_us: (450, 550),
+        lost_calls: 0,
+        lost_replies: 0,
+        repeated: 0,
+        late: 0,
+        table_delay_us: (2_000, 40_000),
+        table_lost: 0,
+    };
     /// Much goes wrong.
-    pub const ROUGH: Network =
-        Network { delay_us: (200, 3_000), lost_calls: 50, lost_replies: 150, repeated: 50, late: 50 };
+    pub const ROUGH: Network = Network {
+        delay_us: (200, 3_000),
+        lost_calls: 50,
+        lost_replies: 150,
+        repeated: 50,
+        late: 50,
+        table_delay_us: (1_000, 200_000),
+        table_lost: 200,
+    };
 }
 
 /// Something that happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The origin answers nothing for so long.
-    Freeze { for_us: u64 },
-    /// The origin loses all it has.
-    LoseData,
-    /// A copy of the origin from so long ago takes over.
-    Failover { back_us: u64 },
+    /// A region's origin answers nothing for so long.
+    Freeze { region: usize, for_us: u64 },
+    /// A region's origin loses all it has.
+    LoseData { region: usize },
+    /// A copy of a region's origin from so long ago takes over.
+    Failover { region: usize, back_us: u64 },
+    /// For so long nothing goes from a region to the table that regions share, or nothing comes back, or neither.
+    Partition { region: usize, way: Way, for_us: u64 },
+    /// A region's clocks are off by so much from now on.
+    Skew { region: usize, by_ms: i64 },
     /// A process dies and another takes its place.
     Crash { process: usize },
     /// A process stops cleanly and another takes its place.
     Restart { process: usize },
     /// From now on nothing goes wrong with messages.
     Calm,
+}
+
+/// Which way is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    There,
+    Back,
+    Both,
 }
 
 /// A mistake on purpose, to see that it is found.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::decide::{Asking, Consult};
 use crate::engine::{Attempt, Engine, Inquiry, Modes};
+use crate::global::exchange::{Exchange, ExchangeOptions};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::call::ProcessId;
 use crate::regional::keying::Keying;
@@ -33,6 +34,8 @@ pub enum Became {
 pub struct Process {
     pub engine: Arc<Engine>,
     pub region: Region,
+    /// Its part in the exchange between regions, if there are several.
+    pub exchange: Option<Exchange>,
     /// Requests that wait, with the process's part in the simulation.
     pub waiting: BTreeMap<AskId, Asked>,
     /// How far the wall clock is ahead of the true time.
@@ -41,18 +44,43 @@ pub struct Process {
     pub generation: u64,
 }
 
+/// What a process is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    pub slack_permille: u16,
+    pub deadline_us: u64,
+    pub seed: u64,
+    pub generation: u64,
+    /// Which region it is in, and of how many.
+    pub region: usize,
+    pub regions: usize,
+}
+
+/// A region's name.
+pub fn region_name(region: usize) -> Box<str> {
+    format!("region-{region}").into()
+}
+
 impl Process {
-    pub fn new(slack_permille: u16, deadline_us: u64, seed: u64, generation: u64) -> Process {
-        let engine = Arc::new(Engine::shared(10_000, slack_permille));
-        let options = RegionOptions {
-            process: ProcessId(seed),
-            keying: Keying::new(Secret::new("simulated")),
-            is_cluster: false,
-            deadline_us,
-            seed,
+    pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
+        let Start { slack_permille, deadline_us, seed, generation, region, regions } = start;
+        let is_global = regions > 1;
+        let engine = match is_global {
+            true => Engine::global(10_000, slack_permille, true, regions as u32),
+            false => Engine::shared(10_000, slack_permille),
         };
+        let engine = Arc::new(engine);
+        let keying = Keying::new(Secret::new("simulated"));
+        let exchange = is_global.then(|| {
+            let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
+            let options = ExchangeOptions { region, regions, keying: keying.clone(), seed };
+            let exchange = Exchange::new(engine.clone(), options, now);
+            exchange.set_rules(ruleset, now);
+            exchange
+        });
+        let options = RegionOptions { process: ProcessId(seed), keying, is_cluster: false, deadline_us, seed };
         let region = Region::new(engine.clone(), options);
-        Process { engine, region, waiting: BTreeMap::new(), skew_ms: 0, generation }
+        Process { engine, region, exchange, waiting: BTreeMap::new(), skew_ms: 0, generation }
     }
 
     fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {

@@ -3,6 +3,7 @@
 mod accuracy;
 mod chaos;
 mod crafted;
+mod global;
 mod kinds;
 
 use crate::simulate::process::Asked;

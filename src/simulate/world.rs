@@ -1,16 +1,28 @@
 //! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
+//!
+//! [`origin`] carries calls to the regions' origins, [`exchange`] rows to the table that regions share, and [`trouble`]
+//! makes things go wrong.
+
+mod exchange;
+mod origin;
+mod trouble;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
+use crate::global::exchange::Hearing;
+use crate::global::import::Reading;
+use crate::global::model::Rows;
+use crate::global::publish::{Sending, Sent};
+use crate::global::row::HeardRow;
 use crate::regional::asks::{AskId, AskOutcome};
-use crate::regional::call::{Call, ProcessId, Reply};
+use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
-use crate::regional::region::{CallId, Effects, Now, Outgoing};
+use crate::regional::region::{CallId, Effects, Now};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{Asked, Became, Process};
+use crate::simulate::process::{Asked, Became, Process, Start};
 use crate::simulate::random::Random;
 
 /// A whole number of days after the epoch.
@@ -28,6 +40,8 @@ const LEAVE_WITHIN_US: u64 = 2_000_000;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
+    pub regions: usize,
+    /// In each region.
     pub processes: usize,
     /// One rule `k` in the domain `d`, as YAML of its `rate_limit`.
     pub limit: String,
@@ -42,6 +56,7 @@ impl Setup {
     pub fn new(seed: u64, processes: usize, limit: &str) -> Setup {
         Setup {
             seed,
+            regions: 1,
             processes,
             limit: limit.to_owned(),
             slack_permille: 100,
@@ -93,6 +108,38 @@ enum Event {
     },
     Copy,
     Fault(Fault),
+    /// A process looks at what others should know.
+    Publish {
+        to: To,
+    },
+    /// Rows arrive at the table.
+    RowsArrive {
+        from: To,
+        sending: Box<Sending>,
+    },
+    /// A process hears what became of its rows.
+    RowsAnswered {
+        to: To,
+        sending: Box<Sending>,
+        sent: Sent,
+    },
+    /// A process looks at what others have told.
+    Import {
+        to: To,
+    },
+    /// The table is read.
+    ReadArrives {
+        from: To,
+        reading: Reading,
+        hearing: Box<Hearing>,
+    },
+    /// What was read comes back, or nothing.
+    ReadAnswered {
+        to: To,
+        reading: Reading,
+        hearing: Box<Hearing>,
+        rows: Option<(Vec<HeardRow>, u64)>,
+    },
     Leave {
         to: To,
     },
@@ -102,7 +149,18 @@ enum Event {
     },
 }
 
-/// The simulated region.
+/// A region's Redis.
+#[derive(Debug, Default)]
+struct Home {
+    origin: Origin,
+    copies: VecDeque<(u64, Origin)>,
+    frozen_until_us: u64,
+    /// Until when nothing goes to the table, and nothing comes back.
+    cut_there_us: u64,
+    cut_back_us: u64,
+}
+
+/// The simulated regions.
 #[derive(Debug)]
 pub struct World {
     setup: Setup,
@@ -114,9 +172,9 @@ pub struct World {
     waiting_events: BTreeMap<u64, Event>,
     next_event: u64,
     pub processes: Vec<Process>,
-    pub origin: Origin,
-    copies: VecDeque<(u64, Origin)>,
-    frozen_until_us: u64,
+    homes: Vec<Home>,
+    /// What regions share.
+    pub rows: Rows,
     generation: u64,
     next_poll: Vec<u64>,
     /// Processes that stop, and until when they may take for it.
@@ -139,19 +197,19 @@ impl World {
             waiting_events: BTreeMap::new(),
             next_event: 0,
             processes: Vec::new(),
-            origin: Origin::default(),
-            copies: VecDeque::new(),
-            frozen_until_us: 0,
+            homes: (0..setup.regions).map(|_| Home::default()).collect(),
+            rows: Rows::default(),
             generation: 0,
-            next_poll: vec![u64::MAX; setup.processes],
-            leaving: vec![None; setup.processes],
+            next_poll: vec![u64::MAX; setup.processes * setup.regions],
+            leaving: vec![None; setup.processes * setup.regions],
             oracle: Oracle::default(),
             until: BTreeMap::new(),
             setup,
         };
-        for process in 0..world.setup.processes {
-            let started = world.start();
+        for process in 0..world.setup.processes * world.setup.regions {
+            let started = world.start(process);
             world.processes.push(started);
+            world.plan_exchange(process);
             // The first two heartbeats find everyone.
             world.at(0, Event::Beat { process });
             world.at(1000, Event::Beat { process });
@@ -161,9 +219,32 @@ impl World {
         world
     }
 
-    fn start(&mut self) -> Process {
+    fn start(&mut self, process: usize) -> Process {
         self.generation += 1;
-        Process::new(self.setup.slack_permille, self.setup.deadline_us, self.random.number(), self.generation)
+        let start = Start {
+            slack_permille: self.setup.slack_permille,
+            deadline_us: self.setup.deadline_us,
+            seed: self.random.number(),
+            generation: self.generation,
+            region: self.region_of(process),
+            regions: self.setup.regions,
+        };
+        let now = Now { wall_ms: self.now_ms(), mono_us: MONO_START_US + self.now_us };
+        Process::new(start, &self.ruleset, now)
+    }
+
+    /// The region that a process is in.
+    pub fn region_of(&self, process: usize) -> usize {
+        process / self.setup.processes
+    }
+
+    fn home(&self, process: usize) -> &Home {
+        &self.homes[self.region_of(process)]
+    }
+
+    fn home_mut(&mut self, process: usize) -> &mut Home {
+        let region = self.region_of(process);
+        &mut self.homes[region]
     }
 
     pub fn now_ms(&self) -> u64 {
@@ -249,18 +330,26 @@ impl World {
             Event::ReplyArrives { .. } | Event::CallFails { .. } | Event::Deadline { .. } | Event::Poll { .. } => {}
             Event::Beat { process } => self.beat(process),
             Event::Copy => {
-                self.copies.push_back((self.now_us, self.origin.clone()));
-                if self.copies.len() > COPIES_MAX {
-                    self.copies.pop_front();
+                for home in &mut self.homes {
+                    home.copies.push_back((self.now_us, home.origin.clone()));
+                    if home.copies.len() > COPIES_MAX {
+                        home.copies.pop_front();
+                    }
                 }
                 self.at(self.now_us + COPY_EVERY_US, Event::Copy);
             }
             Event::Fault(fault) => self.fault(fault),
+            Event::Publish { to } => self.publish(to),
+            Event::RowsArrive { from, sending } => self.rows_arrive(from, sending),
+            Event::RowsAnswered { to, sending, sent } => self.rows_answered(to, sending, sent),
+            Event::Import { to } => self.import(to),
+            Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),
+            Event::ReadAnswered { to, reading, hearing, rows } => self.read_answered(to, reading, hearing, rows),
             Event::Leave { to } => self.leave(to),
             Event::Probe { process } => {
                 let now = self.now(process);
                 if self.processes[process].region.wants_probe(now) {
-                    let is_success = self.now_us >= self.frozen_until_us;
+                    let is_success = self.now_us >= self.home(process).frozen_until_us;
                     self.processes[process].region.probed(is_success, is_success, now);
                 }
             }
@@ -275,6 +364,9 @@ impl World {
         let until_us = MONO_START_US + self.now_us + self.setup.deadline_us;
         let now = self.now(process);
         let (became, effects) = self.processes[process].request(&self.ruleset, asked, until_us, now);
+        if let Some(exchange) = &self.processes[process].exchange {
+            exchange.reveal(now);
+        }
         if matches!(became, Became::Waits(_)) {
             self.oracle.asked += 1;
         }
@@ -337,140 +429,6 @@ impl World {
         }
     }
 
-    fn delay_us(&mut self) -> u64 {
-        let (from, to) = self.setup.network.delay_us;
-        self.random.between(from, to)
-    }
-
-    fn send(&mut self, process: usize, outgoing: Outgoing) {
-        let Outgoing { id, operation, call, within_us } = outgoing;
-        let from = self.to(process);
-        let network = self.setup.network;
-        let is_replay = operation == crate::regional::region::Operation::Replay;
-        self.at(self.now_us + within_us, Event::CallFails { to: from, id });
-        let mut arrivals = Vec::new();
-        let delay_us = self.delay_us();
-        if !self.random.permille(network.lost_calls) {
-            let late_us = if self.random.permille(network.late) { self.random.below(1_000_000) } else { 0 };
-            arrivals.push((self.now_us + delay_us + late_us, false));
-        }
-        if self.random.permille(network.repeated) {
-            arrivals.push((self.now_us + delay_us + self.random.below(1_000_000), true));
-        }
-        for (at_us, is_repeat) in arrivals {
-            // A frozen origin serves what has come in when it wakes up.
-            let at_us = if at_us >= self.frozen_until_us { at_us } else { self.frozen_until_us };
-            self.at(at_us, Event::CallArrives { from, id, call: Box::new(call.clone()), is_replay, is_repeat });
-        }
-    }
-
-    fn call_arrives(&mut self, from: To, id: CallId, call: &Call, is_replay: bool, is_repeat: bool) {
-        if self.now_us < self.frozen_until_us {
-            let (call, at_us) = (Box::new(call.clone()), self.frozen_until_us);
-            self.at(at_us, Event::CallArrives { from, id, call, is_replay, is_repeat });
-            return;
-        }
-        self.oracle.calls += 1;
-        let time_ms = self.now_ms();
-        let is_planted = is_replay && self.random.permille(100);
-        let reply = match self.setup.plant {
-            Some(Plant::LostAcknowledgement) if is_planted => self.origin.clone().call(call, time_ms),
-            Some(Plant::DoubleApply) if is_planted => {
-                let mut again = call.clone();
-                again.process = ProcessId(self.random.number());
-                self.origin.call(&again, time_ms);
-                self.origin.call(call, time_ms)
-            }
-            _ => self.origin.call(call, time_ms),
-        };
-        if is_repeat || self.random.permille(self.setup.network.lost_replies) {
-            return;
-        }
-        let at_us = self.now_us + self.delay_us();
-        self.at(at_us, Event::ReplyArrives { to: from, id, reply: Box::new(reply) });
-    }
-
-    fn beat(&mut self, process: usize) {
-        if self.now_us >= self.frozen_until_us {
-            let id = self.processes[process].region.process();
-            let beat = self.origin.beat(id, self.now_ms());
-            self.processes[process].region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
-        }
-        self.at(self.now_us + BEAT_EVERY_US, Event::Beat { process });
-        for tenth in 0..10 {
-            self.at(self.now_us + tenth * BEAT_EVERY_US / 10, Event::Probe { process });
-        }
-    }
-
-    fn fault(&mut self, fault: Fault) {
-        match fault {
-            Fault::Freeze { for_us } => self.frozen_until_us = self.now_us + for_us,
-            Fault::LoseData => {
-                self.note_unacknowledged();
-                self.origin.clear();
-                self.everyone_heals();
-            }
-            Fault::Failover { back_us } => {
-                // Cells that the copy does not have yet are lost.
-                self.note_unacknowledged();
-                let then_us = self.now_us.saturating_sub(back_us);
-                let copy = self.copies.iter().rev().find(|(at_us, _)| *at_us <= then_us).or(self.copies.front());
-                if let Some((_, copy)) = copy {
-                    self.origin = copy.clone();
-                }
-                self.everyone_heals();
-            }
-            Fault::Crash { process } => {
-                self.oracle.died_with += self.pending(process);
-                self.replace(process);
-            }
-            Fault::Restart { process } => {
-                let to = self.to(process);
-                self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
-                self.at(self.now_us, Event::Leave { to });
-            }
-            Fault::Calm => self.setup.network = Network::QUIET,
-        }
-    }
-
-    /// A clean stop: everything pending is told, as long as that takes, then another process takes the place.
-    fn leave(&mut self, to: To) {
-        let Some(until_us) = self.leaving[to.process].filter(|_| self.is_there(to)) else { return };
-        let process = &self.processes[to.process];
-        if process.waiting.is_empty() && !process.region.is_behind() || self.now_us >= until_us {
-            self.oracle.died_with += self.pending(to.process);
-            let now = self.now(to.process);
-            let fields = self.processes[to.process].region.fields(now);
-            let cells: Vec<_> = fields.iter().filter_map(|(key, sequence)| sequence.map(|at| (*key, at))).collect();
-            self.origin.leave(self.processes[to.process].region.process(), &cells);
-            self.leaving[to.process] = None;
-            self.replace(to.process);
-            return;
-        }
-        let effects = process.region.flush_now(self.now(to.process));
-        self.perform(to.process, effects);
-        self.at(self.now_us + 5_000, Event::Leave { to });
-    }
-
-    fn note_unacknowledged(&mut self) {
-        self.oracle.unacknowledged += (0..self.processes.len()).map(|it| self.pending(it)).sum::<u64>();
-    }
-
-    /// As a change of the origin's run id would be noticed.
-    fn everyone_heals(&mut self) {
-        self.processes.iter().for_each(|process| process.region.heal());
-    }
-
-    fn replace(&mut self, process: usize) {
-        // Those who wait there get no answer; what the origin was asked for them may still arrive.
-        let waiting = std::mem::take(&mut self.processes[process].waiting);
-        self.oracle.abandoned_hits += waiting.values().map(|asked| asked.hits.max(0).unsigned_abs()).sum::<u64>();
-        self.processes[process] = self.start();
-        self.next_poll[process] = u64::MAX;
-        self.plan_poll(process);
-        self.at(self.now_us, Event::Beat { process });
-    }
-
     /// Hits of a process that the origin has not acknowledged.
     pub fn pending(&self, process: usize) -> u64 {
         let table = self.processes[process].engine.table();
@@ -498,9 +456,10 @@ impl World {
         Some(peeked.first()?.first()?.counted)
     }
 
-    /// What the origin holds of all keys in all windows: hits and refunds.
+    /// What the origins hold of all keys in all windows: hits and refunds.
     pub fn origin_total(&self) -> (u64, u64) {
-        self.origin.totals()
+        let totals = self.homes.iter().map(|home| home.origin.totals());
+        totals.fold((0, 0), |sum, (hits, refunds)| (sum.0 + hits, sum.1 + refunds))
     }
 
     pub fn asked_permille(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::engine::abroad::View;
 use crate::engine::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::{Asked, Inquiry};
@@ -204,8 +205,9 @@ impl Region {
                 let cells = origin_cells(&key.sequences, heard);
                 let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now.moment());
                 if let Some(hits) = denied {
-                    let wait_ms = pause_ms(&mut slot.counter, &key.terms, hits, jitter, now.wall_ms);
-                    shared.pause(hits, now.mono_ms() + wait_ms);
+                    let view = View { counter: &mut slot.counter, abroad: shared.abroad() };
+                    let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
+                    shared.pause(hits, wait_ms, now.mono_ms());
                 }
                 (is_dirty, shared.holders())
             });
@@ -308,9 +310,9 @@ impl Region {
 
 /// How long a key denies without asking after the origin has denied so many hits: until about a hundredth of the limit
 /// has come free, but never past the second that `Retry-After` names.
-fn pause_ms(counter: &mut Counter, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
-    let look = counter.look(terms, now_ms);
-    let wait_ms = |hits: u64| counter.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
+fn pause_ms(mut view: View<'_>, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
+    let look = view.look(terms, now_ms);
+    let wait_ms = |hits: u64| view.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
     let hundredth = u64::from(terms.limit / 100);
     let for_hundredth_ms = wait_ms(hits.max(hundredth)).or_else(|| wait_ms(hits)).unwrap_or(1000);
     // Between three quarters and five quarters of it.

@@ -34,6 +34,8 @@ pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, n
             Algorithm::Gcra => totals.level,
             _ => totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms),
         },
+        row: totals.row,
+        abroad: totals.abroad,
     };
     Part { key, window_ms, measure, cells: totals.iter().map(told).collect() }
 }

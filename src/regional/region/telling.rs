@@ -185,7 +185,7 @@ impl Region {
         if !shared.is_seated() {
             let asked = Asked {
                 check: 0,
-                key: OwnedKey::new(&key, shared.is_sensitive),
+                key: OwnedKey::new(&key, shared.is_sensitive, slot.is_global),
                 terms,
                 hits: 0,
                 judged: None,
@@ -226,6 +226,7 @@ impl Region {
             if shared.absorb(&mut slot.counter, &terms, &cells, 0, now.moment()) || shared.is_wanted {
                 self.table().enqueue(at.shard, at.slot, shared, false);
             }
+            self.table().note(at.shard, at.slot, slot, shared);
         }
         if state.replays_under_way == 0 {
             state.behind_since_us = (!self.table().grown().all.is_empty()).then_some(now.mono_us);

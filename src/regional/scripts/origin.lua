@@ -10,7 +10,8 @@
 --            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
---                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process
+--                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process,
+--                             row, abroad
 --            number of asks
 --            for each ask: number of needs
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
@@ -129,7 +130,7 @@ for number = 1, parts_count do
   if cells < 1 or (measure == BUCKET and cells > 1) then
     return malformed('the cells of part ' .. number)
   end
-  asks_at = asks_at + 4 + 9 * cells
+  asks_at = asks_at + 4 + 11 * cells
   cells_count = cells_count + cells
 end
 if cells_count ~= #KEYS then
@@ -160,7 +161,9 @@ end
 -- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part.
 local function window_cell(key, at)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = { key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own }
+  local cell = {
+    key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own, row = n[at + 9], abroad = n[at + 10],
+  }
   local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process, 'n')
   local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
   if e then
@@ -364,23 +367,29 @@ local function bucket(key, at, window, limit)
   return cell
 end
 
--- What counts against a limit of a part, with what a process without a seat has besides.
+-- What counts of a cell in all regions, with what a process without a seat has besides.
+local function in_all_regions(cell)
+  local sum = count(cell) + cell.top
+  sum = (sum > cell.row and sum or cell.row) + cell.abroad
+  return sum < MAX and sum or MAX
+end
+
+-- What counts against a limit of a part.
 local function effective(part)
   local cells = part.cells
   local newest = cells[1]
   if part.measure == BUCKET then
     return newest.w + (newest.q > 0 and 1 or 0) + newest.top
   end
-  local sum = count(newest) + newest.top
+  local sum = in_all_regions(newest)
   if part.measure == SLIDING then
     local previous = cells[2]
     if previous then
-      local whole = count(previous) + previous.top
-      sum = sum + weighed(whole < MAX and whole or MAX, part.measured, part.window)
+      sum = sum + weighed(in_all_regions(previous), part.measured, part.window)
     end
   else
     for place = 2, #cells do
-      sum = sum + count(cells[place]) + cells[place].top
+      sum = sum + in_all_regions(cells[place])
     end
   end
   return sum < MAX and sum or MAX
@@ -410,7 +419,7 @@ for number = 1, parts_count do
       refunds = refunds or cell.refund
     end
     cells[place] = cell
-    at = at + 9
+    at = at + 11
   end
   if refunds then
     for place = 1, cells_of_part do
@@ -470,7 +479,8 @@ for number = 1, asks_count do
       local new = newest.running - newest.field
       if charges and new > 0 then
         newest.field = newest.running
-        part.effective = part.effective + new
+        -- Twins of the same ask may have had it forgotten.
+        part.effective = part.effective and part.effective + new
         if part.measure == BUCKET then
           newest.w = newest.w + new < MAX and newest.w + new or MAX
           newest.v = newest.v + new < MAX and newest.v + new or MAX
@@ -479,6 +489,10 @@ for number = 1, asks_count do
           newest.a = newest.a + new < MAX and newest.a + new or MAX
           newest.h = newest.h + new < MAX and newest.h + new or MAX
           newest.write = newest.write == ALL and ALL or ADDED
+          if newest.row > 0 then
+            -- Below the row, what was admitted is in it.
+            part.effective = nil
+          end
           if hits_of(newest) >= MAX then
             newest.r = 0
             newest.write = ALL

@@ -42,12 +42,12 @@ fn run(seed: u64, kind: Kind, plant: Option<Plant>) -> World {
         let process = world.random().below(processes) as usize;
         let fault = match (kind, world.random().below(3)) {
             (Kind::Messages, 0) | (Kind::Crashes, 0) => {
-                Fault::Freeze { for_us: 100_000 + world.random().below(SECOND_US) }
+                Fault::Freeze { region: 0, for_us: 100_000 + world.random().below(SECOND_US) }
             }
             (Kind::Messages, _) => Fault::Restart { process },
             (Kind::Crashes, _) => Fault::Crash { process },
-            (Kind::Failovers, _) => Fault::Failover { back_us: world.random().below(500_000) },
-            (Kind::Losses, _) => Fault::LoseData,
+            (Kind::Failovers, _) => Fault::Failover { region: 0, back_us: world.random().below(500_000) },
+            (Kind::Losses, _) => Fault::LoseData { region: 0 },
         };
         world.fault_at(at_us, fault);
     }

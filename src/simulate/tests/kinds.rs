@@ -79,7 +79,7 @@ fn a_bucket_that_drained_during_an_outage_is_not_filled_again() {
     for n in 0..160 {
         world.request_at(100_000 + n * SECOND_US / 8, (n % 2) as usize, Asked { key: 0, hits: 1 });
     }
-    world.fault_at(5 * SECOND_US, Fault::Freeze { for_us: 6 * SECOND_US });
+    world.fault_at(5 * SECOND_US, Fault::Freeze { region: 0, for_us: 6 * SECOND_US });
     world.run_until(22 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (160, 0));
 }
@@ -90,7 +90,7 @@ fn all_of_an_exact_window_is_told_again_after_a_loss() {
     let mut world = World::new(Setup::new(8, 2, "{requests_per_unit: 1000, window: 16s, algorithm: exact_window}"));
     world.request_at(100_000, 0, Asked { key: 0, hits: 600 });
     world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 1 });
-    world.fault_at(6 * SECOND_US, Fault::LoseData);
+    world.fault_at(6 * SECOND_US, Fault::LoseData { region: 0 });
     world.request_at(8 * SECOND_US, 1, Asked { key: 0, hits: 500 });
     world.run_until(10 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle.admitted);

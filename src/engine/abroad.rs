@@ -1,0 +1,309 @@
+//! A key's part in the world: what other regions have counted, and what this one has told them.
+//!
+//! Beside a key's own counts stand, for each of its cells, the sum of the other regions' rows, this region's own row, and
+//! what this process last published. Others' rows count on top of the region's. The own row is only a lower bound of the
+//! region's count, for a process that has lost its origin: it never becomes part of what is told or published.
+
+use crate::engine::counter::{Counter, Look};
+use crate::engine::window::{Cell, Cells, Weighing};
+use crate::rules::limit::Terms;
+
+/// Cells that are kept: the newest may be one ahead of this process's clock.
+const CELLS: usize = 3;
+
+/// Two counters that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub hits: u64,
+    pub refunds: u64,
+}
+
+impl Counts {
+    /// The larger of both, each for itself.
+    pub fn max(self, other: Counts) -> Counts {
+        Counts { hits: self.hits.max(other.hits), refunds: self.refunds.max(other.refunds) }
+    }
+
+    pub fn plus(self, other: Counts) -> Counts {
+        Counts { hits: self.hits.saturating_add(other.hits), refunds: self.refunds.saturating_add(other.refunds) }
+    }
+
+    pub fn count(self) -> u64 {
+        self.hits.saturating_sub(self.refunds)
+    }
+}
+
+impl From<Cell> for Counts {
+    fn from(cell: Cell) -> Counts {
+        Counts { hits: cell.hits, refunds: cell.refunds }
+    }
+}
+
+/// What is known of one cell from the table that regions share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct AbroadCell {
+    /// The sum of the other regions' rows.
+    others: Counts,
+    /// This region's row.
+    row: Counts,
+    /// What this process has published.
+    published: Counts,
+}
+
+/// A key's part in the world.
+#[derive(Clone, Copy, Debug)]
+pub struct Abroad {
+    /// The sequence of the first cell; the others are those before it.
+    newest: u64,
+    cells: [AbroadCell; CELLS],
+    /// No request of this process has asked for the key.
+    pub is_unasked: bool,
+}
+
+impl Abroad {
+    pub fn new(sequence: u64) -> Abroad {
+        Abroad { newest: sequence, cells: [AbroadCell::default(); CELLS], is_unasked: false }
+    }
+
+    fn cell(&self, sequence: u64) -> AbroadCell {
+        let back = self.newest.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
+        back.and_then(|back| self.cells.get(back)).copied().unwrap_or_default()
+    }
+
+    /// The place of a cell, `None` if it is too old, or not of this time: clocks of regions differ, but by less than a
+    /// window.
+    fn cell_mut(&mut self, sequence: u64, current: u64) -> Option<&mut AbroadCell> {
+        if sequence > current.saturating_add(1) || sequence.saturating_add(1) < current {
+            return None;
+        }
+        if self.newest > current.saturating_add(1) {
+            // The clock was wrong, and is right again.
+            *self = Abroad { is_unasked: self.is_unasked, ..Abroad::new(current) };
+        }
+        if let Some(steps) = sequence.checked_sub(self.newest).filter(|steps| *steps > 0) {
+            let steps = usize::try_from(steps).map_or(CELLS, |steps| steps.min(CELLS));
+            self.cells.rotate_right(steps);
+            self.cells[..steps].fill(AbroadCell::default());
+            self.newest = sequence;
+        }
+        self.cells.get_mut(usize::try_from(self.newest - sequence).ok()?)
+    }
+
+    /// Takes over what the table says about a cell. True if that is more than was known.
+    pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
+        let Some(cell) = self.cell_mut(sequence, current) else { return false };
+        let before = *cell;
+        cell.others = cell.others.max(others);
+        cell.row = cell.row.max(row);
+        *cell != before
+    }
+
+    /// The table has been told this about a cell.
+    pub fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
+        if let Some(cell) = self.cell_mut(sequence, current) {
+            cell.published = cell.published.max(counts);
+        }
+    }
+
+    /// The other regions' count of a cell.
+    pub fn others(&self, sequence: u64) -> u64 {
+        self.cell(sequence).others.count()
+    }
+
+    /// The count in this region's row.
+    pub fn row(&self, sequence: u64) -> u64 {
+        self.cell(sequence).row.count()
+    }
+
+    /// Another region has counted in this cell or in the one before.
+    pub fn is_contested(&self, sequence: u64) -> bool {
+        let is_present = |sequence: u64| self.cell(sequence).others.hits > 0;
+        is_present(sequence) || sequence.checked_sub(1).is_some_and(is_present)
+    }
+
+    /// What the table holds of this region, as far as this process knows.
+    fn told(&self, sequence: u64) -> Counts {
+        let cell = self.cell(sequence);
+        cell.row.max(cell.published)
+    }
+
+    fn lift(&self, cells: &Cells) -> Cells {
+        let lifted = |cell: &Cell, sequence: u64| {
+            let region = cell.count().max(self.row(sequence));
+            Cell { hits: region.saturating_add(self.others(sequence)), refunds: 0 }
+        };
+        Cells {
+            sequence: cells.sequence,
+            current: lifted(&cells.current, cells.sequence),
+            previous: lifted(&cells.previous, cells.sequence.saturating_sub(1)),
+        }
+    }
+}
+
+/// Which of a key's cells are worth publishing.
+#[derive(Clone, Copy, Debug)]
+pub struct Notable {
+    pub limit: u32,
+    /// How many regions there are.
+    pub regions: u32,
+    pub weighing: Weighing,
+    /// Refunds that the origin has not answered for may still come to less.
+    pub with_refunds: bool,
+}
+
+impl Notable {
+    /// The counts of a cell that others should know of and do not: they grew, and the region has used half of the limit,
+    /// or another region counts here too, or it is the first that others hear of it in this window and more than a small
+    /// part of the limit.
+    fn of_cell(&self, cell: &Cell, sequence: u64, abroad: Option<&Abroad>) -> Option<Counts> {
+        let told = abroad.map_or(Counts::default(), |abroad| abroad.told(sequence));
+        let mut counts = Counts::from(*cell);
+        if !self.with_refunds {
+            counts.refunds = counts.refunds.min(told.refunds);
+        }
+        if counts.hits <= told.hits && counts.refunds <= told.refunds {
+            return None;
+        }
+        let (count, limit) = (u128::from(counts.count()), u128::from(self.limit));
+        let is_shrunk = told.hits > 0 && counts.refunds > told.refunds;
+        let is_notable = is_shrunk
+            || count * 2 >= limit
+            || abroad.is_some_and(|abroad| abroad.is_contested(sequence))
+            || (told.hits == 0 && count * 4 * u128::from(self.regions) >= limit);
+        is_notable.then_some(counts)
+    }
+
+    /// The cells to publish, by their sequences.
+    pub fn cells(&self, cells: &Cells, abroad: Option<&Abroad>) -> [Option<(u64, Counts)>; 2] {
+        let of_cell = |cell: &Cell, sequence: u64| Some((sequence, self.of_cell(cell, sequence, abroad)?));
+        let previous = match (self.weighing, cells.sequence.checked_sub(1)) {
+            (Weighing::Sliding, Some(before)) => of_cell(&cells.previous, before),
+            _ => None,
+        };
+        [previous, of_cell(&cells.current, cells.sequence)]
+    }
+
+    pub fn is_any(&self, cells: &Cells, abroad: Option<&Abroad>) -> bool {
+        self.cells(cells, abroad).iter().any(Option::is_some)
+    }
+}
+
+/// A counter as decisions see it: with what other regions have counted, and at least what this one has published.
+#[derive(Debug)]
+pub struct View<'a> {
+    pub counter: &'a mut Counter,
+    pub abroad: Option<&'a Abroad>,
+}
+
+impl View<'_> {
+    /// The same counts in one counter; `None` if nothing comes from outside.
+    fn lifted(&self) -> Option<Counter> {
+        match (&*self.counter, self.abroad) {
+            (Counter::Windowed(cells), Some(abroad)) => Some(Counter::Windowed(abroad.lift(cells))),
+            _ => None,
+        }
+    }
+
+    pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
+        let look = self.counter.look(terms, now_ms);
+        // Of the same window already.
+        self.lifted().map_or(look, |mut lifted| lifted.look(terms, look.now_ms))
+    }
+
+    pub fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
+        match self.lifted() {
+            Some(lifted) => lifted.admits_at(terms, look, hits),
+            None => self.counter.admits_at(terms, look, hits),
+        }
+    }
+
+    pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
+        self.counter.resets_at_ms(terms, look, more_hits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::policy::Algorithm;
+
+    const WINDOW_MS: u64 = 60_000;
+
+    fn counts(hits: u64) -> Counts {
+        Counts { hits, refunds: 0 }
+    }
+
+    fn cells(current: u64, previous: u64) -> Cells {
+        let cell = |hits| Cell { hits, refunds: 0 };
+        Cells { sequence: 100, current: cell(current), previous: cell(previous) }
+    }
+
+    fn notable(limit: u32, regions: u32) -> Notable {
+        Notable { limit, regions, weighing: Weighing::Sliding, with_refunds: true }
+    }
+
+    #[test]
+    fn others_count_on_top_and_the_own_row_is_a_lower_bound() {
+        let mut abroad = Abroad::new(100);
+        assert!(abroad.import(100, 100, counts(3), counts(8)));
+        assert!(abroad.import(99, 100, counts(10), counts(2)));
+        assert!(!abroad.import(100, 100, counts(2), counts(1)), "counts only grow");
+        let mut counter = Counter::Windowed(cells(5, 4));
+        let terms = Terms { limit: 100, window_ms: WINDOW_MS, algorithm: Algorithm::SlidingWindow, burst: 100 };
+        let mut view = View { counter: &mut counter, abroad: Some(&abroad) };
+        // 8 of the own row and 3; half of 4 and 10.
+        assert_eq!(view.look(&terms, 100 * WINDOW_MS + 30_000).available, 100 - 11 - 7);
+        assert_eq!(view.look(&terms, 101 * WINDOW_MS).available, 100 - 11, "the cells move on together");
+    }
+
+    #[test]
+    fn a_cell_of_another_time_finds_no_place() {
+        let mut abroad = Abroad::new(100);
+        assert!(!abroad.import(102, 100, counts(5), counts(0)));
+        assert!(!abroad.import(98, 100, counts(5), counts(0)));
+        assert!(abroad.import(101, 100, counts(5), counts(0)), "a clock that is a little ahead");
+        assert!(abroad.import(99, 100, counts(7), counts(0)));
+        assert_eq!((abroad.others(101), abroad.others(100), abroad.others(99)), (5, 0, 7));
+        // This clock was a day ahead for a while.
+        assert!(abroad.import(2000, 2000, counts(1), counts(0)));
+        assert!(abroad.import(100, 100, counts(9), counts(0)));
+        assert_eq!(abroad.others(100), 9);
+    }
+
+    #[test]
+    fn only_what_matters_to_others_is_notable() {
+        let is_notable = |hits: u64, limit: u32| notable(limit, 3).is_any(&cells(hits, 0), None);
+        assert!(!is_notable(1, 100), "below the presence mark");
+        assert!(!is_notable(8, 100) && is_notable(9, 100), "a twelfth of the limit");
+        assert!(is_notable(1, 10) && !is_notable(0, 10));
+
+        let mut abroad = Abroad::new(100);
+        abroad.published(100, 100, counts(9));
+        let mark = |hits: u64, abroad: &Abroad| notable(100, 3).is_any(&cells(hits, 0), Some(abroad));
+        assert!(!mark(10, &abroad), "others know that the region is there");
+        assert!(!mark(49, &abroad) && mark(50, &abroad), "half of the limit");
+        abroad.import(99, 100, counts(1), counts(0));
+        assert!(mark(10, &abroad), "another region was there in the window before");
+        assert!(!mark(9, &abroad), "nothing new");
+        abroad.import(100, 100, counts(0), counts(12));
+        assert!(!mark(12, &abroad), "another process of the region has published it");
+    }
+
+    #[test]
+    fn refunds_are_told_once_they_are_settled() {
+        let mut abroad = Abroad::new(100);
+        abroad.published(100, 100, counts(60));
+        let refunded = Cells { current: Cell { hits: 60, refunds: 50 }, ..cells(0, 0) };
+        assert!(notable(100, 3).is_any(&refunded, Some(&abroad)));
+        let unsettled = Notable { with_refunds: false, ..notable(100, 3) };
+        assert!(!unsettled.is_any(&refunded, Some(&abroad)));
+    }
+
+    #[test]
+    fn the_previous_window_is_published_too_unless_it_no_longer_weighs() {
+        let late = notable(100, 3).cells(&cells(0, 60), None);
+        assert_eq!(late, [Some((99, counts(60))), None]);
+        let fixed = Notable { weighing: Weighing::Fixed, ..notable(100, 3) };
+        assert!(!fixed.is_any(&cells(0, 60), None));
+    }
+}

@@ -1,0 +1,127 @@
+//! When is it time: a rhythm with jitter that does not drift, and a breaker for when it does no good.
+//!
+//! Targets are absolute, so a slow turn delays only itself. Each is jittered anew: regions that started together do not
+//! come together. After several failures in a row turns become rare; the next one tells whether the store is back.
+
+/// Of the interval, in thousandths: the most that a turn comes late.
+const JITTER_PERMILLE: u64 = 200;
+/// Failures in a row that open the breaker.
+const FAILURES_MAX: u32 = 3;
+/// Intervals between turns while it is open, at most.
+const BACKOFF_MAX: u64 = 8;
+
+/// One rhythm.
+#[derive(Clone, Debug)]
+pub struct Cadence {
+    interval_us: u64,
+    /// The next target without jitter.
+    target_us: u64,
+    next_us: u64,
+    failures: u32,
+    random: u64,
+    /// How often the breaker has opened.
+    pub opened: u64,
+}
+
+impl Cadence {
+    /// The first turn is due at once, with jitter.
+    pub fn new(interval_us: u64, now_us: u64, seed: u64) -> Cadence {
+        let mut cadence =
+            Cadence { interval_us, target_us: now_us, next_us: 0, failures: 0, random: seed | 1, opened: 0 };
+        cadence.next_us = cadence.jittered(now_us);
+        cadence
+    }
+
+    fn jittered(&mut self, target_us: u64) -> u64 {
+        // Xorshift: any bits will do.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        target_us + self.random % (self.interval_us * JITTER_PERMILLE / 1000).max(1)
+    }
+
+    pub fn next_us(&self) -> u64 {
+        self.next_us
+    }
+
+    pub fn is_due(&self, now_us: u64) -> bool {
+        now_us >= self.next_us
+    }
+
+    /// A turn at once, as soon as somebody looks.
+    pub fn hasten(&mut self, now_us: u64) {
+        self.next_us = self.next_us.min(now_us);
+    }
+
+    /// The breaker: several turns in a row have failed.
+    pub fn is_open(&self) -> bool {
+        self.failures >= FAILURES_MAX
+    }
+
+    /// A turn has ended. True if that opens or closes the breaker.
+    pub fn ended(&mut self, is_success: bool, now_us: u64) -> bool {
+        let was_open = self.is_open();
+        self.failures = if is_success { 0 } else { self.failures.saturating_add(1) };
+        let intervals = match self.failures.checked_sub(FAILURES_MAX) {
+            None => 1,
+            Some(more) => 2u64.saturating_pow(more.saturating_add(1)).min(BACKOFF_MAX),
+        };
+        // Targets that were missed are left out.
+        let passed = now_us.saturating_sub(self.target_us) / self.interval_us;
+        self.target_us += self.interval_us * (passed + intervals);
+        let target_us = self.target_us;
+        self.next_us = self.jittered(target_us);
+        self.opened += u64::from(!was_open && self.is_open());
+        was_open != self.is_open()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_US: u64 = 1_000_000;
+
+    #[test]
+    fn slow_turns_do_not_make_it_drift() {
+        let mut cadence = Cadence::new(SECOND_US, 0, 7);
+        let mut now_us = 0;
+        for turn in 0..100 {
+            now_us = cadence.next_us().max(now_us);
+            let into_us = now_us - turn * SECOND_US;
+            assert!(into_us < SECOND_US / 5, "turn {turn} at {now_us}");
+            cadence.ended(true, now_us + 700_000);
+        }
+        // One that takes three intervals and a half: the next is the fourth.
+        cadence.ended(true, 103_500_000);
+        assert!((104 * SECOND_US..104_200_000).contains(&cadence.next_us()), "{}", cadence.next_us());
+    }
+
+    #[test]
+    fn turns_are_jittered_anew() {
+        let mut cadence = Cadence::new(SECOND_US, 0, 7);
+        let mut offsets = Vec::new();
+        for turn in 0..20 {
+            offsets.push(cadence.next_us() - turn * SECOND_US);
+            cadence.ended(true, cadence.next_us());
+        }
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert!(offsets.len() > 15, "{offsets:?}");
+    }
+
+    #[test]
+    fn failures_make_turns_rare_until_one_succeeds() {
+        let mut cadence = Cadence::new(SECOND_US, 0, 7);
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            let now_us = cadence.next_us();
+            cadence.ended(false, now_us);
+            waits.push((cadence.next_us() - now_us + SECOND_US / 2) / SECOND_US);
+        }
+        assert_eq!(waits, [1, 1, 2, 4, 8, 8, 8]);
+        assert_eq!(cadence.opened, 1);
+        assert!(cadence.is_open() && cadence.ended(true, cadence.next_us()));
+        assert!(!cadence.is_open());
+    }
+}

@@ -1,0 +1,117 @@
+//! Rows on their way from the table: those of a cell come one after the other and make one sum.
+
+use std::collections::BTreeMap;
+
+use crate::engine::share::COUNT_MAX;
+use crate::global::row::{CellName, Counts, HeardRow};
+
+/// What to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Everything that has not expired.
+    All,
+    /// All rows of the cells of which one has changed since then, by the server's clock.
+    Since { ms: u64 },
+}
+
+/// All rows of one cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CellSum {
+    pub cell: CellName,
+    /// The sum of the other regions' rows.
+    pub others: Counts,
+    /// This region's row.
+    pub row: Counts,
+    /// When another region last changed it.
+    pub updated_at_ms: u64,
+}
+
+/// Puts rows together.
+#[derive(Debug)]
+pub struct Import {
+    /// This region.
+    region: Box<str>,
+    at_hand: Option<CellSum>,
+    pub rows: u64,
+    /// Rows with values that no region publishes.
+    pub absurd: u64,
+    /// When each region last changed a row, as far as this import has seen.
+    pub seen: BTreeMap<Box<str>, u64>,
+}
+
+impl Import {
+    pub fn new(region: &str) -> Import {
+        Import { region: region.into(), at_hand: None, rows: 0, absurd: 0, seen: BTreeMap::new() }
+    }
+
+    /// Takes a row. Returns the sum of the cell before, if that is complete.
+    pub fn hear(&mut self, heard: HeardRow) -> Option<CellSum> {
+        self.rows += 1;
+        let HeardRow { cell, region, counts, updated_at_ms } = heard;
+        let is_sane = counts.hits <= COUNT_MAX && counts.refunds <= counts.hits && cell.duration_ms > 0;
+        if !is_sane {
+            self.absurd += 1;
+            return None;
+        }
+        let seen = self.seen.entry(region.clone()).or_default();
+        *seen = updated_at_ms.max(*seen);
+        let mut complete = None;
+        if self.at_hand.as_ref().is_none_or(|sum| sum.cell != cell) {
+            let sum = CellSum { cell, others: Counts::default(), row: Counts::default(), updated_at_ms: 0 };
+            complete = self.at_hand.replace(sum);
+        }
+        if let Some(sum) = &mut self.at_hand {
+            if region == self.region {
+                sum.row = counts;
+            } else {
+                sum.others = sum.others.plus(counts);
+                sum.updated_at_ms = sum.updated_at_ms.max(updated_at_ms);
+            }
+        }
+        complete
+    }
+
+    /// No more rows: returns the last cell's sum.
+    pub fn end(&mut self) -> Option<CellSum> {
+        self.at_hand.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(identifier: &str, region: &str, hits: u64) -> HeardRow {
+        let cell = CellName {
+            workspace: (*b"d").into(),
+            namespace: (*b"k").into(),
+            identifier: identifier.as_bytes().into(),
+            duration_ms: 60_000,
+            sequence: 7,
+        };
+        HeardRow { cell, region: region.into(), counts: Counts { hits, refunds: 1 }, updated_at_ms: hits }
+    }
+
+    #[test]
+    fn rows_of_a_cell_are_summed_but_for_the_own_one() {
+        let mut import = Import::new("a");
+        assert_eq!(import.hear(heard("x", "a", 5)), None);
+        assert_eq!(import.hear(heard("x", "b", 7)), None);
+        assert_eq!(import.hear(heard("x", "c", 9)), None);
+        let sum = import.hear(heard("y", "b", 2)).unwrap();
+        assert_eq!(sum.row, Counts { hits: 5, refunds: 1 });
+        assert_eq!((sum.others, sum.updated_at_ms), (Counts { hits: 16, refunds: 2 }, 9));
+        assert_eq!(import.end().unwrap().others.hits, 2);
+        assert_eq!((import.end(), import.rows), (None, 4));
+        assert_eq!(import.seen[&*Box::<str>::from("b")], 7);
+    }
+
+    #[test]
+    fn absurd_rows_are_left_out() {
+        let mut import = Import::new("a");
+        import.hear(heard("x", "b", u64::MAX));
+        import.hear(HeardRow { counts: Counts { hits: 1, refunds: 2 }, ..heard("x", "b", 1) });
+        import.hear(HeardRow { cell: CellName { duration_ms: 0, ..heard("x", "b", 1).cell }, ..heard("x", "b", 1) });
+        assert_eq!((import.end(), import.absurd), (None, 3));
+    }
+}

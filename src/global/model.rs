@@ -1,0 +1,62 @@
+//! The table that regions share, in memory: what the statements on the real one do.
+
+use std::collections::BTreeMap;
+
+use crate::global::import::Reading;
+use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    counts: Counts,
+    updated_at_ms: u64,
+}
+
+/// The rows of all regions.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    cells: BTreeMap<CellName, BTreeMap<Box<str>, Held>>,
+    /// Rows that were made or grew.
+    pub changed: u64,
+}
+
+impl Rows {
+    /// Takes a region's rows: each counter becomes the larger one, and a row that does not grow does not change.
+    pub fn publish(&mut self, region: &str, rows: &[OwnRow], now_ms: u64) {
+        for row in rows {
+            let held = self.cells.entry(row.cell.clone()).or_default().entry(region.into()).or_default();
+            let counts = held.counts.max(row.counts);
+            if counts != held.counts {
+                *held = Held { counts, updated_at_ms: now_ms };
+                self.changed += 1;
+            }
+        }
+    }
+
+    /// What a reading says, all rows of a cell one after the other.
+    pub fn read(&self, reading: Reading, now_ms: u64) -> Vec<HeardRow> {
+        let is_read = |regions: &BTreeMap<Box<str>, Held>| match reading {
+            Reading::All => true,
+            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= ms),
+        };
+        let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);
+        let read = live.filter(|(_, regions)| is_read(regions));
+        let rows = read.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
+        rows.map(|(cell, region, held)| HeardRow {
+            cell: cell.clone(),
+            region: region.clone(),
+            counts: held.counts,
+            updated_at_ms: held.updated_at_ms,
+        })
+        .collect()
+    }
+
+    /// What a region's rows add up to.
+    pub fn total(&self, region: &str) -> Counts {
+        let of_region = self.cells.values().filter_map(|regions| regions.get(region));
+        of_region.fold(Counts::default(), |sum, held| sum.plus(held.counts))
+    }
+
+    pub fn rows(&self) -> usize {
+        self.cells.values().map(BTreeMap::len).sum()
+    }
+}

@@ -1,0 +1,145 @@
+//! How rules are named in the table that regions share, and which rule a row is about.
+
+use std::collections::HashMap;
+
+use sha2::{Digest, Sha256};
+
+use crate::rules::limit::{Limit, Space, Terms};
+use crate::rules::policy::{Algorithm, Scope};
+use crate::rules::{OVERRIDE_RULE_ID, Ruleset};
+
+/// The longest domain and rule id that the table holds as they are.
+const WORKSPACE_BYTES_MAX: usize = 191;
+const NAMESPACE_BYTES_MAX: usize = 255;
+
+/// A rule by its names.
+#[derive(Clone, Debug)]
+pub struct Named {
+    pub workspace: Box<[u8]>,
+    pub namespace: Box<[u8]>,
+    pub space: Space,
+    /// Identifiers are keyed digests.
+    pub is_sensitive: bool,
+    /// The windows of its limits; requests may bring others.
+    limits: Vec<(Terms, Option<Scope>)>,
+}
+
+impl Named {
+    /// How a window of the rule is counted. A request may bring a window of its own.
+    pub fn terms(&self, window_ms: u64) -> Terms {
+        let of_window = self.limits.iter().map(|(terms, _)| terms).find(|terms| terms.window_ms == window_ms);
+        let algorithm = of_window.or(self.limits.first().map(|(terms, _)| terms)).map(|terms| terms.algorithm);
+        let algorithm = algorithm.filter(|algorithm| *algorithm == Algorithm::FixedWindow);
+        let unknown = Terms {
+            limit: u32::MAX,
+            window_ms,
+            algorithm: algorithm.unwrap_or(Algorithm::SlidingWindow),
+            burst: u32::MAX,
+        };
+        of_window.copied().unwrap_or(unknown)
+    }
+
+    /// Whether rows of a window are about anything that is counted in all regions.
+    pub fn is_global(&self, window_ms: u64) -> bool {
+        let of_window = self.limits.iter().find(|(terms, _)| terms.window_ms == window_ms);
+        of_window.is_none_or(|(terms, scope)| {
+            matches!(terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow)
+                && !matches!(scope, Some(Scope::Local | Scope::Regional))
+        })
+    }
+}
+
+/// The rules in force, by both.
+#[derive(Debug, Default)]
+pub struct Names {
+    named: Vec<Named>,
+    by_space: HashMap<Space, usize>,
+    by_text: HashMap<(Box<[u8]>, Box<[u8]>), usize>,
+}
+
+impl Names {
+    pub fn new(ruleset: &Ruleset) -> Names {
+        let mut names = Names::default();
+        for domain in ruleset.domains() {
+            let is_sensitive = domain.has_sensitive_keys();
+            let mut add = |rule_id: &str, space: Space, limits: &[Limit]| {
+                let named = Named {
+                    workspace: fitted(domain.name.as_bytes(), WORKSPACE_BYTES_MAX),
+                    namespace: fitted(rule_id.as_bytes(), NAMESPACE_BYTES_MAX),
+                    space,
+                    is_sensitive,
+                    limits: limits.iter().map(|limit| (limit.terms, limit.policy.scope)).collect(),
+                };
+                let at = names.named.len();
+                names.by_space.insert(space, at);
+                names.by_text.insert((named.workspace.clone(), named.namespace.clone()), at);
+                names.named.push(named);
+            };
+            add(OVERRIDE_RULE_ID, domain.override_space, &[]);
+            for rule in domain.rules() {
+                add(&rule.id, rule.space, rule.limits());
+            }
+        }
+        names
+    }
+
+    pub fn of_space(&self, space: Space) -> Option<&Named> {
+        self.by_space.get(&space).map(|at| &self.named[*at])
+    }
+
+    pub fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&Named> {
+        // The map's keys own their bytes.
+        let key = (Box::from(workspace), Box::from(namespace));
+        self.by_text.get(&key).map(|at| &self.named[*at])
+    }
+}
+
+/// A name, or its digest if the column is too short for it.
+fn fitted(name: &[u8], bytes_max: usize) -> Box<[u8]> {
+    if name.len() <= bytes_max {
+        return name.into();
+    }
+    let hex: String = Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}").into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Options, Source};
+
+    fn names(text: &str) -> Names {
+        let loaded = Ruleset::load(&[Source { name: "t".into(), text: text.into() }], &Options::default());
+        Names::new(&loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems)))
+    }
+
+    #[test]
+    fn a_rule_is_found_by_its_space_and_by_its_row() {
+        let names = names("{domain: d, descriptors: [{key: k, rate_limit: {requests_per_unit: 5, unit: minute}}]}");
+        let named = names.of_row(b"d", b"k").unwrap();
+        assert_eq!(names.of_space(named.space).unwrap().namespace, named.namespace);
+        assert_eq!((named.terms(60_000).limit, named.terms(1000).limit), (5, u32::MAX));
+        assert!(names.of_row(b"d", b"other").is_none() && names.of_row(b"d", b"override").is_some());
+    }
+
+    #[test]
+    fn what_is_too_long_becomes_a_digest() {
+        let value = "v".repeat(300);
+        let names = names(&format!(
+            "{{domain: d, descriptors: [{{key: k, value: {value}, rate_limit: {{requests_per_unit: 5, unit: minute}}}}]}}"
+        ));
+        let long = names.named.iter().find(|named| named.namespace.starts_with(b"sha256:")).unwrap();
+        assert_eq!(long.namespace.len(), 7 + 64);
+        assert!(names.of_row(b"d", &long.namespace).is_some());
+    }
+
+    #[test]
+    fn what_stays_in_a_region_is_not_global() {
+        let names = names(
+            "{domain: d, descriptors: [{key: k, rate_limits: [\
+             {requests_per_unit: 5, unit: minute, scope: regional}, {requests_per_unit: 9, unit: hour}]}]}",
+        );
+        let named = names.of_row(b"d", b"k").unwrap();
+        assert!(!named.is_global(60_000) && named.is_global(3_600_000) && named.is_global(86_400_000));
+    }
+}

@@ -1,0 +1,138 @@
+//! Rows to the table that regions share, and what comes back.
+
+use crate::global::exchange::{Exchange, Hearing};
+use crate::global::import::Reading;
+use crate::global::publish::{Sending, Sent, Then};
+use crate::global::row::HeardRow;
+use crate::simulate::process::region_name;
+use crate::simulate::world::{Event, MONO_START_US, To, World};
+
+/// How long a process waits for the table.
+const TABLE_TIMEOUT_US: u64 = 2_000_000;
+
+impl World {
+    fn exchange(&self, to: To) -> Option<&Exchange> {
+        self.processes[to.process].exchange.as_ref().filter(|_| self.is_there(to))
+    }
+
+    /// The first turns of a process.
+    pub(super) fn plan_exchange(&mut self, process: usize) {
+        let to = self.to(process);
+        self.plan_publish(to);
+        self.plan_import(to);
+    }
+
+    fn plan_publish(&mut self, to: To) {
+        if let Some(exchange) = self.exchange(to) {
+            let at_us = exchange.publish_at_us().saturating_sub(MONO_START_US).max(self.now_us);
+            self.at(at_us, Event::Publish { to });
+        }
+    }
+
+    fn plan_import(&mut self, to: To) {
+        if let Some(exchange) = self.exchange(to) {
+            let at_us = exchange.import_at_us().saturating_sub(MONO_START_US).max(self.now_us);
+            self.at(at_us, Event::Import { to });
+        }
+    }
+
+    fn table_delay_us(&mut self) -> u64 {
+        let (from, to) = self.setup.network.table_delay_us;
+        self.random.between(from, to)
+    }
+
+    /// Whether a message gets lost.
+    fn is_cut(&mut self, process: usize, is_there: bool) -> bool {
+        let home = self.home(process);
+        let until_us = if is_there { home.cut_there_us } else { home.cut_back_us };
+        let is_cut = self.now_us < until_us;
+        is_cut || self.random.permille(self.setup.network.table_lost)
+    }
+
+    pub(super) fn publish(&mut self, to: To) {
+        let now = self.now(to.process);
+        let Some(sending) = self.exchange(to).map(|exchange| exchange.collect(now)) else { return };
+        self.send_rows(to, Box::new(sending));
+    }
+
+    fn send_rows(&mut self, to: To, sending: Box<Sending>) {
+        if sending.next().is_none() {
+            let now = self.now(to.process);
+            if let Some(exchange) = self.exchange(to) {
+                exchange.published(&sending, now);
+            }
+            self.plan_publish(to);
+            return;
+        }
+        if self.is_cut(to.process, true) {
+            self.at(self.now_us + TABLE_TIMEOUT_US, Event::RowsAnswered { to, sending, sent: Sent::Failed });
+            return;
+        }
+        let at_us = self.now_us + self.table_delay_us();
+        self.at(at_us, Event::RowsArrive { from: to, sending });
+    }
+
+    pub(super) fn rows_arrive(&mut self, from: To, sending: Box<Sending>) {
+        self.oracle.statements += 1;
+        if let Some(rows) = sending.next() {
+            let now_ms = self.now_ms();
+            self.rows.publish(&region_name(self.region_of(from.process)), rows, now_ms);
+        }
+        let (at_us, sent) = match self.is_cut(from.process, false) {
+            true => (self.now_us + TABLE_TIMEOUT_US, Sent::Failed),
+            false => (self.now_us + self.table_delay_us(), Sent::Done),
+        };
+        self.at(at_us, Event::RowsAnswered { to: from, sending, sent });
+    }
+
+    pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Sending>, sent: Sent) {
+        if self.is_there(to) {
+            match sending.sent(sent) {
+                Then::Go | Then::End | Then::Pause { .. } => self.send_rows(to, sending),
+            }
+        }
+    }
+
+    pub(super) fn import(&mut self, to: To) {
+        let now = self.now(to.process);
+        let Some((reading, hearing)) = self.exchange(to).map(|exchange| exchange.reading(now)) else { return };
+        let hearing = Box::new(hearing);
+        if self.is_cut(to.process, true) {
+            let at_us = self.now_us + TABLE_TIMEOUT_US;
+            self.at(at_us, Event::ReadAnswered { to, reading, hearing, rows: None });
+            return;
+        }
+        let at_us = self.now_us + self.table_delay_us();
+        self.at(at_us, Event::ReadArrives { from: to, reading, hearing });
+    }
+
+    pub(super) fn read_arrives(&mut self, from: To, reading: Reading, hearing: Box<Hearing>) {
+        self.oracle.statements += 1;
+        let now_ms = self.now_ms();
+        let (at_us, rows) = match self.is_cut(from.process, false) {
+            true => (self.now_us + TABLE_TIMEOUT_US, None),
+            false => (self.now_us + self.table_delay_us(), Some((self.rows.read(reading, now_ms), now_ms))),
+        };
+        self.at(at_us, Event::ReadAnswered { to: from, reading, hearing, rows });
+    }
+
+    pub(super) fn read_answered(
+        &mut self,
+        to: To,
+        reading: Reading,
+        mut hearing: Box<Hearing>,
+        rows: Option<(Vec<HeardRow>, u64)>,
+    ) {
+        let now = self.now(to.process);
+        if let Some(exchange) = self.exchange(to) {
+            match rows {
+                Some((rows, server_ms)) => {
+                    rows.into_iter().for_each(|row| exchange.hear(&mut hearing, row));
+                    exchange.imported(*hearing, reading, server_ms, now);
+                }
+                None => exchange.not_imported(now),
+            }
+        }
+        self.plan_import(to);
+    }
+}

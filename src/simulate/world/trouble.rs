@@ -1,0 +1,98 @@
+//! What goes wrong, when it does.
+
+use crate::simulate::faults::{Fault, Network, Way};
+use crate::simulate::process::Process;
+use crate::simulate::world::{Event, Home, LEAVE_WITHIN_US, To, World};
+
+impl World {
+    pub(super) fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Freeze { region, for_us } => self.homes[region].frozen_until_us = self.now_us + for_us,
+            Fault::LoseData { region } => {
+                self.note_unacknowledged(region);
+                self.homes[region].origin.clear();
+                self.everyone_heals(region);
+            }
+            Fault::Failover { region, back_us } => {
+                // Cells that the copy does not have yet are lost.
+                self.note_unacknowledged(region);
+                let then_us = self.now_us.saturating_sub(back_us);
+                let Home { origin, copies, .. } = &mut self.homes[region];
+                let copy = copies.iter().rev().find(|(at_us, _)| *at_us <= then_us).or(copies.front());
+                if let Some((_, copy)) = copy {
+                    *origin = copy.clone();
+                }
+                self.everyone_heals(region);
+            }
+            Fault::Partition { region, way, for_us } => {
+                let until_us = self.now_us + for_us;
+                if way != Way::Back {
+                    self.homes[region].cut_there_us = until_us;
+                }
+                if way != Way::There {
+                    self.homes[region].cut_back_us = until_us;
+                }
+            }
+            Fault::Skew { region, by_ms } => {
+                for process in self.processes_of(region) {
+                    self.processes[process].skew_ms = by_ms;
+                }
+            }
+            Fault::Crash { process } => {
+                self.oracle.died_with += self.pending(process);
+                self.replace(process);
+            }
+            Fault::Restart { process } => {
+                let to = self.to(process);
+                self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
+                self.at(self.now_us, Event::Leave { to });
+            }
+            Fault::Calm => self.setup.network = Network::QUIET,
+        }
+    }
+
+    /// A clean stop: everything pending is told, as long as that takes, then another process takes the place.
+    pub(super) fn leave(&mut self, to: To) {
+        let Some(until_us) = self.leaving[to.process].filter(|_| self.is_there(to)) else { return };
+        let process = &self.processes[to.process];
+        if process.waiting.is_empty() && !process.region.is_behind() || self.now_us >= until_us {
+            self.oracle.died_with += self.pending(to.process);
+            let now = self.now(to.process);
+            let fields = self.processes[to.process].region.fields(now);
+            let cells: Vec<_> = fields.iter().filter_map(|(key, sequence)| sequence.map(|at| (*key, at))).collect();
+            let id = self.processes[to.process].region.process();
+            self.home_mut(to.process).origin.leave(id, &cells);
+            self.leaving[to.process] = None;
+            self.replace(to.process);
+            return;
+        }
+        let effects = process.region.flush_now(self.now(to.process));
+        self.perform(to.process, effects);
+        self.at(self.now_us + 5_000, Event::Leave { to });
+    }
+
+    fn processes_of(&self, region: usize) -> std::ops::Range<usize> {
+        region * self.setup.processes..(region + 1) * self.setup.processes
+    }
+
+    fn note_unacknowledged(&mut self, region: usize) {
+        self.oracle.unacknowledged += self.processes_of(region).map(|it| self.pending(it)).sum::<u64>();
+    }
+
+    /// As a change of the origin's run id would be noticed.
+    fn everyone_heals(&mut self, region: usize) {
+        self.processes_of(region).for_each(|process| self.processes[process].region.heal());
+    }
+
+    fn replace(&mut self, process: usize) {
+        // Those who wait there get no answer; what the origin was asked for them may still arrive.
+        let waiting = std::mem::take(&mut self.processes[process].waiting);
+        self.oracle.abandoned_hits += waiting.values().map(|asked| asked.hits.max(0).unsigned_abs()).sum::<u64>();
+        let skew_ms = self.processes[process].skew_ms;
+        self.processes[process] = Process { skew_ms, ..self.start(process) };
+        self.plan_exchange(process);
+        self.next_poll[process] = u64::MAX;
+        self.plan_poll(process);
+        self.at(self.now_us, Event::Beat { process });
+    }
+}
