@@ -182,6 +182,13 @@ impl Shard {
         self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
     }
 
+    /// Where a key is, if it is here and shared. The shard's own number is `shard`.
+    pub fn find_ref(&mut self, key: &Key<'_>, hash: u64, shard: u32) -> Option<SlotRef> {
+        let slot = self.find(key, hash)?;
+        let (_, shared) = self.both(slot);
+        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
+    }
+
     fn insert(&mut self, entry: Entry<'_>, mut shared: Option<Shared>, now_ms: u64) -> u32 {
         let Entry { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {

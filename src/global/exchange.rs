@@ -334,7 +334,8 @@ impl Exchange {
             let key = Key { space: named.space, window_ms: terms.window_ms, algorithm, identifier };
             let hash = table.hash(&key);
             let number = table.shard_of(hash);
-            let found = table.lock(number).find(&key, hash).and_then(|slot| self.slot_ref(number, slot));
+            // Looked up before, so that the lock is free again.
+            let found = table.lock(number).find_ref(&key, hash, number);
             if let Some(at) = found {
                 is_found = true;
                 is_news |= self.take_at(at, sum, now);
@@ -361,12 +362,6 @@ impl Exchange {
         };
         self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
         self.take_at(at, sum, now)
-    }
-
-    fn slot_ref(&self, shard: u32, slot: u32) -> Option<SlotRef> {
-        let mut locked = self.table().lock(shard);
-        let (_, shared) = locked.both(slot);
-        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
     }
 
     fn take_at(&self, at: SlotRef, sum: &CellSum, now: Now) -> bool {
