@@ -10,6 +10,7 @@ pub mod exchange;
 mod hidden;
 pub mod import;
 pub mod model;
+pub mod mysql;
 pub mod names;
 pub mod publish;
 pub mod row;

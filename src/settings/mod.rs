@@ -4,7 +4,9 @@
 //! everything parsed, bounded and checked before a port is opened. Environment names are those of envoyproxy/ratelimit
 //! where it has the setting; ours start with `TIDEGATE_`.
 
+pub mod global;
 pub mod ineffective;
+pub mod mysql;
 pub mod parse;
 pub mod redis;
 pub mod redis_address;

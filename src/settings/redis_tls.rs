@@ -58,7 +58,8 @@ impl RedisTls {
     }
 }
 
-fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
+/// A PEM file with certificates in it.
+pub(super) fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
     let error = |fault| TlsFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN CERTIFICATE-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -69,7 +70,8 @@ fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError
     }
 }
 
-fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
+/// A PEM file with a private key in it.
+pub(super) fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
     let error = |fault| TlsFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN PRIVATE KEY-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
     match PrivateKeyDer::from_pem_slice(&pem) {

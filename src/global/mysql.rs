@@ -1,0 +1,172 @@
+//! The table that regions share: what is written to it and read from it.
+//!
+//! Every call ends within its bound, or fails: the time for connecting, and then that for the statement. None retries.
+//! Whatever was given up may still be done by the server, later, and changes nothing then: rows only grow.
+
+mod connections;
+pub mod error;
+pub mod schema;
+pub mod statement;
+
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tokio::time::timeout;
+
+use crate::global::mysql::connections::Connections;
+use crate::global::mysql::error::StoreError;
+use crate::global::mysql::schema::Applied;
+use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
+use crate::settings::mysql::MysqlSettings;
+
+/// For what goes through the whole table: a full read, a batch of a cleanup, a count.
+const LONG: Duration = Duration::from_secs(60);
+/// For changing the table.
+const MIGRATING: Duration = Duration::from_secs(60 * 60);
+
+/// A store of rows, in MySQL 8 or MariaDB.
+pub struct MySql {
+    connections: Connections,
+}
+
+/// Told every row that is read.
+pub type EachRow<'a> = &'a mut (dyn FnMut(HeardRow) + Send);
+
+impl MySql {
+    /// Connects when it has to.
+    pub fn new(settings: &MysqlSettings) -> MySql {
+        MySql { connections: Connections::new(settings.clone(), LONG) }
+    }
+
+    /// Raises this region's rows to what they are here. All or none; the caller sorts them by cell, so that several
+    /// processes take locks in the same order, and keeps them few (512). A row that is there with as much stays as it is.
+    pub async fn publish(&self, region: &str, rows: &[OwnRow]) -> Result<(), StoreError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.execute(statement::publish(region, rows), self.connections.timeout()).await?;
+        Ok(())
+    }
+
+    /// All rows, of all regions, of cells of which a row has changed since and which have not expired; those of a cell
+    /// one after the other. Returns the server's clock from before the read, for the next time.
+    ///
+    /// A row carries the time at which its statement began and is seen only when that has ended, which may take as long
+    /// as [`MysqlSettings::timeout`] and longer if the publisher has given up. So the next `since_ms` has to be earlier
+    /// than what is returned here, by more than that.
+    ///
+    /// Rows that make no sense are left out.
+    pub async fn changed_since(&self, since_ms: u64, each: EachRow<'_>) -> Result<u64, StoreError> {
+        self.read(self.connections.timeout(), |now_ms| statement::changed_since(since_ms, now_ms), each).await
+    }
+
+    /// All rows that have not expired, like [`MySql::changed_since`].
+    pub async fn all_live(&self, each: EachRow<'_>) -> Result<u64, StoreError> {
+        self.read(LONG, statement::all_live, each).await
+    }
+
+    /// Whether the table has what the statements need.
+    pub async fn check_schema(&self) -> Result<(), StoreError> {
+        let within = self.connections.timeout();
+        let mut lease = self.connections.lease().await?;
+        let outcome = timeout(within, schema::check(&mut lease.connection)).await.ok();
+        lease.end(outcome, within)
+    }
+
+    /// Makes the table what this version needs, and says what that took.
+    pub async fn migrate(&self) -> Result<Vec<Applied>, StoreError> {
+        let mut lease = self.connections.lease().await?;
+        let outcome = timeout(MIGRATING, schema::migrate(&mut lease.connection)).await;
+        // Not given back: the connection holds the lock, and waits longer than others.
+        outcome.unwrap_or(Err(StoreError::Timeout { within: MIGRATING }))
+    }
+
+    /// Deletes rows that expired before, the oldest first, and returns how many there were: fewer than `at_most` means
+    /// that none is left.
+    pub async fn delete_expired(&self, before_ms: u64, at_most: u64) -> Result<u64, StoreError> {
+        self.execute(statement::delete_expired(before_ms, at_most), LONG).await
+    }
+
+    /// How many rows expired before.
+    pub async fn count_expired(&self, before_ms: u64) -> Result<u64, StoreError> {
+        self.number(statement::count_expired(before_ms), LONG).await
+    }
+
+    /// The server's clock, in ms since 1970.
+    pub async fn server_now_ms(&self) -> Result<u64, StoreError> {
+        self.number(statement::clock(), self.connections.timeout()).await
+    }
+
+    /// Says goodbye to the server. What is called afterwards connects anew.
+    pub async fn close(&self) {
+        self.connections.close().await;
+    }
+
+    /// How many rows it changed.
+    async fn execute(&self, sql: String, within: Duration) -> Result<u64, StoreError> {
+        let mut lease = self.connections.lease().await?;
+        let executing = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lease.connection);
+        let outcome = timeout(within, executing).await.ok();
+        let outcome = outcome.map(|done| done.map(|done| done.rows_affected()).map_err(StoreError::from));
+        lease.end(outcome, within)
+    }
+
+    async fn number(&self, sql: String, within: Duration) -> Result<u64, StoreError> {
+        let mut lease = self.connections.lease().await?;
+        let outcome = timeout(within, number(&mut lease.connection, sql)).await.ok();
+        lease.end(outcome, within)
+    }
+
+    /// Reads the clock, and then the rows.
+    async fn read(
+        &self,
+        within: Duration,
+        sql: impl FnOnce(u64) -> String,
+        each: EachRow<'_>,
+    ) -> Result<u64, StoreError> {
+        let mut lease = self.connections.lease().await?;
+        let reading = async {
+            let now_ms = number(&mut lease.connection, statement::clock()).await?;
+            let mut rows = sqlx::raw_sql(AssertSqlSafe(sql(now_ms))).fetch(&mut lease.connection);
+            while let Some(row) = rows.try_next().await? {
+                if let Some(row) = heard(&row) {
+                    each(row);
+                }
+            }
+            Ok(now_ms)
+        };
+        let outcome = timeout(within, reading).await.ok();
+        lease.end(outcome, within)
+    }
+}
+
+/// The first value of the first row.
+async fn number(connection: &mut MySqlConnection, sql: String) -> Result<u64, StoreError> {
+    let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    unsigned(&row, 0).ok_or_else(|| StoreError::Other("it answered with something else than a number".into()))
+}
+
+/// `None` for a row that makes no sense, whoever wrote it.
+fn heard(row: &MySqlRow) -> Option<HeardRow> {
+    let cell = CellName {
+        workspace: bytes(row, 0)?.into(),
+        namespace: bytes(row, 1)?.into(),
+        identifier: bytes(row, 2)?.into(),
+        duration_ms: unsigned(row, 3).filter(|duration_ms| *duration_ms > 0)?,
+        sequence: unsigned(row, 4)?,
+    };
+    let region = std::str::from_utf8(bytes(row, 5)?).ok().filter(|region| !region.is_empty())?;
+    let counts = Counts { hits: unsigned(row, 6)?, refunds: unsigned(row, 7)? };
+    Some(HeardRow { cell, region: region.into(), counts, updated_at_ms: unsigned(row, 8)? })
+}
+
+/// As it was sent, whatever type the column has.
+fn bytes(row: &MySqlRow, place: usize) -> Option<&[u8]> {
+    row.try_get_unchecked(place).ok()
+}
+
+fn unsigned(row: &MySqlRow, place: usize) -> Option<u64> {
+    std::str::from_utf8(bytes(row, place)?).ok()?.parse().ok()
+}

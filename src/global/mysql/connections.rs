@@ -1,0 +1,131 @@
+//! The connections to MySQL: few, made when they are needed, and never waited for without a bound.
+//!
+//! Not the client library's pool, for three reasons: it keeps the password that it began with; while a server refuses
+//! connections it tries on until the time is up, and then says only that; and it takes a connection back whose statement
+//! was given up halfway. Here every connection starts from the settings and their files, a failure to connect is told at
+//! once, and a connection comes back only when its statement has ended.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySqlConnection};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use crate::global::mysql::error::StoreError;
+use crate::global::mysql::statement;
+use crate::settings::mysql::MysqlSettings;
+
+/// One for the publisher, one for the importer, and one for who looks after them.
+const CONNECTIONS_MAX: usize = 3;
+/// Servers, and what is between them and us, close what is idle. After this long we ask before we rely on it.
+const TRUSTED_IDLE: Duration = Duration::from_secs(5);
+/// No lock is worth waiting for longer.
+const LOCK_WAIT_MAX_S: u64 = 2;
+
+pub struct Connections {
+    settings: MysqlSettings,
+    slots: Semaphore,
+    /// The one used last is taken first, so that those that are not needed grow old.
+    idle: Mutex<Vec<Idle>>,
+    /// After this long the server gives up a statement, whoever still waits for it.
+    statement_max: Duration,
+}
+
+struct Idle {
+    connection: MySqlConnection,
+    /// When it last ended a statement well.
+    trusted_at: Option<Instant>,
+}
+
+/// A connection in use. Dropped, it is closed; [`Lease::end`] gives it back.
+pub struct Lease<'a> {
+    connections: &'a Connections,
+    pub connection: MySqlConnection,
+    _slot: SemaphorePermit<'a>,
+}
+
+impl Connections {
+    pub fn new(settings: MysqlSettings, statement_max: Duration) -> Connections {
+        // The client library looks for the process' own cryptography to verify with. Fails only if it is set already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Connections { settings, slots: Semaphore::new(CONNECTIONS_MAX), idle: Mutex::default(), statement_max }
+    }
+
+    /// How long connecting, and an ordinary statement, may take.
+    pub fn timeout(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    /// A connection that works, within the time for connecting.
+    pub async fn lease(&self) -> Result<Lease<'_>, StoreError> {
+        let within = self.settings.timeout;
+        let leasing = async {
+            // Never closed, so it can't fail.
+            let slot = self.slots.acquire().await.map_err(|fault| StoreError::Other(fault.to_string()))?;
+            let connection = match self.reused().await {
+                Some(connection) => connection,
+                None => self.connect().await.map_err(|error| error.at(&self.settings.place))?,
+            };
+            Ok(Lease { connections: self, connection, _slot: slot })
+        };
+        timeout(within, leasing).await.unwrap_or(Err(StoreError::Timeout { within }))
+    }
+
+    async fn reused(&self) -> Option<MySqlConnection> {
+        loop {
+            let Idle { mut connection, trusted_at } = self.idle.lock().pop()?;
+            if trusted_at.is_some_and(|at| at.elapsed() < TRUSTED_IDLE) || connection.ping().await.is_ok() {
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<MySqlConnection, StoreError> {
+        let settings = self.settings.clone();
+        // Files may take their time, so they are read off the runtime's own threads.
+        let options = tokio::task::spawn_blocking(move || settings.connect_options()).await;
+        // It does not panic, so it can only have been stopped with the runtime.
+        let options = options.map_err(|fault| StoreError::Unreachable(fault.to_string()))?;
+        let options = options.map_err(|fault| StoreError::Denied(fault.to_string()))?;
+        let mut connection = options.connect().await?;
+        let lock_wait_s = (self.settings.timeout.as_secs() / 2).clamp(1, LOCK_WAIT_MAX_S);
+        let session = statement::session(lock_wait_s, self.statement_max.as_secs());
+        sqlx::raw_sql(AssertSqlSafe(session)).execute(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// Says goodbye on all connections that nobody uses.
+    pub async fn close(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock());
+        for Idle { connection, .. } in idle {
+            // Whoever does not hear it notices anyway.
+            let _ = timeout(self.settings.timeout, connection.close()).await;
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// Ends the use of the connection with what came of it: `None`, the time was up.
+    pub fn end<T>(self, outcome: Option<Result<T, StoreError>>, within: Duration) -> Result<T, StoreError> {
+        let Lease { connections, connection, _slot } = self;
+        // Halfway through an answer, nobody knows what the next bytes belong to.
+        let outcome = outcome.unwrap_or(Err(StoreError::Timeout { within }));
+        match outcome {
+            Ok(value) => {
+                connections.idle.lock().push(Idle { connection, trusted_at: Some(Instant::now()) });
+                Ok(value)
+            }
+            Err(error) if error.spares_connection() => {
+                // Some refusals end the connection too.
+                connections.idle.lock().push(Idle { connection, trusted_at: None });
+                Err(error)
+            }
+            Err(error) => {
+                // What has happened to this one has happened to the others.
+                connections.idle.lock().clear();
+                Err(error.at(&connections.settings.place))
+            }
+        }
+    }
+}

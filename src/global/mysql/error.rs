@@ -1,0 +1,224 @@
+//! Why MySQL did not do what it was asked to.
+//!
+//! Whoever publishes or imports asks two things of a failure: what to call it in a metric ([`StoreError::reason`]), and
+//! what to do now ([`StoreError::remedy`]). Texts come from the server and the system; a password is in none of them.
+
+use std::time::Duration;
+
+use sqlx::migrate::MigrateError;
+use sqlx::mysql::MySqlDatabaseError;
+use thiserror::Error;
+
+/// Longer ones are cut: they repeat the statement.
+const TEXT_CHARS_MAX: usize = 300;
+
+/// A statement that failed.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StoreError {
+    /// No connection, or it broke.
+    #[error("MySQL can't be reached: {0}")]
+    Unreachable(String),
+    #[error("MySQL did not answer within {}", humantime::format_duration(*.within))]
+    Timeout { within: Duration },
+    /// Somebody else held a lock.
+    #[error("MySQL gave way to another statement: {0}")]
+    Contended(String),
+    /// It is about the rows, or about one of them.
+    #[error("MySQL refuses a row: {0}")]
+    RowRefused(String),
+    #[error("the table ratelimit_window_counts is not as it has to be: {0}: run `tidegate migrate`")]
+    Schema(String),
+    #[error(
+        "MySQL lets us not do that: {0}: see MYSQL_URL and TIDEGATE_MYSQL_PASSWORD_FILE for the user and its password, \
+         and grant it SELECT, INSERT and UPDATE on ratelimit_window_counts (cleanup: DELETE; migrate: CREATE, ALTER, \
+         INDEX)"
+    )]
+    Denied(String),
+    #[error("MySQL only reads at the moment: {0}: MYSQL_URL has to name the server that is written to")]
+    ReadOnly(String),
+    #[error("MySQL failed: {0}")]
+    Other(String),
+}
+
+/// What to do about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// The same again, at once.
+    Retry,
+    /// In halves: what is not refused goes through.
+    Bisect,
+    /// Leave the server alone for a while.
+    GiveUp,
+}
+
+impl StoreError {
+    /// One word for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            StoreError::Unreachable(_) => "unreachable",
+            StoreError::Timeout { .. } => "timeout",
+            StoreError::Contended(_) => "deadlock",
+            StoreError::RowRefused(_) => "row",
+            StoreError::Schema(_) => "schema",
+            StoreError::Denied(_) => "denied",
+            StoreError::ReadOnly(_) => "readonly",
+            StoreError::Other(_) => "other",
+        }
+    }
+
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            StoreError::Contended(_) => Remedy::Retry,
+            StoreError::RowRefused(_) => Remedy::Bisect,
+            StoreError::Unreachable(_)
+            | StoreError::Timeout { .. }
+            | StoreError::Schema(_)
+            | StoreError::Denied(_)
+            | StoreError::ReadOnly(_)
+            | StoreError::Other(_) => Remedy::GiveUp,
+        }
+    }
+
+    /// Whether the connection may be used again. If not, the next one may reach another server, or log in with another
+    /// password.
+    pub(super) fn spares_connection(&self) -> bool {
+        match self {
+            StoreError::Contended(_) | StoreError::RowRefused(_) | StoreError::Schema(_) | StoreError::Other(_) => true,
+            StoreError::Unreachable(_)
+            | StoreError::Timeout { .. }
+            | StoreError::Denied(_)
+            | StoreError::ReadOnly(_) => false,
+        }
+    }
+
+    /// The same failure, with the server that it is about.
+    pub(super) fn at(self, place: &str) -> StoreError {
+        match self {
+            StoreError::Unreachable(text) => StoreError::Unreachable(format!("{text} ({place})")),
+            StoreError::Denied(text) => StoreError::Denied(format!("{text} ({place})")),
+            other => other,
+        }
+    }
+
+    /// By the number and the SQLSTATE of the server's answer. Numbers are the same in MySQL and MariaDB where both have
+    /// them; the few of one alone are marked.
+    fn answered(number: u16, state: &str, text: String) -> StoreError {
+        match number {
+            // Deadlock, lock wait timeout, lock table full, (MariaDB) record changed since it was read.
+            1213 | 1205 | 1206 | 1020 => StoreError::Contended(text),
+            // No such database, table, column, index, table of a view.
+            1049 | 1146 | 1054 | 1176 | 1356 => StoreError::Schema(text),
+            // Of database, login, table, column, host; password has to be changed, has expired; account locked (MySQL,
+            // MariaDB); login method not known or not taken; a privilege in general; no password needed but none allowed.
+            1044 | 1045 | 1142 | 1143 | 1129 | 1130 | 1820 | 1862 | 3118 | 4151 | 1251 | 1524 | 1227 | 1370 | 1698 => {
+                StoreError::Denied(text)
+            }
+            // Read-only by option, by transaction, by super_read_only; InnoDB forced to.
+            1290 | 1792 | 1836 | 1874 => StoreError::ReadOnly(text),
+            // Too many connections, of all or of this user; shutting down; killed; resources used up; the packet errors.
+            1040 | 1203 | 1226 | 1053 | 1927 | 1317 | 1152 | 1158..=1161 => StoreError::Unreachable(text),
+            // A statement that takes too long for the server: MySQL, MariaDB.
+            3024 | 1969 => StoreError::Other(text),
+            // The statement is larger than max_allowed_packet: half of it may not be.
+            1153 => StoreError::RowRefused(text),
+            // Too long, out of range, duplicate, a constraint; or whatever a trigger says.
+            _ if ["22", "23", "45"].iter().any(|class| state.starts_with(class)) => StoreError::RowRefused(text),
+            _ => StoreError::Other(text),
+        }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> StoreError {
+        match error {
+            sqlx::Error::Database(error) => match error.try_downcast_ref::<MySqlDatabaseError>() {
+                Some(error) => {
+                    let state = error.code().unwrap_or_default();
+                    StoreError::answered(error.number(), state, shown(&error.to_string()))
+                }
+                None => StoreError::Other(shown(error.message())),
+            },
+            sqlx::Error::Io(fault) => StoreError::Unreachable(shown(&fault.to_string())),
+            sqlx::Error::Tls(fault) => StoreError::Unreachable(format!(
+                "TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL",
+                shown(&fault.to_string())
+            )),
+            sqlx::Error::Protocol(text) => StoreError::Unreachable(shown(&text)),
+            sqlx::Error::Configuration(fault) => StoreError::Unreachable(shown(&fault.to_string())),
+            other => StoreError::Other(shown(&other.to_string())),
+        }
+    }
+}
+
+impl From<MigrateError> for StoreError {
+    fn from(error: MigrateError) -> StoreError {
+        match error {
+            MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => StoreError::from(error),
+            other => StoreError::Other(shown(&other.to_string())),
+        }
+    }
+}
+
+/// On one line, and not too long.
+fn shown(text: &str) -> String {
+    let line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut line: String = line.take(TEXT_CHARS_MAX).collect();
+    if text.chars().nth(TEXT_CHARS_MAX).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_the_server_have_a_word_and_a_remedy() {
+        for (number, state, reason, remedy) in [
+            (1213, "40001", "deadlock", Remedy::Retry),
+            (1205, "HY000", "deadlock", Remedy::Retry),
+            (1644, "45000", "row", Remedy::Bisect),
+            (1406, "22001", "row", Remedy::Bisect),
+            (1264, "22003", "row", Remedy::Bisect),
+            (4025, "23000", "row", Remedy::Bisect),
+            (3819, "HY000", "other", Remedy::GiveUp),
+            (1153, "08S01", "row", Remedy::Bisect),
+            (1146, "42S02", "schema", Remedy::GiveUp),
+            (1054, "42S22", "schema", Remedy::GiveUp),
+            (1176, "42000", "schema", Remedy::GiveUp),
+            (1045, "28000", "denied", Remedy::GiveUp),
+            (1142, "42000", "denied", Remedy::GiveUp),
+            (1290, "HY000", "readonly", Remedy::GiveUp),
+            (1040, "08004", "unreachable", Remedy::GiveUp),
+            (1053, "08S01", "unreachable", Remedy::GiveUp),
+            (1969, "70100", "other", Remedy::GiveUp),
+            (1064, "42000", "other", Remedy::GiveUp),
+        ] {
+            let error = StoreError::answered(number, state, "because".into());
+            assert_eq!((error.reason(), error.remedy()), (reason, remedy), "{number}");
+        }
+    }
+
+    #[test]
+    fn a_failure_says_what_to_do() {
+        let missing = StoreError::answered(1146, "42S02", "Table 'tide.x' doesn't exist".into()).to_string();
+        assert!(missing.contains("Table 'tide.x' doesn't exist: run `tidegate migrate`"), "{missing}");
+        let denied =
+            StoreError::answered(1045, "28000", "Access denied".into()).at("db:3306, database tide").to_string();
+        assert!(denied.contains("Access denied (db:3306, database tide): see MYSQL_URL"), "{denied}");
+        let slow = StoreError::Timeout { within: Duration::from_secs(2) };
+        assert_eq!((slow.to_string().as_str(), slow.reason()), ("MySQL did not answer within 2s", "timeout"));
+        let io = sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into());
+        assert_eq!(StoreError::from(io).at("h:1").to_string(), "MySQL can't be reached: connection refused (h:1)");
+        let tls = StoreError::from(sqlx::Error::Tls("bad".into()));
+        assert_eq!(tls.to_string(), "MySQL can't be reached: TLS: bad; see ssl-mode and ssl-ca in MYSQL_URL");
+    }
+
+    #[test]
+    fn texts_are_short_and_on_one_line() {
+        assert_eq!(shown("a\n\tb"), "a  b");
+        assert_eq!(shown(&"é".repeat(300)), "é".repeat(300));
+        assert_eq!(shown(&"é".repeat(301)), format!("{}...", "é".repeat(300)));
+    }
+}

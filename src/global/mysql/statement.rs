@@ -1,0 +1,141 @@
+//! The statements, as they are sent: those of `sql/`, with their places filled.
+//!
+//! They go as text, in one round trip: a prepared statement takes two, and one with the places of 512 rows is answered
+//! with thousands of packets that describe them. What is filled in is either a number or bytes in hexadecimal, so nothing
+//! that anybody sends can be read as SQL.
+
+use std::fmt::Write;
+
+use crate::global::row::{CellName, OwnRow};
+
+const SESSION: &str = include_str!("../sql/session.sql");
+const PUBLISH: &str = include_str!("../sql/publish.sql");
+const CHANGED_SINCE: &str = include_str!("../sql/changed_since.sql");
+const ALL_LIVE: &str = include_str!("../sql/all_live.sql");
+const DELETE_EXPIRED: &str = include_str!("../sql/delete_expired.sql");
+const COUNT_EXPIRED: &str = include_str!("../sql/count_expired.sql");
+const CLOCK: &str = include_str!("../sql/clock.sql");
+const COLUMNS: &str = include_str!("../sql/columns.sql");
+const INDEXES: &str = include_str!("../sql/indexes.sql");
+
+/// What every connection is set to. The server gives up a statement after `statement_s`, waiting for a lock after
+/// `lock_wait_s`.
+pub fn session(lock_wait_s: u64, statement_s: u64) -> String {
+    let places = [(":lock_wait_s", lock_wait_s), (":statement_ms", statement_s * 1000), (":statement_s", statement_s)];
+    filled(SESSION, &places)
+}
+
+/// Raises the rows of a region.
+pub fn publish(region: &str, rows: &[OwnRow]) -> String {
+    let (before, after) =
+        text(PUBLISH).split_once(":rows").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap_or_default();
+    let mut sql = before;
+    let region = hex(region.as_bytes());
+    for (place, OwnRow { cell, counts }) in rows.iter().enumerate() {
+        let CellName { workspace, namespace, identifier, duration_ms, sequence } = cell;
+        let (workspace, namespace, identifier) = (hex(workspace), hex(namespace), hex(identifier));
+        // Writing into a string can't fail.
+        let _ = write!(
+            sql,
+            "{}(x'{workspace}',x'{namespace}',x'{identifier}',{duration_ms},{sequence},x'{region}',{},{},{},\
+             UNIX_TIMESTAMP(NOW(3))*1000)",
+            if place == 0 { "" } else { "," },
+            counts.hits,
+            counts.refunds,
+            cell.expires_at_ms(),
+        );
+    }
+    sql.push_str(&after);
+    sql
+}
+
+/// All rows of cells of which a row has changed.
+pub fn changed_since(since_ms: u64, now_ms: u64) -> String {
+    filled(CHANGED_SINCE, &[(":since_ms", since_ms), (":now_ms", now_ms)])
+}
+
+/// All rows that have not expired.
+pub fn all_live(now_ms: u64) -> String {
+    filled(ALL_LIVE, &[(":now_ms", now_ms)])
+}
+
+/// Deletes rows that expired before.
+pub fn delete_expired(before_ms: u64, at_most: u64) -> String {
+    filled(DELETE_EXPIRED, &[(":before_ms", before_ms), (":at_most", at_most)])
+}
+
+/// Counts rows that expired before.
+pub fn count_expired(before_ms: u64) -> String {
+    filled(COUNT_EXPIRED, &[(":before_ms", before_ms)])
+}
+
+/// The server's clock.
+pub fn clock() -> String {
+    text(CLOCK)
+}
+
+/// The table's columns.
+pub fn columns() -> String {
+    text(COLUMNS)
+}
+
+/// The table's indexes.
+pub fn indexes() -> String {
+    text(INDEXES)
+}
+
+/// Without the header, which is for readers.
+fn text(file: &str) -> String {
+    let lines: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
+    lines.join("\n")
+}
+
+fn filled(file: &str, places: &[(&str, u64)]) -> String {
+    places.iter().fold(text(file), |sql, (place, value)| sql.replace(place, &value.to_string()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::global::row::Counts;
+
+    #[test]
+    fn every_place_is_filled() {
+        let cell = CellName {
+            workspace: b"edge".as_slice().into(),
+            namespace: Box::default(),
+            identifier: b"'; DROP\0\xff".as_slice().into(),
+            duration_ms: 60_000,
+            sequence: u64::MAX,
+        };
+        let row = OwnRow { cell, counts: Counts { hits: 7, refunds: 2 } };
+        let publish = publish("eu", &[row.clone(), row]);
+        let value = format!(
+            "(x'65646765',x'',x'273b2044524f5000ff',60000,{max},x'6575',7,2,{max},UNIX_TIMESTAMP(NOW(3))*1000)",
+            max = u64::MAX
+        );
+        assert!(publish.contains(&format!("VALUES {value},{value}\nON DUPLICATE")), "{publish}");
+        assert!(session(1, 60).contains("innodb_lock_wait_timeout = 1, lock_wait_timeout = 1"), "{}", session(1, 60));
+        assert!(session(1, 60).contains("max_execution_time = 60000 */ /*M!100101 , max_statement_time = 60 */;"));
+        let all = [
+            publish,
+            session(1, 60),
+            changed_since(1, 2),
+            all_live(3),
+            delete_expired(4, 5),
+            count_expired(6),
+            clock(),
+        ];
+        for sql in all {
+            assert!(!sql.contains("--") && !sql.contains(" :"), "{sql}");
+        }
+        assert!(changed_since(17, 18).contains("updated_at >= 17 AND expires_at > 18"));
+        assert!(delete_expired(4, 5).ends_with("< 4\nORDER BY expires_at, pk\nLIMIT 5"));
+    }
+}

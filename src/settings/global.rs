@@ -1,0 +1,181 @@
+//! Which regions there are, which of them this process is in, and the MySQL that they share.
+//!
+//! No MYSQL_URL is no global layer. With it both names have to be there: a process that does not know its region would
+//! write into the row of another, and one that does not know how many there are can't tell when to be heard.
+
+use clap::Args;
+use thiserror::Error;
+
+use crate::settings::mysql::{MysqlFlags, MysqlSettingError, MysqlSettings};
+
+/// As wide as the column.
+const REGION_BYTES_MAX: usize = 48;
+
+#[derive(Args, Clone, Debug)]
+pub struct GlobalFlags {
+    #[command(flatten)]
+    pub mysql: MysqlFlags,
+
+    /// The region of this process, one of --regions
+    #[arg(long, env = "REGION", value_name = "NAME", help_heading = "MySQL")]
+    pub region: Option<String>,
+
+    /// The names of all regions, the same list everywhere
+    #[arg(long, env = "TIDEGATE_REGIONS", value_name = "NAME,NAME", help_heading = "MySQL")]
+    pub regions: Option<String>,
+}
+
+impl GlobalFlags {
+    /// Harmless, but hardly what was meant. REGION alone is not worth a word: others set it, too.
+    pub fn warning(&self) -> Option<String> {
+        let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.trim().is_empty());
+        if self.mysql.url().is_none() && is_set(&self.regions) {
+            return Some(
+                "TIDEGATE_REGIONS without --mysql-url (MYSQL_URL): nothing is shared with other regions".to_owned(),
+            );
+        }
+        self.mysql.warning()
+    }
+}
+
+/// How regions share counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GlobalSettings {
+    pub mysql: MysqlSettings,
+    /// One of `regions`.
+    pub region: Box<str>,
+    /// As they were written, each once.
+    pub regions: Vec<Box<str>>,
+}
+
+/// A setting about regions that can't be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum GlobalSettingError {
+    #[error(transparent)]
+    Mysql(#[from] MysqlSettingError),
+    #[error(
+        "--mysql-url (MYSQL_URL) is set, but --region (REGION) is not: set it to the name of the region that this process \
+         is in"
+    )]
+    NoRegion,
+    #[error(
+        "--mysql-url (MYSQL_URL) is set, but --regions (TIDEGATE_REGIONS) is not: set it to the names of all regions, \
+         separated by commas"
+    )]
+    NoRegions,
+    #[error("--regions (TIDEGATE_REGIONS) has an empty name in it: write names separated by single commas")]
+    EmptyName,
+    #[error("--regions (TIDEGATE_REGIONS) has the name '{name}' of {bytes} bytes: write at most {REGION_BYTES_MAX}")]
+    LongName { name: String, bytes: usize },
+    #[error("--regions (TIDEGATE_REGIONS) has the name '{0}' twice: write each once")]
+    Twice(String),
+    #[error(
+        "--region (REGION) is '{region}', which is none of --regions (TIDEGATE_REGIONS): {}: write one of them, or add it \
+         to the list, in all regions",
+        .regions.join(", ")
+    )]
+    Stranger { region: String, regions: Vec<Box<str>> },
+}
+
+impl GlobalSettings {
+    /// `None`: no MySQL, so counts stay in the region.
+    pub fn new(flags: &GlobalFlags) -> Result<Option<GlobalSettings>, GlobalSettingError> {
+        let Some(mysql) = MysqlSettings::new(&flags.mysql)? else { return Ok(None) };
+        let text = |text: &Option<String>| text.as_deref().map(str::trim).unwrap_or_default().to_owned();
+        let (region, listed) = (text(&flags.region), text(&flags.regions));
+        if region.is_empty() {
+            return Err(GlobalSettingError::NoRegion);
+        }
+        if listed.is_empty() {
+            return Err(GlobalSettingError::NoRegions);
+        }
+        let mut regions: Vec<Box<str>> = Vec::new();
+        for name in listed.split(',').map(str::trim) {
+            if name.is_empty() {
+                return Err(GlobalSettingError::EmptyName);
+            }
+            if name.len() > REGION_BYTES_MAX {
+                return Err(GlobalSettingError::LongName { name: name.to_owned(), bytes: name.len() });
+            }
+            if regions.iter().any(|other| **other == *name) {
+                return Err(GlobalSettingError::Twice(name.to_owned()));
+            }
+            regions.push(name.into());
+        }
+        if !regions.iter().any(|name| **name == *region) {
+            return Err(GlobalSettingError::Stranger { region, regions });
+        }
+        Ok(Some(GlobalSettings { mysql, region: region.into(), regions }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        flags: GlobalFlags,
+    }
+
+    fn flags(args: &[&str]) -> GlobalFlags {
+        Command::try_parse_from(std::iter::once(&"serve").chain(args)).unwrap().flags
+    }
+
+    fn with_url(args: &[&str]) -> Result<Option<GlobalSettings>, GlobalSettingError> {
+        GlobalSettings::new(&flags(&[&["--mysql-url", "mysql://u:p@h/d"], args].concat()))
+    }
+
+    fn said(args: &[&str]) -> String {
+        with_url(args).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_url_is_no_global_layer() {
+        assert_eq!(GlobalSettings::new(&flags(&["--region", "eu"])), Ok(None));
+        assert_eq!(flags(&["--region", "eu"]).warning(), None);
+        let warning = flags(&["--regions", "eu,us"]).warning().unwrap();
+        assert!(warning.contains("TIDEGATE_REGIONS without --mysql-url (MYSQL_URL)"), "{warning}");
+    }
+
+    #[test]
+    fn names_are_trimmed_and_kept_in_order() {
+        let settings = with_url(&["--region", " eu ", "--regions", "us, eu ,ap-south"]).unwrap().unwrap();
+        assert_eq!(&*settings.region, "eu");
+        assert_eq!(settings.regions, ["us", "eu", "ap-south"].map(Box::from));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let text = said(&["--regions", "eu,us"]);
+        assert!(text.contains("--region (REGION) is not: set it to the name of the region"), "{text}");
+        let text = said(&["--region", "eu"]);
+        assert!(text.contains("--regions (TIDEGATE_REGIONS) is not: set it to the names of all regions"), "{text}");
+        assert!(said(&["--region", " ", "--regions", "eu"]).contains("--region (REGION) is not"));
+        assert!(said(&["--region", "eu", "--regions", " "]).contains("(TIDEGATE_REGIONS) is not"));
+    }
+
+    #[test]
+    fn names_that_can_not_be_used_are_named() {
+        let text = said(&["--region", "ap", "--regions", "eu,us"]);
+        assert!(text.contains("(REGION) is 'ap', which is none of --regions (TIDEGATE_REGIONS): eu, us"), "{text}");
+        assert!(said(&["--region", "EU", "--regions", "eu"]).contains("is 'EU', which is none of"));
+        assert!(said(&["--region", "eu", "--regions", "eu,,us"]).contains("an empty name"));
+        assert!(said(&["--region", "eu", "--regions", "eu,"]).contains("an empty name"));
+        assert!(said(&["--region", "eu", "--regions", "eu,us,eu"]).contains("the name 'eu' twice"));
+        let long = "é".repeat(25);
+        assert!(
+            said(&["--region", "eu", "--regions", &format!("eu,{long}")]).contains("of 50 bytes: write at most 48")
+        );
+        assert!(with_url(&["--region", "eu", "--regions", &format!("eu,{}", &long[..48])]).is_ok());
+    }
+
+    #[test]
+    fn a_bad_url_is_told_first() {
+        let flags = flags(&["--mysql-url", "h:1"]);
+        assert!(GlobalSettings::new(&flags).unwrap_err().to_string().contains("does not begin with mysql://"));
+    }
+}
