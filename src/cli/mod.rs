@@ -4,9 +4,12 @@
 pub mod bench;
 pub mod call;
 pub mod check;
+pub mod cleanup;
 pub mod client;
 pub mod explain;
 pub mod latency;
+pub mod migrate;
+pub mod mysql;
 pub mod serve;
 pub mod status;
 
@@ -60,6 +63,12 @@ pub enum Command {
     /// Works against any server of envoy.service.ratelimit.v3.
     #[command(after_help = bench::EXAMPLES)]
     Bench(Box<bench::BenchFlags>),
+    /// Make the table in MySQL that regions share, or bring it up to date
+    #[command(after_help = migrate::EXAMPLES)]
+    Migrate(migrate::MigrateFlags),
+    /// Delete expired rows from the table in MySQL that regions share
+    #[command(after_help = cleanup::EXAMPLES)]
+    Cleanup(cleanup::CleanupFlags),
 }
 
 /// For people or for programs.
@@ -149,6 +158,8 @@ impl Cli {
             Some(Command::Status(flags)) => status::run(&flags),
             Some(Command::Call(flags)) => call::run(&flags),
             Some(Command::Bench(flags)) => bench::run(&flags),
+            Some(Command::Migrate(flags)) => migrate::run(&flags),
+            Some(Command::Cleanup(flags)) => cleanup::run(&flags),
         }
     }
 }

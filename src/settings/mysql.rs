@@ -178,6 +178,10 @@ impl Address {
         let rest = url.strip_prefix("mysql://").or_else(|| url.strip_prefix("mariadb://"));
         let rest = rest.ok_or(MysqlSettingError::Url("does not begin with mysql://"))?;
         let (authority, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (login, server) = authority.rsplit_once('@').ok_or(MysqlSettingError::Url("names no user"))?;
+        if server.is_empty() || server.starts_with(['/', ':']) {
+            return Err(MysqlSettingError::Url("names no host"));
+        }
         let (mut ssl_mode, mut ssl_ca, mut ssl_cert, mut ssl_key) = (None, None, None, None);
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let file = || Some(PathBuf::from(&*value));
@@ -195,14 +199,10 @@ impl Address {
         }
         // The library's own words may repeat the URL, password and all.
         let options: MySqlConnectOptions = url.parse().map_err(|_| MysqlSettingError::Url("is not a URL"))?;
-        let (login, server) = authority.rsplit_once('@').ok_or(MysqlSettingError::Url("names no user"))?;
         let database = options.get_database().ok_or(MysqlSettingError::Url("names no database"))?.to_owned();
         let host = options.get_host().trim_start_matches('[').trim_end_matches(']').to_owned();
         let place = match options.get_socket() {
             Some(socket) => format!("{}, database {database}", socket.display()),
-            None if server.starts_with(['/', ':']) || server.is_empty() => {
-                return Err(MysqlSettingError::Url("names no host"));
-            }
             None => format!("{}:{}, database {database}", options.get_host(), options.get_port()),
         };
         Ok(Address {
