@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::certificates::{Authority, Files, SERVER};
 use crate::harness::{PATIENCE, Process, free_port, run, until};
 
-/// A server that keeps nothing on disk.
+/// A server that keeps nothing on disk, unless it is told to.
 pub struct RedisServer {
     process: Option<Process>,
     port: u16,
@@ -22,6 +22,10 @@ pub struct RedisServer {
     password: Option<String>,
     directory: TempDir,
 }
+
+/// Keys that take their time to be loaded. Between them Redis answers, because they are longer than what it reads in one go.
+const FILLERS: u32 = 200;
+const FILLER_BYTES: usize = 1100;
 
 /// A cell as the origin holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,12 +79,18 @@ impl RedisServer {
         server
     }
 
-    fn run(&mut self) {
+    /// The process, with flags for this time only.
+    fn spawn(&mut self, flags: &[&str]) {
         let mut command = Command::new("redis-server");
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
         command.arg("--dir").arg(self.directory.path()).arg("--logfile").arg(self.directory.path().join("log"));
         command.arg("--unixsocket").arg(self.socket()).args(["--repl-diskless-sync-delay", "0"]).args(&self.args);
+        command.args(flags);
         self.process = Some(Process::start(command));
+    }
+
+    fn run(&mut self) {
+        self.spawn(&[]);
         until(PATIENCE, "Redis answers", || {
             let pong: RedisResult<String> = cmd("PING").query(&mut self.connect().ok()?);
             if pong.is_err() && self.process.as_mut()?.ends_within(Duration::ZERO).is_some() {
@@ -164,6 +174,29 @@ impl RedisServer {
             self.kill();
         }
         self.run();
+    }
+
+    /// Keeps all that it holds on disk.
+    pub fn save(&self) {
+        for number in 0..FILLERS {
+            let _: String = self.query(&["SET", &format!("filler:{number}"), &"x".repeat(FILLER_BYTES)]);
+        }
+        // So that a filler is as long on disk as it is here.
+        let _: String = self.query(&["CONFIG", "SET", "rdbcompression", "no"]);
+        let _: String = self.query(&["SAVE"]);
+    }
+
+    /// Dies, and comes back on the same port with what it has saved. It loads for about so long, and is at it on return.
+    pub fn restart_loading(&mut self, time: Duration) {
+        self.kill();
+        let key_us = (time / FILLERS).as_micros().to_string();
+        self.spawn(&["--key-load-delay", &key_us, "--loading-process-events-interval-bytes", "1024"]);
+        until(PATIENCE, "Redis loads", || self.is_loading().then_some(()));
+    }
+
+    /// Whether it says that it is loading, to whoever asks for anything.
+    pub fn is_loading(&self) -> bool {
+        self.try_query::<String>(&["PING"]).is_err_and(|error| error.code() == Some("LOADING"))
     }
 
     /// A line of INFO.
@@ -351,6 +384,19 @@ fn a_server_stands_still_goes_on_and_comes_back_empty() {
     redis.restart_empty();
     assert_eq!(redis.port(), port);
     assert_eq!(redis.query::<Option<String>>(&["GET", "k"]), None);
+}
+
+#[test]
+fn a_server_loads_what_it_has_saved() {
+    let mut redis = RedisServer::start();
+    let _: String = redis.query(&["SET", "k", "saved"]);
+    redis.save();
+    let _: String = redis.query(&["SET", "k", "lost"]);
+    redis.restart_loading(Duration::from_millis(500));
+    let cli = || run(Command::new("redis-cli").args(["-p", &redis.port().to_string(), "GET", "k"])).stdout;
+    assert!(cli().starts_with("LOADING"), "{}", redis.log());
+    until(PATIENCE, "Redis has loaded", || (!redis.is_loading()).then_some(()));
+    assert_eq!(cli().trim(), "saved");
 }
 
 #[test]

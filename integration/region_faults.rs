@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cutting_proxy::CuttingProxy;
 use crate::fleet::{Fleet, machine};
-use crate::harness::{Service, until, until_equal};
+use crate::harness::{PATIENCE, Service, until, until_equal};
 use crate::load::{Load, Traffic};
 use crate::redis::{RedisServer, replica_of};
 
@@ -104,6 +104,31 @@ fn a_redis_that_comes_back_empty_is_told_everything_again() {
     let total = until(2 * HEALED, "the totals are whole", || Some(redis.total_hits()).filter(|total| *total >= truth));
     let on_its_way = ledger.sent_in(restarted_us.saturating_sub(1_000_000)..u64::MAX).admitted_hits();
     assert!(total <= truth + on_its_way, "{total} of {truth}, with {on_its_way} on their way");
+}
+
+#[test]
+fn a_redis_that_loads_its_data_fails_no_call_and_loses_no_hit() {
+    const LOADS: Duration = Duration::from_secs(2);
+    let _machine = machine();
+    let mut redis = RedisServer::start();
+    let mut fleet = Fleet::together(2, RULES, &redis.url(), &[]);
+    let load = fleet.load(mixed(500));
+    load.goes_on(500);
+    redis.save();
+    // What it is told from here on, it will have forgotten.
+    load.goes_on(250);
+    redis.restart_loading(LOADS);
+    let began = Instant::now();
+    until(PATIENCE, "Redis has loaded", || (!redis.is_loading()).then_some(()));
+    assert!(began.elapsed() >= LOADS / 2, "it has loaded for {:?} only", began.elapsed());
+    let ledger = load.finish();
+    until_equal(HEALED, ledger.admitted_hits(), || redis.total_hits());
+
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    assert!(ledger.latency(0.99) <= DEADLINE + NOISE, "p99 {:?}", ledger.latency(0.99));
+    for service in &mut fleet.services {
+        service.process.line_with("LOADING");
+    }
 }
 
 /// Cuts until there were so many, and holds the totals against the ledger.
