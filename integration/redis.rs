@@ -20,6 +20,8 @@ pub struct RedisServer {
     port: u16,
     args: Vec<String>,
     password: Option<String>,
+    /// Its clock is ahead of everyone else's by this.
+    ahead: Duration,
     directory: TempDir,
 }
 
@@ -69,14 +71,26 @@ impl RedisServer {
         RedisServer::launch_in(directory, args, None)
     }
 
+    /// With a clock that is ahead of everyone else's.
+    pub fn with_clock_ahead(ahead: Duration) -> RedisServer {
+        let mut server = RedisServer::stopped(tempfile::tempdir().unwrap(), Vec::new(), None);
+        server.ahead = ahead;
+        server.run();
+        server
+    }
+
     fn launch(args: Vec<String>, password: Option<String>) -> RedisServer {
         RedisServer::launch_in(tempfile::tempdir().unwrap(), args, password)
     }
 
     fn launch_in(directory: TempDir, args: Vec<String>, password: Option<String>) -> RedisServer {
-        let mut server = RedisServer { process: None, port: free_port(), args, password, directory };
+        let mut server = RedisServer::stopped(directory, args, password);
         server.run();
         server
+    }
+
+    fn stopped(directory: TempDir, args: Vec<String>, password: Option<String>) -> RedisServer {
+        RedisServer { process: None, port: free_port(), args, password, ahead: Duration::ZERO, directory }
     }
 
     /// The process, with flags for this time only.
@@ -85,6 +99,11 @@ impl RedisServer {
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
         command.arg("--dir").arg(self.directory.path()).arg("--logfile").arg(self.directory.path().join("log"));
         command.arg("--unixsocket").arg(self.socket()).args(["--repl-diskless-sync-delay", "0"]).args(&self.args);
+        if !self.ahead.is_zero() {
+            // Redis' own allocator looks at the clock before libfaketime is ready, so it gets that of the C library.
+            command.env("LD_PRELOAD", "/usr/$LIB/faketime/libfaketime.so.1:libc.so.6");
+            command.env("FAKETIME", format!("+{}s", self.ahead.as_secs_f64())).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         command.args(flags);
         self.process = Some(Process::start(command));
     }
@@ -397,6 +416,13 @@ fn a_server_loads_what_it_has_saved() {
     assert!(cli().starts_with("LOADING"), "{}", redis.log());
     until(PATIENCE, "Redis has loaded", || (!redis.is_loading()).then_some(()));
     assert_eq!(cli().trim(), "saved");
+}
+
+#[test]
+fn a_clock_that_is_ahead_stays_ahead() {
+    let (ahead, right) = (RedisServer::with_clock_ahead(Duration::from_secs(3)), RedisServer::start());
+    let time = |redis: &RedisServer| redis.query::<(f64, f64)>(&["TIME"]).0;
+    assert!((2.0..=5.0).contains(&(time(&ahead) - time(&right))), "whole seconds, one after the other");
 }
 
 #[test]
