@@ -36,6 +36,7 @@ mod region_faults;
 mod region_identity;
 mod region_restart;
 mod region_stores;
+mod region_waiting;
 mod reload;
 mod rotation;
 mod sentinels;
