@@ -34,6 +34,7 @@ mod region_accuracy;
 mod region_clock;
 mod region_faults;
 mod region_identity;
+mod region_quota;
 mod region_restart;
 mod region_stores;
 mod region_waiting;
