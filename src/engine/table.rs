@@ -570,10 +570,11 @@ impl Table {
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs.
     pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> u32 {
+        // Before there is room: whatever is given up for this key is another.
+        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.is_sensitive, now_ms));
         if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
             self.make_room(shard, pinned, now_ms);
         }
-        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
         let is_hidden = entry.is_sensitive && entry.is_global;
         let slot = shard.insert(entry, shared, now_ms);
