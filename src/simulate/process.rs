@@ -47,6 +47,7 @@ pub struct Process {
 /// What a process is started with.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
+    pub keys_max: usize,
     pub slack_permille: u16,
     pub deadline_us: u64,
     pub seed: u64,
@@ -63,11 +64,11 @@ pub fn region_name(region: usize) -> Box<str> {
 
 impl Process {
     pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
-        let Start { slack_permille, deadline_us, seed, generation, region, regions } = start;
+        let Start { keys_max, slack_permille, deadline_us, seed, generation, region, regions } = start;
         let is_global = regions > 1;
         let engine = match is_global {
-            true => Engine::global(10_000, slack_permille, true, regions as u32),
-            false => Engine::shared(10_000, slack_permille),
+            true => Engine::global(keys_max, slack_permille, true, regions as u32),
+            false => Engine::shared(keys_max, slack_permille),
         };
         let engine = Arc::new(engine);
         let keying = Keying::new(Secret::new("simulated"));

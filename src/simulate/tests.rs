@@ -3,6 +3,7 @@
 mod accuracy;
 mod chaos;
 mod crafted;
+mod eviction;
 mod global;
 mod kinds;
 

@@ -49,6 +49,8 @@ pub struct Setup {
     pub network: Network,
     /// How long a request waits for the origin.
     pub deadline_us: u64,
+    /// Keys that a process holds at most.
+    pub keys_max: usize,
     pub plant: Option<Plant>,
 }
 
@@ -62,6 +64,7 @@ impl Setup {
             slack_permille: 100,
             network: Network::QUIET,
             deadline_us: 10_000,
+            keys_max: 10_000,
             plant: None,
         }
     }
@@ -222,6 +225,7 @@ impl World {
     fn start(&mut self, process: usize) -> Process {
         self.generation += 1;
         let start = Start {
+            keys_max: self.setup.keys_max,
             slack_permille: self.setup.slack_permille,
             deadline_us: self.setup.deadline_us,
             seed: self.random.number(),
