@@ -2,13 +2,12 @@
 //! forgotten here.
 
 use super::SECOND_US;
-use crate::engine::Engine;
 use crate::regional::asks::AskOutcome;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, Now};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::Network;
-use crate::simulate::process::{Asked, Became, Process};
+use crate::simulate::process::{Asked, Became, Process, Start};
 use crate::simulate::world::{START_MS, Setup, World};
 
 const KEYS_MAX: usize = 8;
@@ -91,9 +90,18 @@ impl Pair {
     fn new() -> Pair {
         let text = "domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 10, window: 1h}}]".into();
         let loaded = Ruleset::load(&[Source { name: "simulated".into(), text }], &Options::default());
-        let process = Process::new(Engine::shared(KEYS_MAX, 0), 10_000, 1, 1);
+        let ruleset = loaded.ruleset.expect("rules are good");
         let now = Now { wall_ms: START_MS, mono_us: SECOND_US };
-        Pair { ruleset: loaded.ruleset.expect("rules are good"), process, origin: Origin::default(), now }
+        let start = Start {
+            keys_max: KEYS_MAX,
+            slack_permille: 0,
+            deadline_us: 10_000,
+            seed: 1,
+            generation: 1,
+            region: 0,
+            regions: 1,
+        };
+        Pair { process: Process::new(start, &ruleset, now), ruleset, origin: Origin::default(), now }
     }
 
     /// Asks until it is answered. Says whether it was admitted, and what each call was for.
