@@ -16,6 +16,8 @@ use tonic_health::server::HealthReporter;
 use crate::cli::check::{counts, plural, print};
 use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
+use crate::global::exchange::ExchangeOptions;
+use crate::global::mysql::MySql;
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
 use crate::regional::keying::Keying;
@@ -25,12 +27,14 @@ use crate::server::admin::Admin;
 use crate::server::connection::{self, ConnectionBounds, GrpcPort};
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::{self, Drainer, Phase};
+use crate::server::global::Global;
 use crate::server::listener::{GrpcListener, UnixSocket};
 use crate::server::regional::Regional;
 use crate::server::reload::{self, Reloader};
 use crate::server::service::Service;
 use crate::server::tls::Tls;
 use crate::server::{grpc, http};
+use crate::settings::global::GlobalSettings;
 use crate::settings::redis::RedisSettings;
 use crate::settings::secret::Secret;
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
@@ -47,12 +51,17 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     if let Some(warning) = flags.tls.warning() {
         tracing::warn!("{warning}");
     }
-    if let Some(warning) = flags.redis.warning() {
+    for warning in flags.redis.warning().into_iter().chain(flags.global.warning()) {
         tracing::warn!("{warning}");
     }
-    let engine = match &settings.redis {
-        Some(redis) => Engine::shared(settings.keys_max, redis.slack),
-        None => Engine::new(settings.keys_max),
+    let engine = match (&settings.redis, &settings.global) {
+        (redis, Some(global)) => {
+            let slack = redis.as_ref().map_or(0, |redis| redis.slack);
+            let regions = u32::try_from(global.regions.len()).unwrap_or(u32::MAX);
+            Engine::global(settings.keys_max, slack, redis.is_some(), regions)
+        }
+        (Some(redis), None) => Engine::shared(settings.keys_max, redis.slack),
+        (None, None) => Engine::new(settings.keys_max),
     };
     let reloader = Reloader {
         location: flags.rules.location(),
@@ -154,7 +163,12 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
     let addresses = (grpc_listener.address()?, http_listener.local_addr()?, admin_listener.local_addr()?);
 
     let service = reloader.service.clone();
-    let regional = settings.redis.clone().map(|redis| join_region(&service, redis, settings.secret.clone()));
+    // Sensitive values leave the process only with a secret; without one the rules have none.
+    let secret = settings.secret.clone().unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())));
+    let keying = Keying::new(secret);
+    let regional = settings.redis.clone().map(|redis| join_region(&service, redis, keying.clone()));
+    let migrates = settings.migrates;
+    let global = settings.global.clone().map(|global| join_others(&service, global, keying, migrates));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
     health.report(&service).await;
     let (drainer, drain) = drain::channel();
@@ -207,6 +221,9 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
         if let Some(regional) = &regional {
             regional.leave().await;
         }
+        if let Some(global) = &global {
+            global.leave().await;
+        }
     };
     tokio::select! {
         () = finished => {}
@@ -217,10 +234,10 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
 }
 
 /// Shares the counts with the other processes of the region from now on.
-fn join_region(service: &Arc<Service>, redis: RedisSettings, secret: Option<Secret>) -> Arc<Regional> {
+fn join_region(service: &Arc<Service>, redis: RedisSettings, keying: Keying) -> Arc<Regional> {
     let options = RegionOptions {
         process: ProcessId(rand::random()),
-        keying: Keying::new(secret.unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())))),
+        keying,
         is_cluster: false,
         deadline_us: u64::try_from(redis.origin_deadline.as_micros()).unwrap_or(u64::MAX),
         seed: rand::random(),
@@ -229,6 +246,16 @@ fn join_region(service: &Arc<Service>, redis: RedisSettings, secret: Option<Secr
     let regional = Regional::start(service.engine().clone(), Redis::start(redis), options, deadline);
     service.join(regional.clone());
     regional
+}
+
+/// Shares the counts with other regions from now on.
+fn join_others(service: &Arc<Service>, settings: GlobalSettings, keying: Keying, migrates: bool) -> Arc<Global> {
+    let GlobalSettings { mysql, region, regions } = settings;
+    let options = ExchangeOptions { region, regions, keying, seed: rand::random() };
+    let place = mysql.place.clone();
+    let global = Global::start(service.engine().clone(), MySql::new(&mysql), place, options, migrates);
+    service.join_others(global.clone());
+    global
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.

@@ -3,6 +3,7 @@
 //! Nothing here makes a request wait: counters are striped over threads, labels are put together when somebody looks.
 
 pub mod by_value;
+pub mod global;
 pub mod histogram;
 pub mod hits;
 pub mod labels;

@@ -14,6 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::engine::table::TableStats;
+use crate::observe::global::GlobalFigures;
 use crate::observe::histogram::{BUCKETS, Histogram};
 use crate::observe::hits::{Count, Counts};
 use crate::observe::labels::Labels;
@@ -121,6 +122,8 @@ pub struct Figures {
     pub config: Config,
     /// `None` when counts are not shared.
     pub regional: Option<RegionalFigures>,
+    /// `None` when nothing is shared with other regions.
+    pub global: Option<GlobalFigures>,
     pub process: ProcessFigures,
     pub started_at_s: u64,
 }
@@ -150,6 +153,7 @@ impl Collector for Scrape {
         self.of_decisions(&mut page)?;
         self.of_config(&mut page)?;
         self.figures.regional.iter().try_for_each(|regional| regional.write(&mut page))?;
+        self.figures.global.iter().try_for_each(|global| global.write(&mut page))?;
         self.of_the_process(&mut page)
     }
 }

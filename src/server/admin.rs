@@ -16,6 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::observe::global::GlobalFigures;
 use crate::observe::process::ProcessFigures;
 use crate::observe::regional::RegionalFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
@@ -105,6 +106,7 @@ impl Admin {
             },
             config: self.config.read(),
             regional: service.regional().map(|regional| regional.figures(table.stats().lost_hits)),
+            global: service.global().map(|global| global.figures()),
             process: ProcessFigures::of("self").unwrap_or_default(),
             started_at_s: self.started_at_s,
         }
@@ -237,6 +239,7 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "handshake_failures": figures.connections.handshake_failures,
         },
         "regional": figures.regional.as_ref().map(RegionalFigures::to_json),
+        "global": figures.global.as_ref().map(GlobalFigures::to_json),
         "process": {
             "cpu_s": figures.process.cpu.as_secs_f64(),
             "resident_bytes": figures.process.resident_bytes,

@@ -8,6 +8,7 @@ pub mod connection;
 pub mod connection_stats;
 pub mod drain;
 pub mod explain;
+pub mod global;
 pub mod grpc;
 pub mod http;
 pub mod listener;

@@ -18,6 +18,7 @@ use crate::regional::asks::AskOutcome;
 use crate::request::{Bounds, Refused, Request};
 use crate::rules::Ruleset;
 use crate::server::arrival::Arrivals;
+use crate::server::global::Global;
 use crate::server::regional::Regional;
 use crate::server::skim::Announced;
 use crate::server::wire::{self, AnswerOptions};
@@ -55,6 +56,8 @@ pub struct Service {
     outcomes: Outcomes,
     /// Set once, when counts are shared with other processes.
     regional: OnceLock<Arc<Regional>>,
+    /// Set once, when counts are shared with other regions.
+    global: OnceLock<Arc<Global>>,
 }
 
 /// Why there is no answer.
@@ -127,6 +130,7 @@ impl Service {
             arrivals: Arrivals::default(),
             outcomes: Outcomes::default(),
             regional: OnceLock::new(),
+            global: OnceLock::new(),
         }
     }
 
@@ -142,10 +146,26 @@ impl Service {
         self.regional.get()
     }
 
+    /// Takes part in the exchange between regions from now on.
+    pub fn join_others(&self, global: Arc<Global>) {
+        if let Some(in_force) = self.in_force() {
+            global.set_rules(&in_force.ruleset);
+        }
+        // Once at most.
+        let _ = self.global.set(global);
+    }
+
+    pub fn global(&self) -> Option<&Arc<Global>> {
+        self.global.get()
+    }
+
     /// Puts rules into force. Requests that are being decided finish with those they began with.
     pub fn install(&self, ruleset: Ruleset) {
         if let Some(regional) = self.regional.get() {
             regional.set_shortest_window(ruleset.shortest_window_ms());
+        }
+        if let Some(global) = self.global.get() {
+            global.set_rules(&ruleset);
         }
         let mut retired = self.retired.lock();
         let before = self.in_force.load_full();
@@ -278,6 +298,9 @@ impl Service {
         let options = &self.options;
         let response = wire::response(message, request, decision, ruleset, by, &options.answers);
         hits.record(request, decision, options.near_limit_ratio);
+        if let Some(global) = self.global.get() {
+            global.decided();
+        }
         let answer = Answer { response, retry_after_s: wire::retry_after_s(decision, &options.answers) };
         self.outcomes.record(decision, began.elapsed());
         answer

@@ -28,6 +28,7 @@ use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
 use crate::server::wire::{AnswerOptions, LimitHeaders};
+use crate::settings::global::{GlobalFlags, GlobalSettingError, GlobalSettings};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
 use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
 use crate::settings::rules::RuleFlags;
@@ -116,6 +117,14 @@ pub struct ServeFlags {
 
     #[command(flatten)]
     pub redis: RedisFlags,
+
+    #[command(flatten)]
+    pub global: GlobalFlags,
+
+    /// Bring the table in MySQL up to date before it is used, as `tidegate migrate` does
+    #[arg(long, env = "TIDEGATE_MIGRATE", help_heading = "MySQL", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub migrate: bool,
 
     /// Ask clients to reconnect after this long (give or take 10 %), so that load spreads over new instances
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "DURATION", default_value = "10m")]
@@ -275,6 +284,10 @@ pub struct Settings {
     pub tls: Option<TlsSettings>,
     /// The region's Redis. `None`: the process counts alone.
     pub redis: Option<RedisSettings>,
+    /// The regions and what they share. `None`: counts stay in the region.
+    pub global: Option<GlobalSettings>,
+    /// The table in MySQL is brought up to date first.
+    pub migrates: bool,
     /// What sensitive values are hashed with before they leave the process.
     pub secret: Option<Secret>,
 }
@@ -307,6 +320,8 @@ pub enum SettingError {
     Tls(#[from] TlsSettingError),
     #[error(transparent)]
     Redis(#[from] RedisSettingError),
+    #[error(transparent)]
+    Global(#[from] GlobalSettingError),
     #[error(transparent)]
     Secret(#[from] SecretError),
 }
@@ -376,6 +391,8 @@ impl Settings {
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
             redis: RedisSettings::new(&flags.redis)?,
+            global: GlobalSettings::new(&flags.global)?,
+            migrates: flags.migrate,
             secret: secret::read(&flags.rules.secret)?,
         })
     }

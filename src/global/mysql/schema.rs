@@ -136,7 +136,7 @@ pub async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, S
     connection.ensure_migrations_table(APPLIED_TABLE).await?;
     let before = connection.list_applied_migrations(APPLIED_TABLE).await?;
     let migrator = migrator();
-    migrator.run(&mut *connection).await?;
+    migrator.run_direct(None, connection, false).await?;
     let is_new = |migration: &&Migration| before.iter().all(|applied| applied.version != migration.version);
     let applied = migrator.iter().filter(is_new);
     Ok(applied.map(|it| Applied { version: it.version, name: it.description.clone().into_owned() }).collect())

@@ -1,0 +1,246 @@
+//! The exchange between regions, brought to life: clocks, timers and the connection to MySQL.
+//!
+//! One task publishes and one imports, each at its own pace. No request waits for either.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use crate::engine::Engine;
+use crate::global::exchange::{Exchange, ExchangeOptions, Now};
+use crate::global::import::Reading;
+use crate::global::mysql::MySql;
+use crate::global::mysql::error::{Remedy, StoreError};
+use crate::global::publish::{Sending, Sent, Then};
+use crate::observe::global::{GlobalFigures, GlobalMetrics, StoreFailure, Turn};
+use crate::rules::Ruleset;
+use crate::server::service::wall_ms;
+
+/// How long a clean stop goes on publishing.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same complaint is made this often at most.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the table is looked for again when it was not as it has to be.
+const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The process's part in the exchange, at work.
+pub struct Global {
+    exchange: Exchange,
+    mysql: MySql,
+    /// Where the table is, without secrets.
+    place: String,
+    began: Instant,
+    /// Sensitive keys were made.
+    wake: Notify,
+    is_leaving: AtomicBool,
+    warned: Mutex<Option<(Instant, &'static str)>>,
+    pub metrics: GlobalMetrics,
+}
+
+impl fmt::Debug for Global {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Global").field("region", &self.exchange.options().region).finish_non_exhaustive()
+    }
+}
+
+impl Global {
+    /// Starts to take part. Must be called on the runtime.
+    pub fn start(
+        engine: Arc<Engine>,
+        mysql: MySql,
+        place: String,
+        options: ExchangeOptions,
+        migrates: bool,
+    ) -> Arc<Global> {
+        let began = Instant::now();
+        let global = Arc::new(Global {
+            exchange: Exchange::new(engine, options, now_since(began)),
+            mysql,
+            place,
+            began,
+            wake: Notify::new(),
+            is_leaving: AtomicBool::new(false),
+            warned: Mutex::default(),
+            metrics: GlobalMetrics::default(),
+        });
+        tokio::spawn(global.clone().prepare(migrates));
+        tokio::spawn(global.clone().reveal());
+        global
+    }
+
+    fn now(&self) -> Now {
+        now_since(self.began)
+    }
+
+    /// The moment of one of the exchange's turns.
+    fn at(&self, mono_us: u64) -> tokio::time::Instant {
+        (self.began + Duration::from_micros(mono_us.saturating_sub(MONO_START_US))).into()
+    }
+
+    pub fn figures(&self) -> GlobalFigures {
+        GlobalFigures::new(&self.exchange, &self.metrics, self.place.clone(), self.now())
+    }
+
+    /// Other rules are in force.
+    pub fn set_rules(&self, ruleset: &Ruleset) {
+        self.exchange.set_rules(ruleset, self.now());
+    }
+
+    /// To be called after a decision.
+    pub fn decided(&self) {
+        if self.exchange.has_hidden() {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Migrates, if that was asked for, and says what to do if the table is not as it has to be.
+    async fn prepare(self: Arc<Self>, migrates: bool) {
+        while migrates {
+            match self.mysql.migrate().await {
+                Ok(applied) => {
+                    tracing::info!(applied = applied.len(), "the table that regions share is up to date");
+                    break;
+                }
+                Err(error) => self.warn(&error, "the table that regions share could not be migrated: trying again"),
+            }
+            sleep(MIGRATE_INTERVAL).await;
+        }
+        if let Err(error) = self.mysql.check_schema().await {
+            self.warn(&error, "counts are not shared with other regions for now");
+        }
+        tokio::spawn(self.clone().publish());
+        tokio::spawn(self.import());
+    }
+
+    async fn publish(self: Arc<Self>) {
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            sleep_until(self.at(self.exchange.publish_at_us())).await;
+            if self.is_leaving.load(Ordering::Relaxed) {
+                return;
+            }
+            self.publish_once().await;
+        }
+    }
+
+    async fn publish_once(&self) {
+        let mut sending = self.exchange.collect(self.now());
+        let began = Instant::now();
+        let is_any = !sending.is_empty();
+        let region = &self.exchange.options().region;
+        while let Some(rows) = sending.next() {
+            let outcome = self.mysql.publish(region, rows).await;
+            let sent = self.sent(&outcome);
+            match sending.sent(sent) {
+                Then::Go => {}
+                // Not in step with whoever was in the way.
+                Then::Pause { for_us } => sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await,
+                Then::End => break,
+            }
+        }
+        self.publish_ended(&sending, is_any, began);
+    }
+
+    fn sent(&self, outcome: &Result<(), StoreError>) -> Sent {
+        let Err(error) = outcome else { return Sent::Done };
+        match error.remedy() {
+            Remedy::Retry => {
+                self.metrics.conflict();
+                Sent::Conflict
+            }
+            Remedy::Bisect => {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(error, "some counts can't be published: the others are");
+                Sent::Refused
+            }
+            Remedy::GiveUp => {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(error, "counts can't be published: they are, as soon as MySQL takes them");
+                Sent::Failed
+            }
+        }
+    }
+
+    fn publish_ended(&self, sending: &Sending, is_any: bool, began: Instant) {
+        if is_any && sending.failed.is_empty() {
+            self.metrics.took(Turn::Publish, began.elapsed());
+        }
+        self.exchange.published(sending, self.now());
+    }
+
+    async fn import(self: Arc<Self>) {
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            // Rules that come into force ask for a turn at once.
+            let at = self.at(self.exchange.import_at_us());
+            tokio::select! {
+                () = sleep_until(at) => self.import_once().await,
+                () = sleep(Duration::from_millis(100)) => {}
+            }
+        }
+    }
+
+    async fn import_once(&self) {
+        let began = Instant::now();
+        let (reading, mut hearing) = self.exchange.reading(self.now());
+        let outcome = {
+            let mut each = |row| self.exchange.hear(&mut hearing, row);
+            match reading {
+                Reading::All => self.mysql.all_live(&mut each).await,
+                Reading::Since { ms } => self.mysql.changed_since(ms, &mut each).await,
+            }
+        };
+        match outcome {
+            Ok(server_ms) => {
+                let ages_ms = self.exchange.imported(hearing, reading, server_ms, self.now());
+                self.metrics.took(Turn::Import, began.elapsed());
+                ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
+            }
+            Err(error) => {
+                self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                self.warn(&error, "counts of other regions can't be imported: the last known ones stay");
+                self.exchange.not_imported(self.now());
+            }
+        }
+    }
+
+    /// Sensitive keys are compared with what others told as soon as they are made.
+    async fn reveal(self: Arc<Self>) {
+        loop {
+            self.wake.notified().await;
+            self.exchange.reveal(self.now());
+        }
+    }
+
+    /// Says so, but the same thing once a minute only.
+    fn warn(&self, error: &StoreError, what: &str) {
+        let mut warned = self.warned.lock();
+        let is_new = warned.is_none_or(|(at, reason)| reason != error.reason() || at.elapsed() >= WARN_INTERVAL);
+        if is_new {
+            *warned = Some((Instant::now(), error.reason()));
+            tracing::warn!(%error, "{what}");
+        } else {
+            tracing::debug!(%error, "{what}");
+        }
+    }
+
+    /// A clean stop: what others should know is published.
+    pub async fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
+            tracing::warn!("stopped before other regions knew of all hits");
+        }
+        let _ = timeout(LEAVE_TIMEOUT, self.mysql.close()).await;
+    }
+}
+
+/// Monotonic time starts here: zero stands for never.
+const MONO_START_US: u64 = 1_000_000;
+
+fn now_since(began: Instant) -> Now {
+    let passed_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Now { wall_ms: wall_ms(), mono_us: passed_us.saturating_add(MONO_START_US) }
+}
