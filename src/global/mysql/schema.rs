@@ -134,6 +134,9 @@ pub async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, S
         .execute(&mut *connection)
         .await?;
     connection.ensure_migrations_table(APPLIED_TABLE).await?;
+    // Begun and not ended, by a process or a server that died over it. Nobody else is at it, and each can be applied twice.
+    let unfinished = format!("DELETE FROM {APPLIED_TABLE} WHERE success = FALSE");
+    sqlx::raw_sql(AssertSqlSafe(unfinished)).execute(&mut *connection).await?;
     let before = connection.list_applied_migrations(APPLIED_TABLE).await?;
     let migrator = migrator();
     migrator.run_direct(None, connection, false).await?;
