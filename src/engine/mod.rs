@@ -221,6 +221,11 @@ impl Engine {
         }
     }
 
+    /// Whether there is an origin.
+    pub fn is_regional(&self) -> bool {
+        self.is_regional
+    }
+
     fn reach(&self, scope: Option<Scope>, slack_permille: Option<u16>) -> Reach {
         match scope {
             _ if !self.is_regional => Reach::Process,

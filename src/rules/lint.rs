@@ -94,7 +94,7 @@ pub fn refuse_sensitive(loaded: &mut Loaded) {
 
 /// What this process can't do for the rules, as one sentence each. Without a store to share counts through, every scope is
 /// this process and no outage can happen; with one, the widest scope is the region, and memory decides in an outage.
-pub fn not_honoured(ruleset: &Ruleset, is_shared: bool) -> Vec<String> {
+pub fn not_honoured(ruleset: &Ruleset, is_shared: bool, is_global: bool) -> Vec<String> {
     let limits = || {
         ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
     };
@@ -112,14 +112,16 @@ pub fn not_honoured(ruleset: &Ruleset, is_shared: bool) -> Vec<String> {
         Some(Scope::Regional) if is_shared => false,
         // What `gcra` and `exact_window` default to, so nobody asked for it.
         Some(Scope::Regional) => matches!(limit.terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow),
-        scope => matches!(scope, Some(Scope::Global | Scope::Split | Scope::Strict)),
+        Some(Scope::Global) => !is_global,
+        scope => matches!(scope, Some(Scope::Split | Scope::Strict)),
     });
     say(
         "scope",
         with_scope.map(|(rule, _)| &*rule.id).collect(),
-        match is_shared {
-            true => "counts are shared within the region, every limit holds for all of its processes together",
-            false => "counts are not shared, every limit holds for this process alone",
+        match (is_shared, is_global) {
+            (_, true) => "counts are shared between regions, every limit holds for all of them together",
+            (true, false) => "counts are shared within the region, every limit holds for all of its processes together",
+            (false, false) => "counts are not shared, every limit holds for this process alone",
         },
     );
     let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::rules::lint;
 use crate::rules::problem::{Problem, Severity};
 use crate::rules::{Options, Ruleset};
-use crate::server::service::Service;
+use crate::server::service::{InForce, Service};
 use crate::sources::config::ConfigStatus;
 use crate::sources::files::{self, Location};
 
@@ -57,8 +57,10 @@ impl Reloader {
 
     /// What this process can't do for the rules in force, a sentence each.
     pub fn not_honoured(&self) -> Vec<String> {
-        let is_shared = self.service.engine().table().is_shared();
-        self.service.in_force().map(|in_force| lint::not_honoured(&in_force.ruleset, is_shared)).unwrap_or_default()
+        let engine = self.service.engine();
+        let (is_shared, is_global) = (engine.is_regional(), engine.table().regions() > 1);
+        let sentences = |in_force: Arc<InForce>| lint::not_honoured(&in_force.ruleset, is_shared, is_global);
+        self.service.in_force().map(sentences).unwrap_or_default()
     }
 
     /// Loads the rules again and logs what came of it.

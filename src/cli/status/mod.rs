@@ -4,6 +4,7 @@
 //! person hear the same.
 
 mod page;
+mod regions;
 mod report;
 
 use std::io::Write;
@@ -24,7 +25,7 @@ pub const EXAMPLES: &str = "Examples:
   kubectl exec deploy/tidegate -- tidegate status
 
 Exits with 0 if all is well, with 1 if something is degraded (no rules or refused ones, no connection to Redis, a
-breaker that is open), and with 2 if the admin port does not answer.";
+breaker that is open, MySQL that can't be used, regions that do not agree on their names), and with 2 if the admin port does not answer.";
 
 #[derive(Args, Debug)]
 pub struct StatusFlags {

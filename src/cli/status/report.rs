@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::cli::check::plural;
 use crate::cli::latency::millis;
+use crate::cli::status::regions::Global;
 
 /// The part of `/stats` that is shown.
 #[derive(Debug, Deserialize)]
@@ -21,6 +22,8 @@ pub struct Stats {
     requests: Requests,
     /// `None`: counts are not shared.
     regional: Option<Regional>,
+    /// `None`: counts stay in the region.
+    global: Option<Global>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -116,19 +119,8 @@ impl Stats {
                 "the last rules were refused with {errors}: /config/status and tidegate check name every one"
             ));
         }
-        let Some(regional) = &self.regional else { return problems };
-        let redis = &regional.redis;
-        if redis.connected_since_s.is_none() {
-            let why = redis.last_error.as_ref().map_or("not connected yet", |error| &error.text);
-            problems.push(format!("no connection to Redis at {}, so memory decides: {why}", redis.address));
-        }
-        for (name, _) in regional.breakers.iter().filter(|(_, breaker)| breaker.is_open) {
-            let follows = match name.as_str() {
-                "checks" => "memory decides also near the limits",
-                _ => "the other processes do not hear of what is admitted here",
-            };
-            problems.push(format!("the breaker of {name} is open, Redis does not answer: {follows}"));
-        }
+        problems.extend(self.regional.iter().flat_map(Regional::problems));
+        problems.extend(self.global.iter().flat_map(Global::problems));
         problems
     }
 
@@ -146,6 +138,10 @@ impl Stats {
         match &self.regional {
             Some(regional) => regional.print(out, self.now_s),
             None => writeln!(out, "  region    none: without REDIS_URL every limit holds for this process alone"),
+        }?;
+        match &self.global {
+            Some(global) => global.print(out, self.now_s),
+            None => writeln!(out, "  regions   none: without MYSQL_URL counts stay in the region"),
         }
     }
 
@@ -173,6 +169,23 @@ impl Requests {
 }
 
 impl Regional {
+    fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let redis = &self.redis;
+        if redis.connected_since_s.is_none() {
+            let why = redis.last_error.as_ref().map_or("not connected yet", |error| &error.text);
+            problems.push(format!("no connection to Redis at {}, so memory decides: {why}", redis.address));
+        }
+        for (name, _) in self.breakers.iter().filter(|(_, breaker)| breaker.is_open) {
+            let follows = match name.as_str() {
+                "checks" => "memory decides also near the limits",
+                _ => "the other processes do not hear of what is admitted here",
+            };
+            problems.push(format!("the breaker of {name} is open, Redis does not answer: {follows}"));
+        }
+        problems
+    }
+
     fn print(&self, out: &mut impl Write, now_s: u64) -> io::Result<()> {
         let ago = |at_s: u64| time(now_s.saturating_sub(at_s));
         let live = match self.live_processes {
@@ -252,7 +265,7 @@ fn clock(offset_ms: i64) -> String {
     }
 }
 
-fn time(seconds: u64) -> String {
+pub(super) fn time(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }
 
@@ -309,6 +322,7 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   keys      7 of at most 1000, 0 given up for others
   requests  1 open; 90 ok, 10 over_limit, 3 without a decision
   region    none: without REDIS_URL every limit holds for this process alone
+  regions   none: without MYSQL_URL counts stay in the region
 ";
         assert_eq!(text, expected);
     }
