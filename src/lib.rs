@@ -12,15 +12,17 @@
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
 //!    |       allowance.rs says whether memory may decide; most requests end here
 //! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean
+//! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
 //! `sources/` brings rules from files and tells when files change, `observe/` shows what happens, `settings/` holds flags
-//! and environment, `cli/` has one file for each command. `simulate/` runs many processes of `engine/` and `regional/` under
-//! virtual time and holds what they admit against an exact log.
+//! and environment, `cli/` has one file for each command. `simulate/` runs many processes of `engine/`, `regional/` and
+//! `global/` under virtual time and holds what they admit against an exact log.
 //!
-//! Dependencies point one way: `request <- rules <- engine <- regional <- {sources, server, observe, simulate} <- cli <-
-//! main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument. The same
-//! holds for `regional`, but for `regional/redis/`, which talks to the server; `server/regional.rs` connects the two.
+//! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
+//! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument. The same
+//! holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
+//! `server/regional.rs` and `server/global.rs` connect the two.
 //!
 //! # Words
 //!
@@ -39,6 +41,10 @@
 //! | allowance | how many hits may be pending on a key before the origin has to be asked |
 //! | slack | the share of a limit that all allowances of a key together stay within |
 //! | replay, hydrate | from memory to the origin, from the origin to memory |
+//! | row | one region's count of one cell, in the table that regions share |
+//! | publish, import | from memory to that table, from that table to memory |
+//! | abroad | what other regions have counted; imported, never published again |
+//! | contested | a key that another region counts too |
 
 pub mod cli;
 pub mod engine;

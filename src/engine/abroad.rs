@@ -44,10 +44,10 @@ impl From<Cell> for Counts {
 struct AbroadCell {
     /// The sum of the other regions' rows.
     others: Counts,
-    /// This region's row.
+    /// This region's row, at its largest.
     row: Counts,
-    /// What this process has published.
-    published: Counts,
+    /// What the table is known to hold of this region: what was read there, and what was published since.
+    told: Counts,
 }
 
 /// A key's part in the world.
@@ -95,13 +95,14 @@ impl Abroad {
         let before = *cell;
         cell.others = cell.others.max(others);
         cell.row = cell.row.max(row);
+        cell.told = cell.told.max(row);
         *cell != before
     }
 
     /// The table has been told this about a cell.
     pub fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
         if let Some(cell) = self.cell_mut(sequence, current) {
-            cell.published = cell.published.max(counts);
+            cell.told = cell.told.max(counts);
         }
     }
 
@@ -121,10 +122,9 @@ impl Abroad {
         is_present(sequence) || sequence.checked_sub(1).is_some_and(is_present)
     }
 
-    /// What the table holds of this region, as far as this process knows.
-    fn told(&self, sequence: u64) -> Counts {
-        let cell = self.cell(sequence);
-        cell.row.max(cell.published)
+    /// The table may have lost what it was told: nothing is taken for granted.
+    pub fn forget_told(&mut self) {
+        self.cells.iter_mut().for_each(|cell| cell.told = Counts::default());
     }
 
     fn lift(&self, cells: &Cells) -> Cells {
@@ -156,7 +156,7 @@ impl Notable {
     /// or another region counts here too, or it is the first that others hear of it in this window and more than a small
     /// part of the limit.
     fn of_cell(&self, cell: &Cell, sequence: u64, abroad: Option<&Abroad>) -> Option<Counts> {
-        let told = abroad.map_or(Counts::default(), |abroad| abroad.told(sequence));
+        let told = abroad.map_or(Counts::default(), |abroad| abroad.cell(sequence).told);
         let mut counts = Counts::from(*cell);
         if !self.with_refunds {
             counts.refunds = counts.refunds.min(told.refunds);
@@ -287,6 +287,8 @@ mod tests {
         assert!(!mark(9, &abroad), "nothing new");
         abroad.import(100, 100, counts(0), counts(12));
         assert!(!mark(12, &abroad), "another process of the region has published it");
+        abroad.forget_told();
+        assert!(mark(12, &abroad), "the table may have lost it");
     }
 
     #[test]

@@ -363,6 +363,11 @@ impl Shared {
         self.abroad.get_or_insert_with(|| Box::new(Abroad::new(sequence)))
     }
 
+    /// The same, if anything is.
+    pub fn known_abroad(&mut self) -> Option<&mut Abroad> {
+        self.abroad.as_deref_mut()
+    }
+
     /// A request asks for the key. True if none has before, and only other regions had.
     pub fn ask(&mut self) -> bool {
         self.abroad.as_deref_mut().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))

@@ -13,8 +13,8 @@ use crate::engine::Engine;
 use crate::engine::abroad::Counts;
 use crate::engine::counter::Counter;
 use crate::engine::key::Key;
-use crate::engine::share::COUNT_MAX;
-use crate::engine::table::{Entry, SlotRef, Table};
+use crate::engine::share::{COUNT_MAX, Shared};
+use crate::engine::table::{Entry, Slot, SlotRef, Table};
 use crate::global::cadence::Cadence;
 use crate::global::hidden::{Hidden, Kept};
 use crate::global::import::{CellSum, Import, Reading};
@@ -243,11 +243,28 @@ impl Exchange {
         }
     }
 
+    /// Visits every key, shard by shard, each locked only for a moment.
+    fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut Shared)) {
+        for number in 0..self.table().shards() {
+            let mut shard = self.table().lock(number);
+            for at in Table::slots_of(&shard) {
+                if let (slot, Some(shared)) = shard.both(at) {
+                    visit(number, at, slot, shared);
+                }
+            }
+        }
+    }
+
     fn note(&self, at: SlotRef) {
         let mut shard = self.table().lock(at.shard);
         if let Some((slot, shared)) = shard.at(at) {
             self.table().note(at.shard, at.slot, slot, shared);
         }
+    }
+
+    /// The table may have lost rows: at the next import everything is read, and told again as far as it is not there.
+    pub fn doubt(&self) {
+        self.state.lock().full_at_us = 0;
     }
 
     /// What to read now. Every turn ends with [`Exchange::imported`] or [`Exchange::not_imported`].
@@ -257,6 +274,15 @@ impl Exchange {
             Some(ms) if now.mono_us < state.full_at_us => Reading::Since { ms: ms.saturating_sub(OVERLAP_MS) },
             _ => Reading::All,
         };
+        drop(state);
+        if reading == Reading::All {
+            // What is there is about to be read.
+            self.for_all(|_, _, _, shared| {
+                if let Some(abroad) = shared.known_abroad() {
+                    abroad.forget_told();
+                }
+            });
+        }
         (reading, Hearing { import: Import::new(&self.options.region), news_ms: Vec::new(), now })
     }
 
@@ -275,6 +301,10 @@ impl Exchange {
         self.counts.imported_rows.fetch_add(hearing.import.rows, Ordering::Relaxed);
         self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
         self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
+        if reading == Reading::All {
+            // What the table turned out not to hold is told again.
+            self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
+        }
         let mut state = self.state.lock();
         for (region, updated_at_ms) in &hearing.import.seen {
             let seen = state.seen.entry(region.clone()).or_default();

@@ -160,6 +160,9 @@ impl Global {
             Remedy::GiveUp => {
                 self.metrics.failed(Turn::Publish, StoreFailure::of(error));
                 self.warn(error, "counts can't be published: they are, as soon as MySQL takes them");
+                if matches!(error, StoreError::Schema(_)) {
+                    self.exchange.doubt();
+                }
                 Sent::Failed
             }
         }

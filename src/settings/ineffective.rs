@@ -56,10 +56,8 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
             ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
             ("STRICT_REDIS_URL", ""),
-            ("MYSQL_URL", ""),
-            ("TIDEGATE_REGIONS", ""),
         ],
-        "counts are in memory, and shared through REDIS_URL if it is set",
+        "counts are in memory, and shared through REDIS_URL and MYSQL_URL if these are set",
     ),
     (
         &[

@@ -1,0 +1,180 @@
+//! A MySQL that stands still, dies, loses its table, refuses a row or holds nonsense: decisions go on as before, and what
+//! was to be told is told when it can be.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::{Service, until, until_equal};
+use crate::ledger::Ledger;
+use crate::load::{Load, Traffic};
+use crate::mariadb::MariaDbServer;
+use crate::regions::{HEARD, Regions, cost, migrate, said};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: k, rate_limit: {requests_per_unit: 1000000, unit: hour}}
+  - {key: small, rate_limit: {requests_per_unit: 100, unit: hour}}
+";
+
+/// Every hit matters to the other region, because both count the keys.
+fn contested(regions: &Regions) -> Load {
+    let addresses: Vec<_> = regions.regions.iter().flat_map(|region| region.fleet.addresses()).collect();
+    // A first hit that is above the presence mark.
+    let mut traffic = Traffic::over("k", 10, 300);
+    traffic.requests.iter_mut().for_each(|request| request.hits_addend = 500);
+    Load::start(&addresses, traffic)
+}
+
+/// What a region's processes were asked and admitted.
+fn of_region(ledger: &Ledger, region: usize) -> u64 {
+    ledger.only(|entry| entry.process == region).admitted_hits()
+}
+
+fn published(mariadb: &MariaDbServer, region: &str) -> u64 {
+    mariadb.number(&format!("SELECT COALESCE(SUM(count), 0) FROM ratelimit_window_counts WHERE region = '{region}'"))
+}
+
+/// Breaks MySQL under load, and heals it: nobody notices, and in the end the table holds what was admitted.
+fn assert_survives(break_it: impl FnOnce(&mut MariaDbServer), heal: impl FnOnce(&mut MariaDbServer)) -> Regions {
+    let mut regions = Regions::start(&["a", "b"], 1, RULES);
+    let load = contested(&regions);
+    load.goes_on(600);
+    let before = load.so_far();
+    break_it(&mut regions.mariadb);
+    let broken_us = load.now_us();
+    std::thread::sleep(Duration::from_secs(5));
+    let healed_us = load.now_us();
+    heal(&mut regions.mariadb);
+    load.goes_on(300);
+    let ledger = load.finish();
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    let during = ledger.sent_in(broken_us..healed_us);
+    let (usual, then) = (before.latency(0.99), during.latency(0.99));
+    assert!(then <= (2 * usual).max(Duration::from_millis(10)), "p99 {then:?} while MySQL is broken, {usual:?} before");
+    for (number, region) in ["a", "b"].into_iter().enumerate() {
+        until_equal(3 * HEARD, of_region(&ledger, number), || published(&regions.mariadb, region));
+    }
+    // And both have heard of all of it.
+    let total: u64 = ledger.admitted_hits();
+    for region in 0..2 {
+        until_equal(3 * HEARD, total, || counted(regions.service(region, 0)));
+    }
+    regions
+}
+
+/// What a process counts on all keys.
+fn counted(service: &Service) -> u64 {
+    let of_key = |key: usize| {
+        let page = service.page_json(&format!("/explain?domain=d&output=json&descriptor=k={key}"));
+        let text = page.to_string();
+        let after = text.split("\"counted\":").nth(1).expect("a count");
+        after.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u64>().expect("a number")
+    };
+    (0..10).map(of_key).sum()
+}
+
+#[test]
+fn a_mysql_that_stands_still_is_noticed_by_nobody() {
+    let regions = assert_survives(|mariadb| mariadb.stop(), |mariadb| mariadb.cont());
+    let service = regions.service(0, 0);
+    let errors = |turn: &str| {
+        let series = format!("tidegate_global_errors_total{{turn=\"{turn}\",reason=\"timeout\"}}");
+        service.metric(&series).unwrap_or(0.0)
+    };
+    assert!(errors("publish") > 0.0 && errors("import") > 0.0);
+}
+
+#[test]
+fn a_mysql_that_dies_is_noticed_by_nobody() {
+    assert_survives(MariaDbServer::kill, MariaDbServer::restart);
+}
+
+#[test]
+fn a_table_that_is_gone_is_filled_again() {
+    // What was published before is gone with it, and is told again.
+    let mut regions = Regions::start(&["a", "b"], 1, RULES);
+    let load = contested(&regions);
+    load.goes_on(600);
+    drop_tables(&regions.mariadb);
+    regions.regions[0].fleet.services[0].process.line_with("tidegate migrate");
+    migrate(&regions.mariadb);
+    load.set_rate(0);
+    let ledger = load.finish();
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    for (number, region) in ["a", "b"].into_iter().enumerate() {
+        until_equal(3 * HEARD, of_region(&ledger, number), || published(&regions.mariadb, region));
+    }
+}
+
+fn drop_tables(mariadb: &MariaDbServer) {
+    for table in mariadb.sql("SHOW TABLES") {
+        mariadb.sql(&format!("DROP TABLE `{table}`"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_refused_stops_only_itself() {
+    let mut regions = Regions::start(&["a", "b"], 1, RULES);
+    regions.mariadb.root("SET GLOBAL log_bin_trust_function_creators = 1");
+    regions.mariadb.sql(
+        "CREATE TRIGGER refuses BEFORE INSERT ON ratelimit_window_counts FOR EACH ROW \
+         IF NEW.identifier = UNHEX('03626164') THEN \
+         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF",
+    );
+    for key in ["small=bad", "small=x", "small=y", "small=z"] {
+        assert!(regions.said(0, cost(key, 60)).await.starts_with("OK"));
+    }
+    let good = vec!["a x 60 0".to_owned(), "a y 60 0".into(), "a z 60 0".into()];
+    until_equal(HEARD, good, || regions.rows());
+    regions.regions[0].fleet.services[0].process.line_with("not this one");
+    let service = regions.service(0, 0);
+    until(HEARD, "it is counted", || service.metric("tidegate_global_refused_rows_total").filter(|rows| *rows >= 1.0));
+    assert!(regions.said(0, cost("small=bad", 30)).await.starts_with("OK"), "decisions do not depend on it");
+    // When the server takes it, it is told, though nothing happens to it any more.
+    regions.mariadb.sql("DROP TRIGGER refuses");
+    until(3 * HEARD, "it is published", || regions.rows().contains(&"a bad 90 0".to_owned()).then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_make_no_sense_change_nothing() {
+    let regions = Regions::start(&["a", "b"], 1, RULES);
+    assert!(regions.said(0, cost("small=x", 60)).await.starts_with("OK"));
+    regions.until_counted(1, 0, "small=x", 60);
+    let now_ms = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)";
+    let row = |values: &str| {
+        regions.mariadb.sql(&format!(
+            "INSERT INTO ratelimit_window_counts (workspace_id, namespace, identifier, duration_ms, sequence, region, \
+             count, refunds, expires_at, updated_at) SELECT workspace_id, namespace, {values} {now_ms} FROM \
+             ratelimit_window_counts WHERE region = 'a' LIMIT 1"
+        ));
+    };
+    let max = u64::MAX;
+    // More than anybody counts; more refunds than hits; no window; a window that is far away; a name that is no text.
+    row(&format!("identifier, duration_ms, sequence, 'c', {max}, 0, expires_at,"));
+    row("identifier, duration_ms, sequence, 'd', 5, 9, expires_at,");
+    row("identifier, 0, sequence, 'e', 99, 0, expires_at,");
+    row(&format!("identifier, duration_ms, {max}, 'f', 99, 0, {max},"));
+    row("identifier, duration_ms, sequence + 1000, 'g', 99, 0, expires_at * 2,");
+    row("identifier, duration_ms, sequence, 0xff, 99, 0, expires_at,");
+    row("REPEAT('x', 255), duration_ms, sequence, 'h', 99, 0, expires_at,");
+    let ignored = "tidegate_global_ignored_rows_total{reason=\"absurd\"}";
+    until(HEARD, "some are left out", || regions.service(1, 0).metric(ignored).filter(|rows| *rows >= 2.0));
+    std::thread::sleep(Duration::from_secs(2));
+    regions.until_counted(1, 0, "small=x", 60);
+    assert_eq!(regions.said(1, cost("small=x", 40)).await, "OK: OK 0");
+    regions.until_counted(0, 0, "small=x", 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_starts_and_serves_while_mysql_is_down_and_tells_it_later() {
+    let mut regions = Regions::start(&["a", "b"], 1, RULES);
+    regions.mariadb.kill();
+    let began = Instant::now();
+    let newcomer = regions.regions[0].fleet.another();
+    assert!(said(&newcomer, cost("small=x", 60)).await.starts_with("OK"));
+    assert!(began.elapsed() < Duration::from_secs(5), "MySQL is nothing to wait for");
+    std::thread::sleep(Duration::from_secs(2));
+    regions.mariadb.restart();
+    until(3 * HEARD, "it is published", || regions.rows().contains(&"a x 60 0".to_owned()).then_some(()));
+    crate::regions::until_counted(regions.service(1, 0), "small=x", 60);
+}
