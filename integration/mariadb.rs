@@ -1,6 +1,8 @@
 //! A real MariaDB: a server of its own for each test, what its tables hold, and the ways in which it can fail.
 //!
-//! What is looked at is read with MariaDB's own client, over a socket that no fault of the network touches.
+//! What is looked at is read with MariaDB's own client, over a socket that no fault of the network touches. The tests use
+//! nothing that MySQL 8 has not: with scripts named `mariadbd` and `mariadb-install-db` that start `mysqld` (and `mysqld
+//! --initialize-insecure`) first in the path, they run against that.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -194,6 +196,15 @@ fn template() -> &'static Path {
 fn copy(from: &Path, to: &Path) {
     let ran = run(Command::new("cp").arg("-r").arg(from).arg(to));
     assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+/// A table of the numbers from `first` on, 10 to the power of `digits` of them, as `numbers.n`.
+pub fn numbers(first: u64, digits: u32) -> String {
+    let digit = "(SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                 SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let tables: Vec<String> = (0..digits).rev().map(|place| format!("{digit} AS d{place}")).collect();
+    let sum: Vec<String> = (0..digits).map(|place| format!("d{place}.n * {}", 10_u64.pow(place))).collect();
+    format!("(SELECT {first} + {} AS n FROM {}) AS numbers", sum.join(" + "), tables.join(", "))
 }
 
 #[test]

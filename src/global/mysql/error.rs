@@ -29,7 +29,7 @@ pub enum StoreError {
     #[error("the table ratelimit_window_counts is not as it has to be: {0}: run `tidegate migrate`")]
     Schema(String),
     #[error(
-        "MySQL lets us not do that: {0}: see MYSQL_URL and TIDEGATE_MYSQL_PASSWORD_FILE for the user and its password, \
+        "MySQL does not let us: {0}: see MYSQL_URL and TIDEGATE_MYSQL_PASSWORD_FILE for the user and its password, \
          and grant it SELECT, INSERT and UPDATE on ratelimit_window_counts (cleanup: DELETE; migrate: CREATE, ALTER, \
          INDEX)"
     )]
@@ -100,6 +100,10 @@ impl StoreError {
         }
     }
 
+    fn tls(fault: &dyn std::fmt::Display) -> StoreError {
+        StoreError::Unreachable(format!("TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL", shown(&fault.to_string())))
+    }
+
     /// By the number and the SQLSTATE of the server's answer. Numbers are the same in MySQL and MariaDB where both have
     /// them; the few of one alone are marked.
     fn answered(number: u16, state: &str, text: String) -> StoreError {
@@ -138,13 +142,16 @@ impl From<sqlx::Error> for StoreError {
                 }
                 None => StoreError::Other(shown(error.message())),
             },
+            // What a certificate is refused for comes as invalid data.
+            sqlx::Error::Io(fault) if fault.kind() == std::io::ErrorKind::InvalidData => StoreError::tls(&fault),
             sqlx::Error::Io(fault) => StoreError::Unreachable(shown(&fault.to_string())),
-            sqlx::Error::Tls(fault) => StoreError::Unreachable(format!(
-                "TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL",
-                shown(&fault.to_string())
-            )),
+            sqlx::Error::Tls(fault) => StoreError::tls(&fault),
             sqlx::Error::Protocol(text) => StoreError::Unreachable(shown(&text)),
-            sqlx::Error::Configuration(fault) => StoreError::Unreachable(shown(&fault.to_string())),
+            // Settings have been checked; what is left is a login that would send the password in the clear.
+            sqlx::Error::Configuration(_) => StoreError::Denied(
+                "this user logs in by caching_sha2_password, which needs TLS: write ssl-mode=REQUIRED or more into MYSQL_URL"
+                    .into(),
+            ),
             other => StoreError::Other(shown(&other.to_string())),
         }
     }
