@@ -334,6 +334,9 @@ async fn a_table_that_is_missing_or_different_names_what_to_run() {
     server.sql("DROP TABLE ratelimit_window_counts");
     missing(&store.publish("eu", &[row("a", 1, 0)]).await.unwrap_err());
     missing(&store.all_live(&mut |_| ()).await.unwrap_err());
+    // And it helps.
+    store.migrate().await.unwrap();
+    store.publish("eu", &[row("a", 1, 0)]).await.unwrap();
 }
 
 #[tokio::test]
@@ -579,7 +582,7 @@ async fn migrating_twice_or_at_once_does_it_once() {
     assert_eq!(stores[0].migrate().await, Ok(Vec::new()));
     assert_eq!(server.number("SELECT COUNT(*) FROM _tidegate_migrations WHERE success"), 1);
     // One that was cut off, as by a crash, is applied again.
-    server.sql("UPDATE _tidegate_migrations SET success = FALSE; DROP TABLE ratelimit_window_counts");
+    server.sql("UPDATE _tidegate_migrations SET success = FALSE");
     assert_eq!(stores[0].migrate().await.unwrap().len(), 1);
     stores[0].check_schema().await.unwrap();
     // What a newer version has applied is none of our business.

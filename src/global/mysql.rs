@@ -170,3 +170,21 @@ fn bytes(row: &MySqlRow, place: usize) -> Option<&[u8]> {
 fn unsigned(row: &MySqlRow, place: usize) -> Option<u64> {
     std::str::from_utf8(bytes(row, place)?).ok()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails to compile if not: the driver runs them on any thread.
+    #[allow(dead_code)]
+    fn calls_can_be_spawned(store: &MySql) {
+        fn spawned(_: impl Future + Send) {}
+        spawned(store.publish("eu", &[]));
+        spawned(store.changed_since(0, &mut |_| ()));
+        spawned(store.all_live(&mut |_| ()));
+        spawned(store.check_schema());
+        spawned(store.migrate());
+        spawned(store.delete_expired(0, 1));
+        spawned(store.close());
+    }
+}

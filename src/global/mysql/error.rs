@@ -110,8 +110,9 @@ impl StoreError {
         match number {
             // Deadlock, lock wait timeout, lock table full, (MariaDB) record changed since it was read.
             1213 | 1205 | 1206 | 1020 => StoreError::Contended(text),
-            // No such database, table, column, index, table of a view.
-            1049 | 1146 | 1054 | 1176 | 1356 => StoreError::Schema(text),
+            1049 => StoreError::Schema(format!("{text}, which has to be created first")),
+            // No such table, column, index, table of a view.
+            1146 | 1054 | 1176 | 1356 => StoreError::Schema(text),
             // Of database, login, table, column, host; password has to be changed, has expired; account locked (MySQL,
             // MariaDB); login method not known or not taken; a privilege in general; no password needed but none allowed.
             1044 | 1045 | 1142 | 1143 | 1129 | 1130 | 1820 | 1862 | 3118 | 4151 | 1251 | 1524 | 1227 | 1370 | 1698 => {
@@ -191,6 +192,7 @@ mod tests {
             (4025, "23000", "row", Remedy::Bisect),
             (3819, "HY000", "other", Remedy::GiveUp),
             (1153, "08S01", "row", Remedy::Bisect),
+            (1049, "42000", "schema", Remedy::GiveUp),
             (1146, "42S02", "schema", Remedy::GiveUp),
             (1054, "42S22", "schema", Remedy::GiveUp),
             (1176, "42000", "schema", Remedy::GiveUp),

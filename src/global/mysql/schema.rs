@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::migrate::{Migrate, Migration, MigrationType, Migrator};
+use sqlx::migrate::{Migrate, Migration, MigrationType};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr};
 
 use crate::global::mysql::error::StoreError;
@@ -134,32 +134,29 @@ pub async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, S
         .execute(&mut *connection)
         .await?;
     connection.ensure_migrations_table(APPLIED_TABLE).await?;
-    // Begun and not ended, by a process or a server that died over it. Nobody else is at it, and each can be applied twice.
-    let unfinished = format!("DELETE FROM {APPLIED_TABLE} WHERE success = FALSE");
-    sqlx::raw_sql(AssertSqlSafe(unfinished)).execute(&mut *connection).await?;
+    // Forgotten is what was begun and not ended, by a process or a server that died over it: nobody else is at it, and each
+    // can be applied twice. And if somebody has dropped the table, everything.
+    let is_there = !texts(connection, statement::columns()).await?.is_empty();
+    let which = if is_there { " WHERE success = FALSE" } else { "" };
+    let forget = format!("DELETE FROM {APPLIED_TABLE}{which}");
+    sqlx::raw_sql(AssertSqlSafe(forget)).execute(&mut *connection).await?;
     let before = connection.list_applied_migrations(APPLIED_TABLE).await?;
-    let migrator = migrator();
-    migrator.run_direct(None, connection, false).await?;
-    let is_new = |migration: &&Migration| before.iter().all(|applied| applied.version != migration.version);
-    let applied = migrator.iter().filter(is_new);
-    Ok(applied.map(|it| Applied { version: it.version, name: it.description.clone().into_owned() }).collect())
+    // What a newer version has applied is fine for this one.
+    let is_missing = |migration: &Migration| before.iter().all(|applied| applied.version != migration.version);
+    let mut applied = Vec::new();
+    for migration in migrations().into_iter().filter(is_missing) {
+        connection.apply(APPLIED_TABLE, &migration).await?;
+        applied.push(Applied { version: migration.version, name: migration.description.into_owned() });
+    }
+    Ok(applied)
 }
 
-fn migrator() -> Migrator {
+/// Those of `migrations/`, in their order.
+fn migrations() -> Vec<Migration> {
     let migration = |version, name: &'static str, sql: &'static str| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
     };
-    let mut migrator = Migrator::with_migrations(vec![migration(
-        1,
-        "ratelimit_window_counts",
-        include_str!("../../../migrations/0001_ratelimit_window_counts.sql"),
-    )]);
-    migrator.dangerous_set_table_name(APPLIED_TABLE);
-    // A table that a newer version has migrated is fine for this one.
-    migrator.set_ignore_missing(true);
-    // Ours is held already, and has a bound.
-    migrator.set_locking(false);
-    migrator
+    vec![migration(1, "ratelimit_window_counts", include_str!("../../../migrations/0001_ratelimit_window_counts.sql"))]
 }
 
 #[cfg(test)]
@@ -216,7 +213,7 @@ mod tests {
             .collect();
         files.sort();
         let named: Vec<String> =
-            migrator().iter().map(|it| format!("{:04}_{}.sql", it.version, it.description)).collect();
+            migrations().iter().map(|it| format!("{:04}_{}.sql", it.version, it.description)).collect();
         assert_eq!(named, files);
     }
 }

@@ -27,16 +27,14 @@ pub fn session(lock_wait_s: u64, statement_s: u64) -> String {
 
 /// Raises the rows of a region.
 pub fn publish(region: &str, rows: &[OwnRow]) -> String {
-    let (before, after) =
-        text(PUBLISH).split_once(":rows").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap_or_default();
-    let mut sql = before;
+    let mut values = String::new();
     let region = hex(region.as_bytes());
     for (place, OwnRow { cell, counts }) in rows.iter().enumerate() {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = cell;
         let (workspace, namespace, identifier) = (hex(workspace), hex(namespace), hex(identifier));
         // Writing into a string can't fail.
         let _ = write!(
-            sql,
+            values,
             "{}(x'{workspace}',x'{namespace}',x'{identifier}',{duration_ms},{sequence},x'{region}',{},{},{},\
              UNIX_TIMESTAMP(NOW(3))*1000)",
             if place == 0 { "" } else { "," },
@@ -45,8 +43,7 @@ pub fn publish(region: &str, rows: &[OwnRow]) -> String {
             cell.expires_at_ms(),
         );
     }
-    sql.push_str(&after);
-    sql
+    text(PUBLISH).replace(":rows", &values)
 }
 
 /// All rows of cells of which a row has changed.
