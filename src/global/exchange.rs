@@ -31,6 +31,8 @@ pub const INTERVAL_US: u64 = 1_000_000;
 const FULL_INTERVAL_US: u64 = 600_000_000;
 /// How far back a reading goes before the last one: a row may become visible some time after it was dated.
 const OVERLAP_MS: u64 = 5_000;
+/// After so long without an import everything is read.
+const BEHIND_US: u64 = 60_000_000;
 /// A server's clock that goes back by more than this is another server's.
 const CLOCK_BACK_MS: u64 = 1_000;
 /// How long a row that the server refused is left alone.
@@ -83,6 +85,13 @@ struct State {
     published_us: Option<u64>,
     imported_us: Option<u64>,
     random: u64,
+}
+
+impl State {
+    /// So much may have changed since the last import that reading it takes as long as reading everything.
+    fn is_behind(&self, now: Now) -> bool {
+        self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)
+    }
 }
 
 /// How the exchange stands.
@@ -271,7 +280,9 @@ impl Exchange {
     pub fn reading(&self, now: Now) -> (Reading, Hearing) {
         let state = self.state.lock();
         let reading = match state.watermark_ms {
-            Some(ms) if now.mono_us < state.full_at_us => Reading::Since { ms: ms.saturating_sub(OVERLAP_MS) },
+            Some(ms) if now.mono_us < state.full_at_us && !state.is_behind(now) => {
+                Reading::Since { ms: ms.saturating_sub(OVERLAP_MS) }
+            }
             _ => Reading::All,
         };
         drop(state);
