@@ -129,7 +129,7 @@ impl Abroad {
 
     fn lift(&self, cells: &Cells) -> Cells {
         let lifted = |cell: &Cell, sequence: u64| {
-            let region = cell.count().max(self.row(sequence));
+            let region = Counts::from(*cell).max(self.cell(sequence).row).count();
             Cell { hits: region.saturating_add(self.others(sequence)), refunds: 0 }
         };
         Cells {
@@ -254,6 +254,14 @@ mod tests {
         // 8 of the own row and 3; half of 4 and 10.
         assert_eq!(view.look(&terms, 100 * WINDOW_MS + 30_000).available, 100 - 11 - 7);
         assert_eq!(view.look(&terms, 101 * WINDOW_MS).available, 100 - 11, "the cells move on together");
+    }
+
+    #[test]
+    fn refunds_in_the_own_row_count_where_they_were_not_heard_of() {
+        let mut abroad = Abroad::new(100);
+        abroad.import(100, 100, counts(0), Counts { hits: 80, refunds: 50 });
+        assert_eq!(abroad.lift(&cells(90, 0)).current.count(), 40);
+        assert_eq!(abroad.lift(&cells(10, 0)).current.count(), 30);
     }
 
     #[test]
