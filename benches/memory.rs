@@ -4,6 +4,7 @@
 
 use std::process::Command;
 
+use tidegate::engine::abroad::Counts;
 use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
@@ -22,10 +23,23 @@ fn resident_bytes() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap_or_default() * 1024
 }
 
-fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
+/// Who else counts a table's keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum With {
+    Nobody,
+    Region,
+    /// One key in ten is counted by other regions, too.
+    Regions,
+}
+
+fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, with: With) {
     let terms = Terms { limit: 100, window_ms, algorithm, burst: 100 };
-    let table = if is_shared { Table::shared(keys) } else { Table::new(keys) };
-    let reach = if is_shared { Reach::Region { slack_permille: 100 } } else { Reach::Process };
+    let table = match with {
+        With::Nobody => Table::new(keys),
+        With::Region => Table::shared(keys),
+        With::Regions => Table::global(keys, 3),
+    };
+    let reach = if with == With::Nobody { Reach::Process } else { Reach::Region { slack_permille: 100 } };
     let before = resident_bytes();
     for n in 0..keys {
         let mut buffer = IdentifierBuffer::default();
@@ -43,6 +57,16 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
             is_sensitive: false,
         };
         decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
+        if with == With::Regions && n % 10 == 0 {
+            let hash = table.hash(&key);
+            let mut shard = table.lock(table.shard_of(hash));
+            let slot = shard.find(&key, hash);
+            if let Some((slot, Some(shared))) = slot.map(|slot| shard.both(slot)) {
+                let sequence = slot.counter.sequence();
+                let others = Counts { hits: 5, refunds: 0 };
+                shared.abroad_mut(sequence).import(sequence, sequence, others, Counts::default());
+            }
+        }
         // As a flush does, every 50 ms.
         if n % FLUSH_KEYS == 0 {
             while table.grown().all.pop().is_some() {}
@@ -50,7 +74,11 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
     }
     let held = table.stats().keys;
     let bytes = (resident_bytes() - before) as f64 / held as f64;
-    let with = if is_shared { "shared with a region" } else { "of this process" };
+    let with = match with {
+        With::Nobody => "of this process",
+        With::Region => "shared in a region",
+        With::Regions => "shared by regions",
+    };
     let window_s = window_ms / 1000;
     println!(
         "{held:>9} keys of 32 bytes, window {window_s:>6} s, {algorithm:<14}, {with:<20}: {bytes:.0} bytes per key"
@@ -58,18 +86,20 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, is_shared: bool) {
 }
 
 fn main() {
-    let cases: &[(usize, u64, &str, bool)] = &[
-        (1_000_000, 1000, "sliding_window", false),
-        (1_000_000, 86_400_000, "sliding_window", false),
-        (10_000_000, 86_400_000, "sliding_window", false),
-        (1_000_000, 86_400_000, "sliding_window", true),
-        (10_000_000, 86_400_000, "sliding_window", true),
-        (1_000_000, 86_400_000, "gcra", false),
-        (1_000_000, 86_400_000, "exact_window", false),
+    let cases: &[(usize, u64, &str, With)] = &[
+        (1_000_000, 1000, "sliding_window", With::Nobody),
+        (1_000_000, 86_400_000, "sliding_window", With::Nobody),
+        (10_000_000, 86_400_000, "sliding_window", With::Nobody),
+        (1_000_000, 86_400_000, "sliding_window", With::Region),
+        (10_000_000, 86_400_000, "sliding_window", With::Region),
+        (1_000_000, 86_400_000, "sliding_window", With::Regions),
+        (10_000_000, 86_400_000, "sliding_window", With::Regions),
+        (1_000_000, 86_400_000, "gcra", With::Nobody),
+        (1_000_000, 86_400_000, "exact_window", With::Nobody),
     ];
     if let Some(case) = std::env::var(CASE).ok().and_then(|case| case.parse::<usize>().ok()) {
-        let (keys, window_ms, algorithm, is_shared) = cases[case];
-        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow), is_shared);
+        let (keys, window_ms, algorithm, with) = cases[case];
+        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow), with);
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };

@@ -75,7 +75,7 @@ impl Regions {
     /// The rows, as `region identifier count refunds`, without lengths.
     pub fn rows(&self) -> Vec<String> {
         self.mariadb.sql(
-            "SELECT CONCAT_WS(' ', region, CONVERT(SUBSTRING(identifier, 2) USING ascii), count, refunds) FROM ratelimit_window_counts \
+            "SELECT CONCAT_WS(' ', region, SUBSTRING(identifier, 2), count, refunds) FROM ratelimit_window_counts \
              ORDER BY region, identifier",
         )
     }

@@ -54,6 +54,12 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     for warning in flags.redis.warning().into_iter().chain(flags.global.warning()) {
         tracing::warn!("{warning}");
     }
+    if let (None, Some(global)) = (&settings.redis, &settings.global) {
+        tracing::warn!(
+            region = &*global.region,
+            "MYSQL_URL without REDIS_URL: this process has to be the only one of its region, others would not add up"
+        );
+    }
     let engine = match (&settings.redis, &settings.global) {
         (redis, Some(global)) => {
             let slack = redis.as_ref().map_or(0, |redis| redis.slack);
@@ -251,7 +257,8 @@ fn join_region(service: &Arc<Service>, redis: RedisSettings, keying: Keying) -> 
 /// Shares the counts with other regions from now on.
 fn join_others(service: &Arc<Service>, settings: GlobalSettings, keying: Keying, migrates: bool) -> Arc<Global> {
     let GlobalSettings { mysql, region, regions } = settings;
-    let options = ExchangeOptions { region, regions, keying, seed: rand::random() };
+    let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
+    let options = ExchangeOptions { region, regions, keying, timeout_ms, seed: rand::random() };
     let place = mysql.place.clone();
     let global = Global::start(service.engine().clone(), MySql::new(&mysql), place, options, migrates);
     service.join_others(global.clone());

@@ -31,6 +31,11 @@ impl Counts {
     pub fn count(self) -> u64 {
         self.hits.saturating_sub(self.refunds)
     }
+
+    /// What is left if so many were given back, as far as is known elsewhere.
+    pub fn without(self, refunds: u64) -> u64 {
+        self.hits.saturating_sub(self.refunds.max(refunds))
+    }
 }
 
 impl From<Cell> for Counts {
@@ -89,14 +94,14 @@ impl Abroad {
         self.cells.get_mut(usize::try_from(self.newest - sequence).ok()?)
     }
 
-    /// Takes over what the table says about a cell. True if that is more than was known.
+    /// Takes over what the table says about a cell. True if others have told more than was known.
     pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
         let Some(cell) = self.cell_mut(sequence, current) else { return false };
-        let before = *cell;
+        let before = cell.others;
         cell.others = cell.others.max(others);
         cell.row = cell.row.max(row);
         cell.told = cell.told.max(row);
-        *cell != before
+        cell.others != before
     }
 
     /// The table has been told this about a cell.
@@ -111,9 +116,14 @@ impl Abroad {
         self.cell(sequence).others.count()
     }
 
-    /// The count in this region's row.
-    pub fn row(&self, sequence: u64) -> u64 {
-        self.cell(sequence).row.count()
+    /// This region's row.
+    pub fn row(&self, sequence: u64) -> Counts {
+        self.cell(sequence).row
+    }
+
+    /// From here on nothing of it counts any more.
+    pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
+        self.newest.saturating_add(2).saturating_mul(window_ms)
     }
 
     /// Another region has counted in this cell or in the one before.
@@ -129,7 +139,7 @@ impl Abroad {
 
     fn lift(&self, cells: &Cells) -> Cells {
         let lifted = |cell: &Cell, sequence: u64| {
-            let region = Counts::from(*cell).max(self.cell(sequence).row).count();
+            let region = cell.count().max(self.row(sequence).without(cell.refunds));
             Cell { hits: region.saturating_add(self.others(sequence)), refunds: 0 }
         };
         Cells {
@@ -257,11 +267,16 @@ mod tests {
     }
 
     #[test]
-    fn refunds_in_the_own_row_count_where_they_were_not_heard_of() {
+    fn the_own_row_bounds_what_is_left_after_refunds() {
         let mut abroad = Abroad::new(100);
         abroad.import(100, 100, counts(0), Counts { hits: 80, refunds: 50 });
-        assert_eq!(abroad.lift(&cells(90, 0)).current.count(), 40);
-        assert_eq!(abroad.lift(&cells(10, 0)).current.count(), 30);
+        let lifted = |hits, refunds| {
+            let known = Cells { current: Cell { hits, refunds }, ..cells(0, 0) };
+            abroad.lift(&known).current.count()
+        };
+        assert_eq!(lifted(10, 0), 30);
+        assert_eq!(lifted(90, 70), 20, "a refund that the row has not heard of");
+        assert_eq!(lifted(60, 0), 60, "never below what is known here");
     }
 
     #[test]

@@ -465,6 +465,11 @@ fn touch(table: &Table, slot: &mut Slot, shared: Option<&mut Shared>, check: &Ch
     if shared.ask() {
         table.count_asked();
     }
+    // Other rules may be in force than when the key was made.
+    if !check.is_global && shared.abroad().is_some() {
+        shared.leave_abroad();
+    }
+    shared.is_sensitive = check.is_sensitive;
 }
 
 /// A refund leaves no key behind, unless the origin has to hear of it.

@@ -269,7 +269,7 @@ impl Engine {
             let identifier = identifiers.get(found.identifier.clone());
             let is_sensitive = domain.is_some_and(Domain::has_sensitive_keys);
             if let Some((space, terms, charge)) = &found.override_terms {
-                let of_rule = found.rule.and_then(|rule| rule.limits().first()).map(|limit| limit.policy);
+                let of_rule = found.rule.and_then(|rule| limit_of(rule, terms.window_ms)).map(|limit| limit.policy);
                 let scope = of_rule.and_then(|policy| policy.scope);
                 let reach = self.reach(scope, of_rule.and_then(|policy| policy.slack_permille));
                 let (hits, charging) = charging(descriptor.hits, *charge);
@@ -382,12 +382,14 @@ fn find<'r>(domain: Option<&'r Domain>, descriptor: &Descriptor<'_>, identifiers
 
 /// An override of a rule stays the rule's key, counted as the rule counts, so that counts of the same window carry over.
 fn overridden(rule: &Rule, limit: &LimitOverride) -> (Space, Terms, Charge) {
-    let window_ms = limit.unit.window_ms();
-    let same_window = rule.limits().iter().find(|own| own.terms.window_ms == window_ms);
-    let (algorithm, charge) = same_window
-        .or(rule.limits().first())
+    let (algorithm, charge) = limit_of(rule, limit.unit.window_ms())
         .map_or((Algorithm::SlidingWindow, Charge::Auto), |own| (own.terms.algorithm, own.charge));
     (rule.space, override_terms(limit, algorithm), charge)
+}
+
+/// The limit that an override stands in for: that of the same window, or the first.
+fn limit_of(rule: &Rule, window_ms: u64) -> Option<&Limit> {
+    rule.limits().iter().find(|own| own.terms.window_ms == window_ms).or(rule.limits().first())
 }
 
 fn override_terms(limit: &LimitOverride, algorithm: Algorithm) -> Terms {

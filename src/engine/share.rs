@@ -149,8 +149,8 @@ pub struct Totals {
     pub ends_at_ms: u64,
     /// Of a bucket the level here, in whole hits, rounded up.
     pub level: u64,
-    /// The count in the region's row, and that of all other regions.
-    pub row: u64,
+    /// The region's row, and the count of all other regions.
+    pub row: Counts,
     pub abroad: u64,
 }
 
@@ -412,8 +412,7 @@ impl Shared {
         let of_cell = |(at, share): (usize, &Share)| {
             let Refunds { asked, acked: asked_acked } = self.refunds.as_ref().map_or(Refunds::default(), |all| all[at]);
             let known = counter.known(terms, at, share.own, share.acked());
-            let abroad =
-                |count: fn(&Abroad, u64) -> u64| self.abroad().map_or(0, |abroad| count(abroad, known.sequence));
+            let abroad = self.abroad();
             Totals {
                 is_seated: share.is_seated(),
                 own: share.own,
@@ -421,8 +420,8 @@ impl Shared {
                 epoch: share.epoch,
                 asked,
                 asked_acked,
-                row: abroad(Abroad::row),
-                abroad: abroad(Abroad::others),
+                row: abroad.map_or(Counts::default(), |abroad| abroad.row(known.sequence)),
+                abroad: abroad.map_or(0, |abroad| abroad.others(known.sequence)),
                 ..known
             }
         };
@@ -450,12 +449,21 @@ impl Shared {
         self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
         self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;
         self.is_failed = false;
-        // Others may have given hits back.
+        self.reconsider_pause(counter, terms, at.wall_ms);
+        self.is_dirty()
+    }
+
+    /// Others may have given hits back.
+    pub fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
         let mut view = View { counter, abroad: self.abroad.as_deref() };
-        if view.look(terms, at.wall_ms).available >= i64::from(self.paused_hits) {
+        if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
             self.resume();
         }
-        self.is_dirty()
+    }
+
+    /// Other regions do not count the key any more.
+    pub fn leave_abroad(&mut self) {
+        self.abroad = None;
     }
 
     fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64) {

@@ -114,7 +114,7 @@ pub struct Entry<'a> {
 }
 
 /// Where a slot is, and which of the keys that it has held is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef {
     pub shard: u32,
     pub slot: u32,
@@ -281,7 +281,10 @@ impl Shard {
                 next_due_s = next_due_s.min(due_s);
                 continue;
             }
-            let expires_at_ms = self.slot_ref(number).expires_at_ms();
+            let (slot, shared) = self.both(number);
+            let abroad = shared.and_then(|shared| shared.abroad());
+            let expires_at_ms =
+                slot.expires_at_ms().max(abroad.map_or(0, |abroad| abroad.expires_at_ms(slot.window_ms)));
             if expires_at_ms > now_ms {
                 *self.due_s(number) = ceil_s(expires_at_ms);
                 next_due_s = next_due_s.min(ceil_s(expires_at_ms));

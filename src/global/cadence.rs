@@ -17,6 +17,8 @@ pub struct Cadence {
     /// The next target without jitter.
     target_us: u64,
     next_us: u64,
+    /// When the last turn ended.
+    ended_us: u64,
     failures: u32,
     random: u64,
     /// How often the breaker has opened.
@@ -26,8 +28,15 @@ pub struct Cadence {
 impl Cadence {
     /// The first turn is due at once, with jitter.
     pub fn new(interval_us: u64, now_us: u64, seed: u64) -> Cadence {
-        let mut cadence =
-            Cadence { interval_us, target_us: now_us, next_us: 0, failures: 0, random: seed | 1, opened: 0 };
+        let mut cadence = Cadence {
+            interval_us,
+            target_us: now_us,
+            next_us: 0,
+            ended_us: 0,
+            failures: 0,
+            random: seed | 1,
+            opened: 0,
+        };
         cadence.next_us = cadence.jittered(now_us);
         cadence
     }
@@ -48,9 +57,24 @@ impl Cadence {
         now_us >= self.next_us
     }
 
-    /// A turn at once, as soon as somebody looks.
+    /// A turn soon, but not right after the last one, however often somebody asks for it.
     pub fn hasten(&mut self, now_us: u64) {
-        self.next_us = self.next_us.min(now_us);
+        self.target_us = self.target_us.min(now_us);
+        self.next_us = self.next_us.min(now_us.max(self.ended_us + self.interval_us / 2));
+    }
+
+    /// A turn had nothing to do, which says nothing about the store.
+    pub fn passed(&mut self, now_us: u64) {
+        self.advance(1, now_us);
+    }
+
+    fn advance(&mut self, intervals: u64, now_us: u64) {
+        self.ended_us = now_us;
+        // Targets that were missed are left out.
+        let passed = now_us.saturating_sub(self.target_us) / self.interval_us;
+        self.target_us += self.interval_us * (passed + intervals);
+        let target_us = self.target_us;
+        self.next_us = self.jittered(target_us);
     }
 
     /// The breaker: several turns in a row have failed.
@@ -66,11 +90,7 @@ impl Cadence {
             None => 1,
             Some(more) => 2u64.saturating_pow(more.saturating_add(1)).min(BACKOFF_MAX),
         };
-        // Targets that were missed are left out.
-        let passed = now_us.saturating_sub(self.target_us) / self.interval_us;
-        self.target_us += self.interval_us * (passed + intervals);
-        let target_us = self.target_us;
-        self.next_us = self.jittered(target_us);
+        self.advance(intervals, now_us);
         self.opened += u64::from(!was_open && self.is_open());
         was_open != self.is_open()
     }
@@ -95,6 +115,22 @@ mod tests {
         // One that takes three intervals and a half: the next is the fourth.
         cadence.ended(true, 103_500_000);
         assert!((104 * SECOND_US..104_200_000).contains(&cadence.next_us()), "{}", cadence.next_us());
+    }
+
+    #[test]
+    fn hastening_it_over_and_over_does_not_move_it_away() {
+        let mut cadence = Cadence::new(SECOND_US, 0, 7);
+        let (mut now_us, mut turns) = (0, 0);
+        while now_us < 60 * SECOND_US {
+            cadence.hasten(now_us);
+            if cadence.is_due(now_us) {
+                turns += 1;
+                cadence.ended(true, now_us);
+            }
+            now_us += 10_000;
+        }
+        assert!((100..=121).contains(&turns), "{turns} turns in a minute");
+        assert!(cadence.next_us() <= now_us + 2 * SECOND_US);
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! It is told what happens (time has passed, rows were sent, rows were heard) and says what to do (send these rows, read
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +22,7 @@ use crate::global::cadence::Cadence;
 use crate::global::hidden::{Hidden, Kept};
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::{Named, Names};
-use crate::global::publish::Sending;
+use crate::global::publish::{CHUNK_ROWS, Sending};
 use crate::global::row::{CellName, HeardRow, OwnRow};
 use crate::regional::keying::Keying;
 use crate::rules::Ruleset;
@@ -29,8 +32,12 @@ use crate::rules::policy::Algorithm;
 pub const INTERVAL_US: u64 = 1_000_000;
 /// How often everything is read, whatever has changed: it repairs what was missed.
 const FULL_INTERVAL_US: u64 = 600_000_000;
-/// How far back a reading goes before the last one: a row may become visible some time after it was dated.
-const OVERLAP_MS: u64 = 5_000;
+/// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
+const OVERLAP_MS_MIN: u64 = 5_000;
+/// Rows of one turn; what is left is for the next. While the store does not answer, one statement is enough to try it.
+const TURN_ROWS: usize = 64 * CHUNK_ROWS;
+/// How often a store is asked whether it answers when there is nothing to publish.
+const PING_US: u64 = 10_000_000;
 /// After so long without an import everything is read.
 const BEHIND_US: u64 = 60_000_000;
 /// A server's clock that goes back by more than this is another server's.
@@ -50,6 +57,8 @@ pub struct ExchangeOptions {
     /// All regions, this one too.
     pub regions: Vec<Box<str>>,
     pub keying: Keying,
+    /// How long a statement may take.
+    pub timeout_ms: u64,
     pub seed: u64,
 }
 
@@ -81,13 +90,25 @@ struct State {
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
     /// Keys that other regions count too, until when.
-    contested: HashMap<(u32, u32), u64>,
+    contested: HashMap<SlotRef, u64>,
     published_us: Option<u64>,
     imported_us: Option<u64>,
     random: u64,
 }
 
 impl State {
+    /// The server's clock, as far as it is known.
+    fn server_ms(&self, now: Now) -> Option<u64> {
+        let since_us = now.mono_us.saturating_sub(self.imported_us?);
+        Some(self.watermark_ms?.saturating_add(since_us / 1000))
+    }
+
+    /// When everything is read the next time.
+    fn plan_full(&mut self, now: Now) {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.full_at_us = now.mono_us + FULL_INTERVAL_US + (self.random >> 33) % (FULL_INTERVAL_US / 5);
+    }
+
     /// So much may have changed since the last import that reading it takes as long as reading everything.
     fn is_behind(&self, now: Now) -> bool {
         self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)
@@ -118,7 +139,8 @@ pub struct Hearing {
     import: Import,
     /// When the rows changed that told something new.
     news_ms: Vec<u64>,
-    now: Now,
+    /// Everything is read, and what the table was told is not forgotten yet.
+    must_forget: bool,
 }
 
 /// A process's part in the exchange.
@@ -184,12 +206,37 @@ impl Exchange {
         state.refused.retain(|_, (until_us, _)| !is_over(*until_us));
         again.into_iter().for_each(|at| self.note(at));
         let mut rows = Vec::new();
+        let rows_max = if state.publishing.is_open() { CHUNK_ROWS } else { TURN_ROWS };
         // What comes in meanwhile is for the next turn.
         for _ in 0..self.table().noted().len() {
+            if rows.len() >= rows_max {
+                break;
+            }
             let Some(at) = self.table().noted().pop() else { break };
             self.collect_slot(at, &names, &state, now, &mut rows);
         }
         Sending::new(rows)
+    }
+
+    /// Nothing is to be published, and nobody has heard of the store for a while.
+    pub fn wants_ping(&self, now: Now) -> bool {
+        let state = self.state.lock();
+        let is_silent = state.published_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= PING_US);
+        is_silent || state.publishing.is_open()
+    }
+
+    /// A turn without rows has ended; the store was asked whether it answers, or not.
+    pub fn published_nothing(&self, does_answer: Option<bool>, now: Now) {
+        let mut state = self.state.lock();
+        match does_answer {
+            Some(is_success) => {
+                state.publishing.ended(is_success, now.mono_us);
+                if is_success {
+                    state.published_us = Some(now.mono_us);
+                }
+            }
+            None => state.publishing.passed(now.mono_us),
+        }
     }
 
     fn collect_slot(&self, at: SlotRef, names: &Names, state: &State, now: Now, rows: &mut Vec<(OwnRow, SlotRef)>) {
@@ -201,10 +248,14 @@ impl Exchange {
         let key = slot.key();
         let Some(named) = names.of_space(key.space) else { return };
         for (sequence, counts) in shared.notable(&slot.counter, &terms, self.table().regions()).into_iter().flatten() {
+            if state.server_ms(now).is_some_and(|server_ms| sequence > server_ms / key.window_ms + 1) {
+                // This clock is ahead by more than a window: others would count it when that window comes.
+                continue;
+            }
             let cell = CellName {
                 workspace: named.workspace.clone(),
                 namespace: named.namespace.clone(),
-                identifier: self.identifier(&key, shared.is_sensitive),
+                identifier: self.identifier(&key, named.is_sensitive || shared.is_sensitive),
                 duration_ms: key.window_ms,
                 sequence,
             };
@@ -225,11 +276,11 @@ impl Exchange {
     pub fn published(&self, sending: &Sending, now: Now) {
         for at in &sending.done {
             let row = sending.row(*at);
-            let current = now.wall_ms / row.cell.duration_ms.max(1);
             for at in sending.slots(*at) {
                 let mut shard = self.table().lock(at.shard);
                 if let Some((slot, shared)) = shard.at(*at) {
-                    shared.abroad_mut(slot.counter.sequence()).published(row.cell.sequence, current, row.counts);
+                    let current = slot.counter.sequence();
+                    shared.abroad_mut(current).published(row.cell.sequence, current, row.counts);
                 }
             }
         }
@@ -245,9 +296,8 @@ impl Exchange {
         }
         self.counts.published_rows.fetch_add(sending.done.len() as u64, Ordering::Relaxed);
         self.counts.refused_rows.fetch_add(sending.refused.len() as u64, Ordering::Relaxed);
-        let is_success = sending.failed.is_empty();
-        state.publishing.ended(is_success, now.mono_us);
-        if is_success {
+        state.publishing.ended(sending.failed.is_empty(), now.mono_us);
+        if !sending.done.is_empty() {
             state.published_us = Some(now.mono_us);
         }
     }
@@ -278,36 +328,49 @@ impl Exchange {
 
     /// What to read now. Every turn ends with [`Exchange::imported`] or [`Exchange::not_imported`].
     pub fn reading(&self, now: Now) -> (Reading, Hearing) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let reading = match state.watermark_ms {
             Some(ms) if now.mono_us < state.full_at_us && !state.is_behind(now) => {
-                Reading::Since { ms: ms.saturating_sub(OVERLAP_MS) }
+                Reading::Since { ms: ms.saturating_sub(self.overlap_ms()) }
             }
             _ => Reading::All,
         };
-        drop(state);
         if reading == Reading::All {
-            // What is there is about to be read.
+            // Before it is read: who asks for another one meanwhile gets it.
+            state.plan_full(now);
+        }
+        let import = Import::new(&self.options.region);
+        (reading, Hearing { import, news_ms: Vec::new(), must_forget: reading == Reading::All })
+    }
+
+    fn overlap_ms(&self) -> u64 {
+        OVERLAP_MS_MIN.max(2 * self.options.timeout_ms + 1000)
+    }
+
+    /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
+    fn forget_told(&self, hearing: &mut Hearing) {
+        if std::mem::take(&mut hearing.must_forget) {
             self.for_all(|_, _, _, shared| {
                 if let Some(abroad) = shared.known_abroad() {
                     abroad.forget_told();
                 }
             });
         }
-        (reading, Hearing { import: Import::new(&self.options.region), news_ms: Vec::new(), now })
     }
 
     /// Takes a row over.
-    pub fn hear(&self, hearing: &mut Hearing, row: HeardRow) {
+    pub fn hear(&self, hearing: &mut Hearing, row: HeardRow, now: Now) {
+        self.forget_told(hearing);
         if let Some(sum) = hearing.import.hear(row) {
-            self.take(hearing, &sum);
+            self.take(hearing, &sum, now);
         }
     }
 
     /// All rows were heard; the server's clock was at this when they were read.
     pub fn imported(&self, mut hearing: Hearing, reading: Reading, server_ms: u64, now: Now) -> Vec<u64> {
+        self.forget_told(&mut hearing);
         if let Some(sum) = hearing.import.end() {
-            self.take(&mut hearing, &sum);
+            self.take(&mut hearing, &sum, now);
         }
         self.counts.imported_rows.fetch_add(hearing.import.rows, Ordering::Relaxed);
         self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
@@ -321,16 +384,11 @@ impl Exchange {
             let seen = state.seen.entry(region.clone()).or_default();
             *seen = updated_at_ms.max(seen).to_owned();
         }
-        let is_other_clock = state.watermark_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before);
-        if is_other_clock {
+        if state.watermark_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
             // Another server answers: what it dated before our watermark was never read.
             state.full_at_us = 0;
-        } else if reading == Reading::All {
-            state.random = state.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            state.full_at_us = now.mono_us + FULL_INTERVAL_US + (state.random >> 33) % (FULL_INTERVAL_US / 5);
-            let is_there = |at: SlotRef| self.table().lock(at.shard).at(at).is_some();
-            state.hidden.tidy(now.wall_ms, is_there);
         }
+        state.hidden.expire(now.wall_ms);
         state.watermark_ms = Some(server_ms);
         state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
         state.imported_us = Some(now.mono_us);
@@ -339,13 +397,17 @@ impl Exchange {
     }
 
     /// A reading has failed. What it heard is taken over all the same; the next one hears it again.
-    pub fn not_imported(&self, now: Now) {
-        self.state.lock().importing.ended(false, now.mono_us);
+    pub fn not_imported(&self, reading: Reading, now: Now) {
+        let mut state = self.state.lock();
+        // Statements that others gave up on may be done late, and dated early: a full reading finds them.
+        let again_us = now.mono_us + self.overlap_ms() * 1000;
+        state.full_at_us = if reading == Reading::All { 0 } else { state.full_at_us.min(again_us) };
+        state.importing.ended(false, now.mono_us);
     }
 
-    fn take(&self, hearing: &mut Hearing, sum: &CellSum) {
+    fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
-        let current = hearing.now.wall_ms / duration_ms;
+        let current = now.wall_ms / duration_ms;
         if sequence.abs_diff(current) > 1 {
             // Over already, or of a clock that is far away.
             return;
@@ -356,8 +418,8 @@ impl Exchange {
             return;
         };
         let is_news = match named.is_sensitive {
-            true => self.take_hidden(identifier, sum, hearing.now),
-            false => self.take_key(named, identifier, sum, hearing.now),
+            true => self.take_hidden(identifier, sum, now),
+            false => self.take_key(named, identifier, sum, now),
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
@@ -394,14 +456,23 @@ impl Exchange {
         let number = table.shard_of(hash);
         let at = {
             let mut shard = table.lock(number);
-            let counter = Counter::new(&terms, now.wall_ms);
-            let entry = Entry { key, hash, terms, counter, is_sensitive: false, is_global: true };
-            let slot = table.insert(&mut shard, &[], entry, now.wall_ms);
-            let (slot_at, Some(shared)) = shard.both(slot) else { return false };
-            shared.abroad_mut(slot_at.counter.sequence()).is_unasked = true;
-            SlotRef { shard: number, slot, generation: shared.generation }
+            // A request may have made it in between.
+            match shard.find_ref(&key, hash, number) {
+                Some(at) => {
+                    table.count_asked();
+                    at
+                }
+                None => {
+                    let counter = Counter::new(&terms, now.wall_ms);
+                    let entry = Entry { key, hash, terms, counter, is_sensitive: false, is_global: true };
+                    let slot = table.insert(&mut shard, &[], entry, now.wall_ms);
+                    let (slot_at, Some(shared)) = shard.both(slot) else { return false };
+                    shared.abroad_mut(slot_at.counter.sequence()).is_unasked = true;
+                    self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
+                    SlotRef { shard: number, slot, generation: shared.generation }
+                }
+            }
         };
-        self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
         self.take_at(at, sum, now)
     }
 
@@ -414,12 +485,13 @@ impl Exchange {
             let current = slot.counter.sequence();
             let abroad = shared.abroad_mut(current);
             let is_news = abroad.import(sum.cell.sequence, current, sum.others, sum.row);
+            shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
             // What others do not know may matter to them now.
             self.table().note(at.shard, at.slot, slot, shared);
             is_news
         };
         if sum.others.hits > 0 {
-            self.state.lock().contested.insert((at.shard, at.slot), sum.cell.expires_at_ms());
+            self.state.lock().contested.insert(at, sum.cell.expires_at_ms());
         }
         is_news
     }
@@ -427,7 +499,9 @@ impl Exchange {
     fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
         let at = self.state.lock().hidden.slot(digest);
         if let Some(at) = at {
-            if self.table().lock(at.shard).at(at).is_some() {
+            let is_it = |slot: &Slot| *self.identifier(&slot.key(), true) == *digest;
+            let is_there = self.table().lock(at.shard).at(at).is_some_and(|(slot, _)| is_it(slot));
+            if is_there {
                 return self.take_at(at, sum, now);
             }
             self.state.lock().hidden.gone(digest);
@@ -451,6 +525,7 @@ impl Exchange {
 
     /// Compares sensitive keys that were made with what others told.
     pub fn reveal(&self, now: Now) {
+        self.state.lock().hidden.tidy(|at| self.table().lock(at.shard).at(at).is_some());
         while let Some(at) = self.table().hidden().pop() {
             let digest = {
                 let mut shard = self.table().lock(at.shard);
@@ -465,6 +540,7 @@ impl Exchange {
                 slot.counter.look(&terms, now.wall_ms);
                 let current = slot.counter.sequence();
                 shared.abroad_mut(current).import(sequence, current, others, row);
+                shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
                 self.table().note(at.shard, at.slot, slot, shared);
             }
         }

@@ -17,10 +17,15 @@ pub struct Kept {
     pub expires_at_ms: u64,
 }
 
+/// Below so many keys nobody looks for those that are gone.
+const SLOTS_MIN: usize = 4096;
+
 /// Sensitive keys, and rows that wait for theirs.
 #[derive(Debug, Default)]
 pub struct Hidden {
     slots: HashMap<Box<[u8]>, SlotRef>,
+    /// So many slots are remembered before those that are gone are looked for.
+    tidy_at: usize,
     kept: HashMap<Box<[u8]>, Vec<Kept>>,
 }
 
@@ -47,18 +52,26 @@ impl Hidden {
             return false;
         }
         let rows = self.kept.entry(digest.into()).or_default();
-        rows.retain(|other| other.sequence != row.sequence);
+        // Of older windows nothing counts.
+        rows.retain(|other| other.sequence != row.sequence && other.sequence + 1 >= row.sequence);
         rows.push(row);
         true
     }
 
-    /// Forgets what has expired, and keys that are gone.
-    pub fn tidy(&mut self, now_ms: u64, is_there: impl Fn(SlotRef) -> bool) {
+    /// Forgets rows that have expired.
+    pub fn expire(&mut self, now_ms: u64) {
         self.kept.retain(|_, rows| {
             rows.retain(|row| row.expires_at_ms > now_ms);
             !rows.is_empty()
         });
-        self.slots.retain(|_, at| is_there(*at));
+    }
+
+    /// Forgets keys that are gone, if there may be many of them.
+    pub fn tidy(&mut self, is_there: impl Fn(SlotRef) -> bool) {
+        if self.slots.len() >= self.tidy_at {
+            self.slots.retain(|_, at| is_there(*at));
+            self.tidy_at = SLOTS_MIN + 2 * self.slots.len();
+        }
     }
 }
 
@@ -76,10 +89,15 @@ mod tests {
         let at = SlotRef { shard: 1, slot: 2, generation: 3 };
         assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
         assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");
-        hidden.tidy(100, |_| true);
+        hidden.expire(100);
         assert_eq!(hidden.made((*b"a").into(), at), [kept(8, 200)]);
         assert_eq!((hidden.slot(b"a"), hidden.slot(b"b")), (Some(at), None));
-        hidden.tidy(100, |_| false);
+        hidden.tidy(|_| false);
         assert_eq!(hidden.slot(b"a"), None);
+        for number in 0..10 * SLOTS_MIN {
+            hidden.made(number.to_string().into_bytes().into(), at);
+            hidden.tidy(|_| false);
+        }
+        assert!(hidden.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
     }
 }

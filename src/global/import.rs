@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::engine::share::COUNT_MAX;
 use crate::global::row::{CellName, Counts, HeardRow};
+use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
+
+/// Regions whose last change is remembered: many more than anybody has.
+const SEEN_MAX: usize = 256;
 
 /// What to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +52,16 @@ impl Import {
     pub fn hear(&mut self, heard: HeardRow) -> Option<CellSum> {
         self.rows += 1;
         let HeardRow { cell, region, counts, updated_at_ms } = heard;
-        let is_sane = counts.hits <= COUNT_MAX && counts.refunds <= counts.hits && cell.duration_ms > 0;
+        let is_window = (WINDOW_MS_MIN..=WINDOW_MS_MAX).contains(&cell.duration_ms);
+        let is_sane = counts.hits <= COUNT_MAX && counts.refunds <= counts.hits && is_window;
         if !is_sane {
             self.absurd += 1;
             return None;
         }
-        let seen = self.seen.entry(region.clone()).or_default();
-        *seen = updated_at_ms.max(*seen);
+        if self.seen.len() < SEEN_MAX || self.seen.contains_key(&region) {
+            let seen = self.seen.entry(region.clone()).or_default();
+            *seen = updated_at_ms.max(*seen);
+        }
         let mut complete = None;
         if self.at_hand.as_ref().is_none_or(|sum| sum.cell != cell) {
             let sum = CellSum { cell, others: Counts::default(), row: Counts::default(), updated_at_ms: 0 };

@@ -11,6 +11,8 @@ pub const CHUNK_ROWS: usize = 512;
 const CONFLICTS_MAX: u32 = 8;
 /// The pause before it is, at first.
 const CONFLICT_PAUSE_US: u64 = 5_000;
+/// Rows that a server may refuse before a turn gives up: it hardly takes any.
+const REFUSED_MAX: usize = 32;
 
 /// What became of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +108,8 @@ impl Sending {
                 let middle = range.start + range.len() / 2;
                 self.left.extend([middle..range.end, range.start..middle]);
             }
-            Sent::Refused => self.refused.extend(range),
-            Sent::Conflict => self.failed.extend(range),
-            Sent::Failed => {
+            Sent::Refused if self.refused.len() < REFUSED_MAX => self.refused.extend(range),
+            Sent::Refused | Sent::Conflict | Sent::Failed => {
                 self.failed.extend(range);
                 self.failed.extend(self.left.drain(..).flatten());
             }
@@ -176,6 +177,18 @@ mod tests {
         }
         assert_eq!(sending.sent(Sent::Conflict), Then::End);
         assert_eq!(sending.failed.len(), 10);
+    }
+
+    #[test]
+    fn a_server_that_takes_nothing_is_not_asked_row_by_row() {
+        let mut sending = sending(5000);
+        let mut statements = 0;
+        while sending.next().is_some() {
+            statements += 1;
+            sending.sent(Sent::Refused);
+        }
+        assert!(statements < 100, "{statements}");
+        assert_eq!((sending.refused.len(), sending.refused.len() + sending.failed.len()), (REFUSED_MAX, 5000));
     }
 
     #[test]

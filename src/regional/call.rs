@@ -30,7 +30,8 @@
 //! `running` starts at `own` (seated) or the field (not seated) and grows with the asks of the call that were admitted. A
 //! need wants `running + hits`, and `field` may already be there, because an earlier check arrived after its caller had
 //! given up: only what goes above the field is new. A need fits if what counts now, and what is new, is within its limit.
-//! What counts of a cell is what the origin holds, at least the region's row, and on top what other regions have.
+//! What counts of a cell is what the origin holds, at least what the region's row leaves after all refunds, and on top what
+//! other regions have.
 //! All needs of an ask fit and are charged to the newest cell of their parts, or none is. Needs with a quota number are
 //! over as a group, deny only if all quota groups are over, and are not charged when their own group is. Needs of one ask
 //! on the same part add up. Hits of 0 ask whether anything is left to be had and charge nothing.
@@ -43,6 +44,8 @@ use smallvec::SmallVec;
 
 /// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
 pub use crate::engine::share::COUNT_MAX;
+
+use crate::engine::abroad::Counts;
 
 /// Names a key at the origin, alike in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -126,7 +129,7 @@ pub struct Told {
     pub ttl_ms: u64,
     /// What the region has published of the cell, and what all other regions have. Only asks take them into account, and
     /// nothing of them is kept.
-    pub row: u64,
+    pub row: Counts,
     pub abroad: u64,
 }
 

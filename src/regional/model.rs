@@ -363,8 +363,9 @@ impl Origin {
     fn effective(&self, part: &Part) -> u64 {
         let unheard = |told: &Told| if told.is_seated { 0 } else { told.own };
         let count = |told: &Told| {
-            let region = saturating(self.cells[&(part.key, told.sequence)].count(), unheard(told));
-            saturating(region.max(told.row), told.abroad)
+            let cell = &self.cells[&(part.key, told.sequence)];
+            let region = saturating(cell.count(), unheard(told));
+            saturating(region.max(told.row.without(cell.refunds)), told.abroad)
         };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),

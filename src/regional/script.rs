@@ -12,6 +12,8 @@ use std::fmt::{self, Write};
 use redis::Value;
 use smallvec::SmallVec;
 
+use crate::engine::abroad::Counts;
+
 use super::call::{AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, OriginKey, Part, ProcessId, Reply, Told};
 
 /// Serves a [`Call`].
@@ -99,7 +101,7 @@ pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
         refunds_floor: bounded(told.refunds_floor),
         // Redis deletes at once what is to be kept for 0 ms.
         ttl_ms: told.ttl_ms.clamp(1, COUNT_MAX),
-        row: bounded(told.row),
+        row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
         abroad: bounded(told.abroad),
     }
 }
@@ -138,7 +140,8 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
         };
         keys.push(key);
         numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
-        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms, told.row, told.abroad]);
+        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
+        numbers.extend([told.row.hits, told.row.refunds, told.abroad]);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! One task publishes and one imports, each at its own pace. No request waits for either.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::engine::Engine;
@@ -38,7 +40,10 @@ pub struct Global {
     /// Sensitive keys were made.
     wake: Notify,
     is_leaving: AtomicBool,
-    warned: Mutex<Option<(Instant, &'static str)>>,
+    /// One turn at a time: the last one of a stop waits for the one under way.
+    publishing: tokio::sync::Mutex<()>,
+    /// When each complaint was last made.
+    warned: Mutex<BTreeMap<(Turn, &'static str), Instant>>,
     pub metrics: GlobalMetrics,
 }
 
@@ -65,10 +70,13 @@ impl Global {
             began,
             wake: Notify::new(),
             is_leaving: AtomicBool::new(false),
+            publishing: tokio::sync::Mutex::default(),
             warned: Mutex::default(),
             metrics: GlobalMetrics::default(),
         });
         tokio::spawn(global.clone().prepare(migrates));
+        tokio::spawn(global.clone().publish());
+        tokio::spawn(global.clone().import());
         tokio::spawn(global.clone().reveal());
         global
     }
@@ -106,15 +114,15 @@ impl Global {
                     tracing::info!(applied = applied.len(), "the table that regions share is up to date");
                     break;
                 }
-                Err(error) => self.warn(&error, "the table that regions share could not be migrated: trying again"),
+                Err(error) => {
+                    self.warn(Turn::Publish, &error, "the table that regions share could not be migrated: trying again")
+                }
             }
             sleep(MIGRATE_INTERVAL).await;
         }
         if let Err(error) = self.mysql.check_schema().await {
-            self.warn(&error, "counts are not shared with other regions for now");
+            self.warn(Turn::Publish, &error, "counts are not shared with other regions for now");
         }
-        tokio::spawn(self.clone().publish());
-        tokio::spawn(self.import());
     }
 
     async fn publish(self: Arc<Self>) {
@@ -128,9 +136,12 @@ impl Global {
     }
 
     async fn publish_once(&self) {
-        let mut sending = self.exchange.collect(self.now());
+        let _turn = self.publishing.lock().await;
+        let mut sending = block_in_place(|| self.exchange.collect(self.now()));
+        if sending.is_empty() {
+            return self.published_nothing().await;
+        }
         let began = Instant::now();
-        let is_any = !sending.is_empty();
         let region = &self.exchange.options().region;
         while let Some(rows) = sending.next() {
             let outcome = self.mysql.publish(region, rows).await;
@@ -142,7 +153,21 @@ impl Global {
                 Then::End => break,
             }
         }
-        self.publish_ended(&sending, is_any, began);
+        self.publish_ended(&sending, began);
+    }
+
+    /// Nothing was to be published: whether MySQL would take it is asked for from time to time.
+    async fn published_nothing(&self) {
+        let mut does_answer = None;
+        if self.exchange.wants_ping(self.now()) {
+            let answer = self.mysql.server_now_ms().await;
+            if let Err(error) = &answer {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(Turn::Publish, error, "counts could not be published now");
+            }
+            does_answer = Some(answer.is_ok());
+        }
+        self.exchange.published_nothing(does_answer, self.now());
     }
 
     fn sent(&self, outcome: &Result<(), StoreError>) -> Sent {
@@ -154,12 +179,12 @@ impl Global {
             }
             Remedy::Bisect => {
                 self.metrics.failed(Turn::Publish, StoreFailure::of(error));
-                self.warn(error, "some counts can't be published: the others are");
+                self.warn(Turn::Publish, error, "some counts can't be published: the others are");
                 Sent::Refused
             }
             Remedy::GiveUp => {
                 self.metrics.failed(Turn::Publish, StoreFailure::of(error));
-                self.warn(error, "counts can't be published: they are, as soon as MySQL takes them");
+                self.warn(Turn::Publish, error, "counts can't be published: they are, as soon as MySQL takes them");
                 if matches!(error, StoreError::Schema(_)) {
                     self.exchange.doubt();
                 }
@@ -168,9 +193,11 @@ impl Global {
         }
     }
 
-    fn publish_ended(&self, sending: &Sending, is_any: bool, began: Instant) {
-        if is_any && sending.failed.is_empty() {
+    fn publish_ended(&self, sending: &Sending, began: Instant) {
+        if sending.failed.is_empty() {
             self.metrics.took(Turn::Publish, began.elapsed());
+        } else {
+            tracing::debug!(rows = sending.failed.len(), "rows wait for the next turn");
         }
         self.exchange.published(sending, self.now());
     }
@@ -190,7 +217,8 @@ impl Global {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
         let outcome = {
-            let mut each = |row| self.exchange.hear(&mut hearing, row);
+            // The time of each row: a full reading may take longer than a window.
+            let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
             match reading {
                 Reading::All => self.mysql.all_live(&mut each).await,
                 Reading::Since { ms } => self.mysql.changed_since(ms, &mut each).await,
@@ -198,14 +226,18 @@ impl Global {
         };
         match outcome {
             Ok(server_ms) => {
-                let ages_ms = self.exchange.imported(hearing, reading, server_ms, self.now());
+                // All keys may be looked at, which takes its time.
+                let ages_ms = block_in_place(|| self.exchange.imported(hearing, reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
             }
             Err(error) => {
                 self.metrics.failed(Turn::Import, StoreFailure::of(&error));
-                self.warn(&error, "counts of other regions can't be imported: the last known ones stay");
-                self.exchange.not_imported(self.now());
+                self.warn(Turn::Import, &error, "counts of other regions can't be imported: the last known ones stay");
+                if matches!(error, StoreError::Schema(_)) {
+                    self.exchange.doubt();
+                }
+                self.exchange.not_imported(reading, self.now());
             }
         }
     }
@@ -219,11 +251,11 @@ impl Global {
     }
 
     /// Says so, but the same thing once a minute only.
-    fn warn(&self, error: &StoreError, what: &str) {
+    fn warn(&self, turn: Turn, error: &StoreError, what: &str) {
         let mut warned = self.warned.lock();
-        let is_new = warned.is_none_or(|(at, reason)| reason != error.reason() || at.elapsed() >= WARN_INTERVAL);
-        if is_new {
-            *warned = Some((Instant::now(), error.reason()));
+        let complaint = (turn, error.reason());
+        if warned.get(&complaint).is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+            warned.insert(complaint, Instant::now());
             tracing::warn!(%error, "{what}");
         } else {
             tracing::debug!(%error, "{what}");

@@ -74,7 +74,7 @@ impl Process {
         let keying = Keying::new(Secret::new("simulated"));
         let exchange = is_global.then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
-            let options = ExchangeOptions { region, regions, keying: keying.clone(), seed };
+            let options = ExchangeOptions { region, regions, keying: keying.clone(), timeout_ms: 2000, seed };
             let exchange = Exchange::new(engine.clone(), options, now);
             exchange.set_rules(ruleset, now);
             exchange

@@ -174,8 +174,7 @@ mod tests {
         assert_eq!(global.problems(), Vec::<String>::new());
         let mut out = Vec::new();
         global.print(&mut out, 100).unwrap();
-        let expected = "\
-  regions   3 configured, this one is eu
+        let expected = "  regions   3 configured, this one is eu
   seen      eu (0s ago), us (1m 1s ago)
   missing   ap
   mysql     db:3306/tidegate

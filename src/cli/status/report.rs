@@ -342,6 +342,7 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   beat      4 answered, 0 failed; p50 within 0.26 ms, p99 above 1 s
   check     10 answered, 1 failed; p50 within 0.51 ms, p99 within 1.02 ms
   replay    0 answered, 0 failed
+  regions   none: without MYSQL_URL counts stay in the region
 ";
         assert!(text.ends_with(expected), "{text}");
     }

@@ -36,7 +36,7 @@ pub fn publish(region: &str, rows: &[OwnRow]) -> String {
         let _ = write!(
             values,
             "{}(x'{workspace}',x'{namespace}',x'{identifier}',{duration_ms},{sequence},x'{region}',{},{},{},\
-             UNIX_TIMESTAMP(NOW(3))*1000)",
+             UNIX_TIMESTAMP(SYSDATE(3))*1000)",
             if place == 0 { "" } else { "," },
             counts.hits,
             counts.refunds,
@@ -114,7 +114,7 @@ mod tests {
         let row = OwnRow { cell, counts: Counts { hits: 7, refunds: 2 } };
         let publish = publish("eu", &[row.clone(), row]);
         let value = format!(
-            "(x'65646765',x'',x'273b2044524f5000ff',60000,{max},x'6575',7,2,{max},UNIX_TIMESTAMP(NOW(3))*1000)",
+            "(x'65646765',x'',x'273b2044524f5000ff',60000,{max},x'6575',7,2,{max},UNIX_TIMESTAMP(SYSDATE(3))*1000)",
             max = u64::MAX
         );
         assert!(publish.contains(&format!("VALUES {value},{value}\nON DUPLICATE")), "{publish}");

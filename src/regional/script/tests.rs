@@ -131,7 +131,7 @@ impl Chaos {
             asked_acked: refund(self),
             refunds_floor: refund(self),
             ttl_ms: 3_600_000 + self.rng.random_range(0..WINDOW_MS_MAX),
-            row: refund(self),
+            row: Counts { hits: refund(self), refunds: refund(self) },
             abroad: refund(self),
         }
     }

@@ -11,7 +11,7 @@
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
 --                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process,
---                             row, abroad
+--                             the hits and the refunds of the row, abroad
 --            number of asks
 --            for each ask: number of needs
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
@@ -130,7 +130,7 @@ for number = 1, parts_count do
   if cells < 1 or (measure == BUCKET and cells > 1) then
     return malformed('the cells of part ' .. number)
   end
-  asks_at = asks_at + 4 + 11 * cells
+  asks_at = asks_at + 4 + 12 * cells
   cells_count = cells_count + cells
 end
 if cells_count ~= #KEYS then
@@ -162,7 +162,8 @@ end
 local function window_cell(key, at)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = {
-    key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own, row = n[at + 9], abroad = n[at + 10],
+    key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
+    row = n[at + 9], row_refunds = n[at + 10], abroad = n[at + 11],
   }
   local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process, 'n')
   local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
@@ -370,7 +371,8 @@ end
 -- What counts of a cell in all regions, with what a process without a seat has besides.
 local function in_all_regions(cell)
   local sum = count(cell) + cell.top
-  sum = (sum > cell.row and sum or cell.row) + cell.abroad
+  local bound = cell.row - (cell.row_refunds > cell.r and cell.row_refunds or cell.r)
+  sum = (sum > bound and sum or bound) + cell.abroad
   return sum < MAX and sum or MAX
 end
 
@@ -419,7 +421,7 @@ for number = 1, parts_count do
       refunds = refunds or cell.refund
     end
     cells[place] = cell
-    at = at + 11
+    at = at + 12
   end
   if refunds then
     for place = 1, cells_of_part do

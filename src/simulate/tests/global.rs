@@ -132,17 +132,21 @@ fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
             world.request_at(at_us, process, Asked { key, hits });
         }
         let mut is_skewed = false;
-        for _ in 0..4 {
+        for _ in 0..5 {
             // Not so early that a clock that is behind is in the window before.
             let at_us = 5 * SECOND_US + world.random().below(10 * SECOND_US);
             let region = world.random().below(regions as u64) as usize;
             let for_us = SECOND_US + world.random().below(6 * SECOND_US);
-            let fault = match world.random().below(6) {
+            let process = world.random().below(processes) as usize;
+            let fault = match world.random().below(9) {
                 0 => Fault::Partition { region, way: Way::Both, for_us },
                 1 => Fault::Partition { region, way: Way::There, for_us },
                 2 => Fault::Partition { region, way: Way::Back, for_us },
                 3 => Fault::Freeze { region, for_us: for_us / 3 },
                 4 => Fault::Failover { region, back_us: 200_000 },
+                5 => Fault::Crash { process },
+                6 => Fault::Restart { process },
+                7 => Fault::LoseData { region },
                 _ => {
                     is_skewed = true;
                     Fault::Skew { region, by_ms: for_us as i64 / 1000 - 4_000 }

@@ -59,7 +59,10 @@ impl World {
         if sending.next().is_none() {
             let now = self.now(to.process);
             if let Some(exchange) = self.exchange(to) {
-                exchange.published(&sending, now);
+                match sending.is_empty() {
+                    true => exchange.published_nothing(None, now),
+                    false => exchange.published(&sending, now),
+                }
             }
             self.plan_publish(to);
             return;
@@ -127,10 +130,10 @@ impl World {
         if let Some(exchange) = self.exchange(to) {
             match rows {
                 Some((rows, server_ms)) => {
-                    rows.into_iter().for_each(|row| exchange.hear(&mut hearing, row));
+                    rows.into_iter().for_each(|row| exchange.hear(&mut hearing, row, now));
                     exchange.imported(*hearing, reading, server_ms, now);
                 }
-                None => exchange.not_imported(now),
+                None => exchange.not_imported(reading, now),
             }
         }
         self.plan_import(to);

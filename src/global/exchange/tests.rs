@@ -1,0 +1,255 @@
+//! The exchange by hand: one process, and a table in memory.
+
+use super::*;
+use crate::engine::Modes;
+use crate::global::model::Rows;
+use crate::global::publish::Sent;
+use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
+use crate::rules::{Options, Source};
+use crate::settings::secret::Secret;
+
+const START_MS: u64 = 1_800_000_000_000;
+
+fn rules(limit: &str) -> Ruleset {
+    let text = format!("{{domain: d, descriptors: [{{key: k, {limit}}}]}}");
+    let loaded = Ruleset::load(&[Source { name: "t".into(), text }], &Options::default());
+    loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems))
+}
+
+const HOUR: &str = "rate_limit: {requests_per_unit: 100, unit: hour}";
+
+/// A process of the region `a`, without an origin.
+struct Process {
+    engine: Arc<Engine>,
+    exchange: Exchange,
+    ruleset: Ruleset,
+    now: Now,
+}
+
+impl Process {
+    fn new(keys_max: usize, ruleset: Ruleset) -> Process {
+        let engine = Arc::new(Engine::global(keys_max, 0, false, 2));
+        let now = Now { wall_ms: START_MS, mono_us: 1_000_000 };
+        let options = ExchangeOptions {
+            region: "a".into(),
+            regions: vec!["a".into(), "b".into()],
+            keying: Keying::new(Secret::new("secret")),
+            timeout_ms: 2000,
+            seed: 1,
+        };
+        let exchange = Exchange::new(engine.clone(), options, now);
+        exchange.set_rules(&ruleset, now);
+        Process { engine, exchange, ruleset, now }
+    }
+
+    fn reload(&mut self, ruleset: Ruleset) {
+        self.exchange.set_rules(&ruleset, self.now);
+        self.ruleset = ruleset;
+    }
+
+    /// Whether so many hits are admitted; negative ones are given back.
+    fn ask(&self, value: &str, hits: i64) -> bool {
+        let entries = [RequestEntry { key: "k", value }].into_iter().collect();
+        let hits = match u64::try_from(hits) {
+            Ok(hits) => Hits::OfRequest(hits),
+            Err(_) => Hits::Refund(hits.unsigned_abs()),
+        };
+        let descriptors = [Descriptor { entries, hits, limit: None }].into_iter().collect();
+        let request = Request::new("d", descriptors, &Bounds::default()).unwrap();
+        let decision = self.engine.decide(&self.ruleset, &request, Modes::default(), self.now.wall_ms);
+        self.exchange.reveal(self.now);
+        !decision.is_over
+    }
+
+    /// Publishes into the table, if it takes it, and returns how many rows were sent.
+    fn publish(&mut self, rows: &mut Rows, sent: Sent) -> usize {
+        self.pass(1000);
+        let mut sending = self.exchange.collect(self.now);
+        let mut count = 0;
+        while let Some(chunk) = sending.next() {
+            count += chunk.len();
+            if sent == Sent::Done {
+                rows.publish("a", chunk, self.now.wall_ms);
+            }
+            sending.sent(sent);
+        }
+        match sending.is_empty() {
+            true => self.exchange.published_nothing(None, self.now),
+            false => self.exchange.published(&sending, self.now),
+        }
+        count
+    }
+
+    fn import(&mut self, rows: &Rows) -> Reading {
+        self.pass(1000);
+        let (reading, mut hearing) = self.exchange.reading(self.now);
+        for row in rows.read(reading, self.now.wall_ms) {
+            self.exchange.hear(&mut hearing, row, self.now);
+        }
+        self.exchange.imported(hearing, reading, self.now.wall_ms, self.now);
+        reading
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now = Now { wall_ms: self.now.wall_ms + ms, mono_us: self.now.mono_us + ms * 1000 };
+    }
+}
+
+/// A row of the region `b`, for a key of the rule `k`.
+fn row_of_b(value: &str, hits: u64, now: Now) -> OwnRow {
+    let mut identifier = vec![value.len() as u8];
+    identifier.extend_from_slice(value.as_bytes());
+    let cell = CellName {
+        workspace: (*b"d").into(),
+        namespace: (*b"k").into(),
+        identifier: identifier.into(),
+        duration_ms: 3_600_000,
+        sequence: now.wall_ms / 3_600_000,
+    };
+    OwnRow { cell, counts: Counts { hits, refunds: 0 } }
+}
+
+fn count(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+#[test]
+fn keys_that_only_others_ask_for_are_bounded() {
+    let mut process = Process::new(40, rules(HOUR));
+    let mut rows = Rows::default();
+    let all: Vec<OwnRow> = (0..25).map(|n| row_of_b(&n.to_string(), 90, process.now)).collect();
+    rows.publish("b", &all, process.now.wall_ms);
+    process.import(&rows);
+    let counts = &process.exchange.counts;
+    assert_eq!((count(&counts.created_keys), count(&counts.roomless_rows)), (10, 15));
+    assert_eq!(process.engine.stats().keys, 10);
+    // Those that are asked for are no longer of that kind, and others find room.
+    let known: Vec<u32> = (0..25).filter(|n| !process.ask(&n.to_string(), 11)).collect();
+    assert_eq!(known.len(), 10, "{known:?}");
+    process.exchange.doubt();
+    process.import(&rows);
+    assert_eq!(count(&process.exchange.counts.created_keys), 20);
+}
+
+#[test]
+fn a_failed_turn_is_repeated_and_a_row_that_is_refused_comes_later() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    assert!(process.ask("x", 60));
+    assert_eq!(process.publish(&mut rows, Sent::Failed), 1);
+    assert_eq!(process.publish(&mut rows, Sent::Refused), 1);
+    assert!(process.ask("x", 1));
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "it is left alone for a while");
+    process.pass(10_000);
+    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert_eq!(rows.total("a").hits, 61);
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "nothing is new");
+}
+
+#[test]
+fn what_the_table_has_lost_is_told_again() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    assert!(process.ask("x", 60));
+    process.publish(&mut rows, Sent::Done);
+    assert_eq!(process.import(&rows), Reading::All);
+    rows = Rows::default();
+    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "nobody has noticed");
+    process.exchange.doubt();
+    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert_eq!(rows.total("a").hits, 60);
+}
+
+#[test]
+fn a_failed_reading_leads_to_a_full_one() {
+    let mut process = Process::new(100, rules(HOUR));
+    let rows = Rows::default();
+    assert_eq!(process.import(&rows), Reading::All);
+    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    let (reading, _) = process.exchange.reading(process.now);
+    process.exchange.not_imported(reading, process.now);
+    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    process.pass(10_000);
+    assert_eq!(process.import(&rows), Reading::All);
+    // And one that asks for it while everything is read gets it.
+    process.exchange.doubt();
+    let (reading, hearing) = process.exchange.reading(process.now);
+    process.exchange.doubt();
+    process.exchange.imported(hearing, reading, process.now.wall_ms, process.now);
+    assert_eq!(process.import(&rows), Reading::All);
+}
+
+#[test]
+fn another_server_behind_the_name_is_read_from_the_start() {
+    let mut process = Process::new(100, rules(HOUR));
+    let rows = Rows::default();
+    process.import(&rows);
+    let (reading, hearing) = process.exchange.reading(process.now);
+    process.exchange.imported(hearing, reading, process.now.wall_ms - 60_000, process.now);
+    assert_eq!(process.import(&rows), Reading::All);
+}
+
+#[test]
+fn rules_that_change_change_what_is_shared() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.publish("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    process.import(&rows);
+    assert!(!process.ask("x", 10));
+    process.reload(rules("rate_limit: {requests_per_unit: 100, unit: hour, scope: regional}"));
+    assert!(process.ask("x", 60), "others do not count here any more");
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0);
+    process.import(&rows);
+    assert_eq!(count(&process.exchange.counts.unknown_rows), 1);
+    process.reload(rules(HOUR));
+    assert!(process.ask("x", 1));
+    assert_eq!(process.import(&rows), Reading::All);
+    assert!(!process.ask("x", 1), "61 and 95");
+}
+
+#[test]
+fn a_rule_that_becomes_sensitive_tells_no_more_values() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    assert!(process.ask("hunter2", 60));
+    process.publish(&mut rows, Sent::Done);
+    process.reload(rules(&format!("sensitive: true, {HOUR}")));
+    assert!(process.ask("hunter2", 10));
+    process.publish(&mut rows, Sent::Done);
+    let identifiers: Vec<Box<[u8]>> =
+        rows.read(Reading::All, process.now.wall_ms).into_iter().map(|row| row.cell.identifier).collect();
+    assert_eq!(identifiers.len(), 2);
+    let plain = identifiers.iter().filter(|identifier| identifier.ends_with(b"hunter2")).count();
+    assert_eq!(plain, 1, "the one from before");
+    assert_eq!(rows.total("a").hits, 60 + 70);
+}
+
+#[test]
+fn a_clock_that_is_ahead_publishes_nothing_for_later() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    process.import(&rows);
+    process.now.wall_ms += 3 * 3_600_000;
+    assert!(process.ask("x", 60));
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0);
+}
+
+#[test]
+fn a_reading_that_takes_long_moves_no_key_back() {
+    let mut process = Process::new(100, rules("rate_limit: {requests_per_unit: 100, window: 10s}"));
+    assert!(process.ask("x", 1));
+    let (reading, mut hearing) = process.exchange.reading(process.now);
+    process.pass(30_000);
+    assert!(process.ask("x", 60));
+    let mut others = Rows::default();
+    let mut row = row_of_b("x", 5, process.now);
+    row.cell = CellName { duration_ms: 10_000, sequence: process.now.wall_ms / 10_000, ..row.cell };
+    others.publish("b", &[row], process.now.wall_ms);
+    for row in others.read(Reading::All, process.now.wall_ms) {
+        process.exchange.hear(&mut hearing, row, process.now);
+    }
+    process.exchange.imported(hearing, reading, process.now.wall_ms, process.now);
+    assert!(!process.ask("x", 36) && process.ask("x", 35), "60 here and 5 there");
+}
