@@ -58,6 +58,8 @@ pub struct Regional {
     began: Instant,
     deadline: Duration,
     is_leaving: AtomicBool,
+    /// The origin has answered a call that counts.
+    was_answered: AtomicBool,
     /// Run ids of the servers behind the origin.
     identity: Mutex<Vec<String>>,
     shortest_window_ms: AtomicU64,
@@ -87,6 +89,7 @@ impl Regional {
             began: Instant::now(),
             deadline,
             is_leaving: AtomicBool::new(false),
+            was_answered: AtomicBool::new(false),
             identity: Mutex::default(),
             shortest_window_ms: AtomicU64::new(u64::MAX),
             is_anonymous: AtomicBool::new(false),
@@ -232,6 +235,7 @@ impl Regional {
         let reply = answered.and_then(|value| script::decode(&call, &value).map_err(|_| OriginError::BadReply));
         let effects = match reply {
             Ok(reply) => {
+                self.was_answered.store(true, Ordering::Relaxed);
                 self.metrics.called(operation, began.elapsed());
                 if operation == Operation::Replay {
                     let cells = call.parts.iter().map(|part| part.cells.len() as u64).sum();
@@ -283,7 +287,9 @@ impl Regional {
                     let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
                     self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
                     self.compare_clocks(offset_ms, &mut are_apart);
-                    if was_heard && !beat.was_known {
+                    // Before the first heartbeat, a server may have answered that is no more.
+                    let has_told = was_heard || self.was_answered.load(Ordering::Relaxed);
+                    if has_told && !beat.was_known {
                         self.heal("it does not know this process any more");
                     }
                     was_heard = true;
