@@ -1,9 +1,14 @@
 //! The exchange by hand: one process, and a table in memory.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 use crate::engine::Modes;
+use crate::engine::abroad::Counts;
+use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::Sent;
+use crate::global::row::OwnRow;
 use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
 use crate::rules::{Options, Source};
 use crate::settings::secret::Secret;

@@ -1,0 +1,274 @@
+//! The way in: what is read, and what it says about which key.
+
+use std::sync::atomic::Ordering;
+
+use crate::engine::counter::Counter;
+use crate::engine::key::Key;
+use crate::engine::table::{Entry, Slot, SlotRef};
+use crate::global::exchange::{Exchange, Now, State};
+use crate::global::hidden::Kept;
+use crate::global::import::{CellSum, Import, Reading};
+use crate::global::names::Named;
+use crate::global::row::{CellName, HeardRow};
+use crate::rules::policy::Algorithm;
+
+/// How often everything is read, whatever has changed: it repairs what was missed.
+const FULL_INTERVAL_US: u64 = 600_000_000;
+/// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
+const OVERLAP_MS_MIN: u64 = 5_000;
+/// A server's clock that goes back by more than this is another server's.
+const CLOCK_BACK_MS: u64 = 1_000;
+/// After so long without an import everything is read.
+const BEHIND_US: u64 = 60_000_000;
+/// Ages that are remembered of one import.
+const AGES_MAX: usize = 1_024;
+
+/// What is heard during one import.
+#[derive(Debug)]
+pub struct Hearing {
+    import: Import,
+    /// When the rows changed that told something new.
+    news_ms: Vec<u64>,
+    /// Everything is read, and what the table was told is not forgotten yet.
+    must_forget: bool,
+}
+
+impl State {
+    /// When everything is read the next time.
+    fn plan_full(&mut self, now: Now) {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.full_at_us = now.mono_us + FULL_INTERVAL_US + (self.random >> 33) % (FULL_INTERVAL_US / 5);
+    }
+
+    /// So much may have changed since the last import that reading it takes as long as reading everything.
+    fn is_behind(&self, now: Now) -> bool {
+        self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)
+    }
+}
+
+impl Exchange {
+    /// The table may have lost rows: at the next import everything is read, and told again as far as it is not there.
+    pub fn doubt(&self) {
+        self.state.lock().full_at_us = 0;
+    }
+
+    /// What to read now. Every turn ends with [`Exchange::imported`] or [`Exchange::not_imported`].
+    pub fn reading(&self, now: Now) -> (Reading, Hearing) {
+        let mut state = self.state.lock();
+        let reading = match state.watermark_ms {
+            Some(ms) if now.mono_us < state.full_at_us && !state.is_behind(now) => {
+                Reading::Since { ms: ms.saturating_sub(self.overlap_ms()) }
+            }
+            _ => Reading::All,
+        };
+        if reading == Reading::All {
+            // Before it is read: who asks for another one meanwhile gets it.
+            state.plan_full(now);
+        }
+        let import = Import::new(&self.options.region);
+        (reading, Hearing { import, news_ms: Vec::new(), must_forget: reading == Reading::All })
+    }
+
+    fn overlap_ms(&self) -> u64 {
+        OVERLAP_MS_MIN.max(2 * self.options.timeout_ms + 1000)
+    }
+
+    /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
+    fn forget_told(&self, hearing: &mut Hearing) {
+        if std::mem::take(&mut hearing.must_forget) {
+            self.for_all(|_, _, _, shared| {
+                if let Some(abroad) = shared.known_abroad() {
+                    abroad.forget_told();
+                }
+            });
+        }
+    }
+
+    /// Takes a row over.
+    pub fn hear(&self, hearing: &mut Hearing, row: HeardRow, now: Now) {
+        self.forget_told(hearing);
+        if let Some(sum) = hearing.import.hear(row) {
+            self.take(hearing, &sum, now);
+        }
+    }
+
+    /// All rows were heard; the server's clock was at this when they were read.
+    pub fn imported(&self, mut hearing: Hearing, reading: Reading, server_ms: u64, now: Now) -> Vec<u64> {
+        self.forget_told(&mut hearing);
+        if let Some(sum) = hearing.import.end() {
+            self.take(&mut hearing, &sum, now);
+        }
+        self.counts.imported_rows.fetch_add(hearing.import.rows, Ordering::Relaxed);
+        self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
+        self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
+        if reading == Reading::All {
+            // What the table turned out not to hold is told again.
+            self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
+        }
+        let mut state = self.state.lock();
+        for (region, updated_at_ms) in &hearing.import.seen {
+            let seen = state.seen.entry(region.clone()).or_default();
+            *seen = updated_at_ms.max(seen).to_owned();
+        }
+        if state.watermark_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
+            // Another server answers: what it dated before our watermark was never read.
+            state.full_at_us = 0;
+        }
+        state.hidden.expire(now.wall_ms);
+        state.watermark_ms = Some(server_ms);
+        state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
+        state.imported_us = Some(now.mono_us);
+        state.importing.ended(true, now.mono_us);
+        hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
+    }
+
+    /// A reading has failed. What it heard is taken over all the same; the next one hears it again.
+    pub fn not_imported(&self, reading: Reading, now: Now) {
+        let mut state = self.state.lock();
+        // Statements that others gave up on may be done late, and dated early: a full reading finds them.
+        let again_us = now.mono_us + self.overlap_ms() * 1000;
+        state.full_at_us = if reading == Reading::All { 0 } else { state.full_at_us.min(again_us) };
+        state.importing.ended(false, now.mono_us);
+    }
+
+    fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
+        let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
+        let current = now.wall_ms / duration_ms;
+        if sequence.abs_diff(current) > 1 {
+            // Over already, or of a clock that is far away.
+            return;
+        }
+        let names = self.names.read().clone();
+        let Some(named) = names.of_row(workspace, namespace).filter(|named| named.is_global(*duration_ms)) else {
+            self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let is_news = match named.is_sensitive {
+            true => self.take_hidden(identifier, sum, now),
+            false => self.take_key(named, identifier, sum, now),
+        };
+        if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
+            hearing.news_ms.push(sum.updated_at_ms);
+        }
+    }
+
+    /// Takes over what a row says about a key whose identifier it names. True if it was news.
+    fn take_key(&self, named: &Named, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
+        let table = self.table();
+        let terms = named.terms(sum.cell.duration_ms);
+        let mut is_found = false;
+        let mut is_news = false;
+        // A rule may have changed how it counts: the cells are the same.
+        for algorithm in [Algorithm::SlidingWindow, Algorithm::FixedWindow] {
+            let key = Key { space: named.space, window_ms: terms.window_ms, algorithm, identifier };
+            let hash = table.hash(&key);
+            let number = table.shard_of(hash);
+            // Looked up before, so that the lock is free again.
+            let found = table.lock(number).find_ref(&key, hash, number);
+            if let Some(at) = found {
+                is_found = true;
+                is_news |= self.take_at(at, sum, now);
+            }
+        }
+        if is_found {
+            return is_news;
+        }
+        if !table.count_unasked() {
+            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let key = Key::new(named.space, &terms, identifier);
+        let hash = table.hash(&key);
+        let number = table.shard_of(hash);
+        let at = {
+            let mut shard = table.lock(number);
+            // A request may have made it in between.
+            match shard.find_ref(&key, hash, number) {
+                Some(at) => {
+                    table.count_asked();
+                    at
+                }
+                None => {
+                    let counter = Counter::new(&terms, now.wall_ms);
+                    let entry = Entry { key, hash, terms, counter, is_sensitive: false, is_global: true };
+                    let slot = table.insert(&mut shard, &[], entry, now.wall_ms);
+                    let (slot_at, Some(shared)) = shard.both(slot) else { return false };
+                    shared.abroad_mut(slot_at.counter.sequence()).is_unasked = true;
+                    self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
+                    SlotRef { shard: number, slot, generation: shared.generation }
+                }
+            }
+        };
+        self.take_at(at, sum, now)
+    }
+
+    fn take_at(&self, at: SlotRef, sum: &CellSum, now: Now) -> bool {
+        let is_news = {
+            let mut shard = self.table().lock(at.shard);
+            let Some((slot, shared)) = shard.at(at) else { return false };
+            let terms = slot.terms();
+            slot.counter.look(&terms, now.wall_ms);
+            let current = slot.counter.sequence();
+            let abroad = shared.abroad_mut(current);
+            let is_news = abroad.import(sum.cell.sequence, current, sum.others, sum.row);
+            shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
+            // What others do not know may matter to them now.
+            self.table().note(at.shard, at.slot, slot, shared);
+            is_news
+        };
+        if sum.others.hits > 0 {
+            self.state.lock().contested.insert(at, sum.cell.expires_at_ms());
+        }
+        is_news
+    }
+
+    fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
+        let at = self.state.lock().hidden.slot(digest);
+        if let Some(at) = at {
+            let is_it = |slot: &Slot| *self.identifier(&slot.key(), true) == *digest;
+            let is_there = self.table().lock(at.shard).at(at).is_some_and(|(slot, _)| is_it(slot));
+            if is_there {
+                return self.take_at(at, sum, now);
+            }
+            self.state.lock().hidden.gone(digest);
+        }
+        let kept = Kept {
+            sequence: sum.cell.sequence,
+            others: sum.others,
+            row: sum.row,
+            expires_at_ms: sum.cell.expires_at_ms(),
+        };
+        if !self.state.lock().hidden.keep(digest, kept, self.table().keys_max().div_ceil(4)) {
+            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// Whether sensitive keys were made that have not been compared with what others told.
+    pub fn has_hidden(&self) -> bool {
+        !self.table().hidden().is_empty()
+    }
+
+    /// Compares sensitive keys that were made with what others told.
+    pub fn reveal(&self, now: Now) {
+        self.state.lock().hidden.tidy(|at| self.table().lock(at.shard).at(at).is_some());
+        while let Some(at) = self.table().hidden().pop() {
+            let digest = {
+                let mut shard = self.table().lock(at.shard);
+                let Some((slot, _)) = shard.at(at) else { continue };
+                self.identifier(&slot.key(), true)
+            };
+            let kept = self.state.lock().hidden.made(digest, at);
+            for Kept { sequence, others, row, .. } in kept {
+                let mut shard = self.table().lock(at.shard);
+                let Some((slot, shared)) = shard.at(at) else { break };
+                let terms = slot.terms();
+                slot.counter.look(&terms, now.wall_ms);
+                let current = slot.counter.sequence();
+                shared.abroad_mut(current).import(sequence, current, others, row);
+                shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
+                self.table().note(at.shard, at.slot, slot, shared);
+            }
+        }
+    }
+}

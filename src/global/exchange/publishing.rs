@@ -1,0 +1,121 @@
+//! The way out: which rows are sent, and what becomes of them.
+
+use std::sync::atomic::Ordering;
+
+use crate::engine::abroad::Counts;
+use crate::engine::share::COUNT_MAX;
+use crate::engine::table::SlotRef;
+use crate::global::exchange::{Exchange, Now, State};
+use crate::global::names::Names;
+use crate::global::publish::{CHUNK_ROWS, Sending};
+use crate::global::row::{CellName, OwnRow};
+
+/// Rows of one turn; what is left is for the next. While the store does not answer, one statement is enough to try it.
+const TURN_ROWS: usize = 64 * CHUNK_ROWS;
+/// How often a store is asked whether it answers when there is nothing to publish.
+const PING_US: u64 = 10_000_000;
+/// How long a row that the server refused is left alone.
+const REFUSED_US: u64 = 10_000_000;
+
+impl Exchange {
+    /// The rows that others should know of now. Every turn ends with [`Exchange::published`].
+    pub fn collect(&self, now: Now) -> Sending {
+        let names = self.names.read().clone();
+        let mut state = self.state.lock();
+        let is_over = |until_us: u64| now.mono_us >= until_us;
+        let again: Vec<SlotRef> =
+            state.refused.values().filter(|(until_us, _)| is_over(*until_us)).map(|(_, at)| *at).collect();
+        state.refused.retain(|_, (until_us, _)| !is_over(*until_us));
+        again.into_iter().for_each(|at| self.note(at));
+        let mut rows = Vec::new();
+        let rows_max = if state.publishing.is_open() { CHUNK_ROWS } else { TURN_ROWS };
+        // What comes in meanwhile is for the next turn.
+        for _ in 0..self.table().noted().len() {
+            if rows.len() >= rows_max {
+                break;
+            }
+            let Some(at) = self.table().noted().pop() else { break };
+            self.collect_slot(at, &names, &state, now, &mut rows);
+        }
+        Sending::new(rows)
+    }
+
+    /// Nothing is to be published, and nobody has heard of the store for a while.
+    pub fn wants_ping(&self, now: Now) -> bool {
+        let state = self.state.lock();
+        let is_silent = state.published_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= PING_US);
+        is_silent || state.publishing.is_open()
+    }
+
+    /// A turn without rows has ended; the store was asked whether it answers, or not.
+    pub fn published_nothing(&self, does_answer: Option<bool>, now: Now) {
+        let mut state = self.state.lock();
+        match does_answer {
+            Some(is_success) => {
+                state.publishing.ended(is_success, now.mono_us);
+                if is_success {
+                    state.published_us = Some(now.mono_us);
+                }
+            }
+            None => state.publishing.passed(now.mono_us),
+        }
+    }
+
+    fn collect_slot(&self, at: SlotRef, names: &Names, state: &State, now: Now, rows: &mut Vec<(OwnRow, SlotRef)>) {
+        let mut shard = self.table().lock(at.shard);
+        let Some((slot, shared)) = shard.at(at) else { return };
+        shared.is_noted = false;
+        let terms = slot.terms();
+        slot.counter.look(&terms, now.wall_ms);
+        let key = slot.key();
+        let Some(named) = names.of_space(key.space) else { return };
+        for (sequence, counts) in shared.notable(&slot.counter, &terms, self.table().regions()).into_iter().flatten() {
+            if state.server_ms(now).is_some_and(|server_ms| sequence > server_ms / key.window_ms + 1) {
+                // This clock is ahead by more than a window: others would count it when that window comes.
+                continue;
+            }
+            let cell = CellName {
+                workspace: named.workspace.clone(),
+                namespace: named.namespace.clone(),
+                identifier: self.identifier(&key, named.is_sensitive || shared.is_sensitive),
+                duration_ms: key.window_ms,
+                sequence,
+            };
+            if !state.refused.contains_key(&cell) {
+                let hits = counts.hits.min(COUNT_MAX);
+                let counts = Counts { hits, refunds: counts.refunds.min(hits) };
+                rows.push((OwnRow { cell, counts }, at));
+            }
+        }
+    }
+
+    /// A turn has ended: what the server has is not sent again, what it has not is.
+    pub fn published(&self, sending: &Sending, now: Now) {
+        for at in &sending.done {
+            let row = sending.row(*at);
+            for at in sending.slots(*at) {
+                let mut shard = self.table().lock(at.shard);
+                if let Some((slot, shared)) = shard.at(*at) {
+                    let current = slot.counter.sequence();
+                    shared.abroad_mut(current).published(row.cell.sequence, current, row.counts);
+                }
+            }
+        }
+        let mut state = self.state.lock();
+        for at in &sending.refused {
+            let until_us = now.mono_us + REFUSED_US;
+            for slot in sending.slots(*at) {
+                state.refused.insert(sending.row(*at).cell.clone(), (until_us, *slot));
+            }
+        }
+        for at in &sending.failed {
+            sending.slots(*at).iter().for_each(|at| self.note(*at));
+        }
+        self.counts.published_rows.fetch_add(sending.done.len() as u64, Ordering::Relaxed);
+        self.counts.refused_rows.fetch_add(sending.refused.len() as u64, Ordering::Relaxed);
+        state.publishing.ended(sending.failed.is_empty(), now.mono_us);
+        if !sending.done.is_empty() {
+            state.published_us = Some(now.mono_us);
+        }
+    }
+}
