@@ -54,9 +54,7 @@ fn assert_survives(break_it: impl FnOnce(&mut MariaDbServer), heal: impl FnOnce(
     load.goes_on(300);
     let ledger = load.finish();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
-    let during = ledger.sent_in(broken_us..healed_us);
-    let (usual, then) = (before.latency(0.99), during.latency(0.99));
-    assert!(then <= (2 * usual).max(Duration::from_millis(10)), "p99 {then:?} while MySQL is broken, {usual:?} before");
+    assert_no_slower(&ledger.sent_in(broken_us..healed_us), &before);
     for (number, region) in ["a", "b"].into_iter().enumerate() {
         until_equal(3 * HEARD, of_region(&ledger, number), || published(&regions.mariadb, region));
     }
@@ -66,6 +64,11 @@ fn assert_survives(break_it: impl FnOnce(&mut MariaDbServer), heal: impl FnOnce(
         until_equal(3 * HEARD, total, || counted(regions.service(region, 0)));
     }
     regions
+}
+
+fn assert_no_slower(during: &Ledger, before: &Ledger) {
+    let (usual, then) = (before.latency(0.99), during.latency(0.99));
+    assert!(then <= (2 * usual).max(Duration::from_millis(10)), "p99 {then:?} while MySQL is broken, {usual:?} before");
 }
 
 /// What a process counts on all keys.
@@ -101,12 +104,15 @@ fn a_table_that_is_gone_is_filled_again() {
     let mut regions = Regions::start(&["a", "b"], 1, RULES);
     let load = contested(&regions);
     load.goes_on(600);
+    let before = load.so_far();
     drop_tables(&regions.mariadb);
+    let dropped_us = load.now_us();
     regions.regions[0].fleet.services[0].process.line_with("tidegate migrate");
     migrate(&regions.mariadb);
     load.set_rate(0);
     let ledger = load.finish();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    assert_no_slower(&ledger.sent_in(dropped_us..u64::MAX), &before);
     for (number, region) in ["a", "b"].into_iter().enumerate() {
         until_equal(3 * HEARD, of_region(&ledger, number), || published(&regions.mariadb, region));
     }

@@ -49,12 +49,15 @@ impl Named {
     }
 }
 
+/// Domain and rule id, as a row has them.
+type RowName = (Box<[u8]>, Box<[u8]>);
+
 /// The rules in force, by both.
 #[derive(Debug, Default)]
 pub struct Names {
     named: Vec<Named>,
     by_space: HashMap<Space, usize>,
-    by_text: HashMap<(Box<[u8]>, Box<[u8]>), usize>,
+    by_text: HashMap<RowName, usize>,
 }
 
 impl Names {
@@ -89,7 +92,7 @@ impl Names {
 
     pub fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&Named> {
         // The map's keys own their bytes.
-        let key = (Box::from(workspace), Box::from(namespace));
+        let key: RowName = (workspace.into(), namespace.into());
         self.by_text.get(&key).map(|at| &self.named[*at])
     }
 }

@@ -108,20 +108,25 @@ impl Global {
 
     /// Migrates, if that was asked for, and says what to do if the table is not as it has to be.
     async fn prepare(self: Arc<Self>, migrates: bool) {
-        while migrates {
-            match self.mysql.migrate().await {
-                Ok(applied) => {
-                    tracing::info!(applied = applied.len(), "the table that regions share is up to date");
-                    break;
-                }
-                Err(error) => {
-                    self.warn(Turn::Publish, &error, "the table that regions share could not be migrated: trying again")
-                }
-            }
-            sleep(MIGRATE_INTERVAL).await;
+        if migrates {
+            self.migrate().await;
         }
         if let Err(error) = self.mysql.check_schema().await {
             self.warn(Turn::Publish, &error, "counts are not shared with other regions for now");
+        }
+    }
+
+    /// Migrates, as soon as MySQL lets us.
+    async fn migrate(&self) {
+        loop {
+            match self.mysql.migrate().await {
+                Ok(applied) => {
+                    tracing::info!(applied = applied.len(), "the table that regions share is up to date");
+                    return;
+                }
+                Err(error) => self.warn(Turn::Publish, &error, "the table could not be migrated: trying again"),
+            }
+            sleep(MIGRATE_INTERVAL).await;
         }
     }
 
