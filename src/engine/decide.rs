@@ -170,9 +170,9 @@ fn decide_one(
     let mut slot = shard.find(&check.key, hash);
     let mut fresh;
     let (counter, mut shared) = match slot {
-        Some(slot) => {
-            let (slot, mut shared) = shard.both(slot);
-            touch(table, slot, shared.as_deref_mut(), check);
+        Some(at) => {
+            let (slot, mut shared) = shard.both(at);
+            touch(table, (number, at), slot, shared.as_deref_mut(), check);
             (&mut slot.counter, shared)
         }
         None => {
@@ -289,16 +289,16 @@ impl Batch<'_, '_> {
     fn look(&mut self, index: usize, is_quiet: bool) -> Verdict {
         let check = &self.checks[index];
         let waiting = self.waiting_before(index);
-        let Seen { hash, guard, .. } = self.seen[index];
+        let Seen { hash, guard, shard: number, .. } = self.seen[index];
         let shard = &mut self.guards[guard];
         let slot = shard.find(&check.key, hash);
         self.seen[index].waiting = waiting;
         self.seen[index].slot = slot;
         let mut fresh;
         let (counter, mut shared) = match slot {
-            Some(slot) => {
-                let (slot, mut shared) = shard.both(slot);
-                touch(self.table, slot, shared.as_deref_mut(), check);
+            Some(at) => {
+                let (slot, mut shared) = shard.both(at);
+                touch(self.table, (number, at), slot, shared.as_deref_mut(), check);
                 (&mut slot.counter, shared)
             }
             None => {
@@ -455,7 +455,7 @@ fn view<'a>(counter: &'a mut Counter, shared: Option<&'a Shared>) -> View<'a> {
 }
 
 /// Marks a key as used. What the origin has denied under another limit says nothing about this one.
-fn touch(table: &Table, slot: &mut Slot, shared: Option<&mut Shared>, check: &Check<'_>) {
+fn touch(table: &Table, (number, at): (u32, u32), slot: &mut Slot, shared: Option<&mut Shared>, check: &Check<'_>) {
     let has_changed = slot.touch(&check.terms);
     slot.is_global = check.is_global;
     let Some(shared) = shared else { return };
@@ -469,7 +469,10 @@ fn touch(table: &Table, slot: &mut Slot, shared: Option<&mut Shared>, check: &Ch
     if !check.is_global && shared.abroad().is_some() {
         shared.leave_abroad();
     }
-    shared.is_sensitive = check.is_sensitive;
+    if shared.is_sensitive != check.is_sensitive {
+        shared.is_sensitive = check.is_sensitive;
+        table.hide(number, at, slot, shared);
+    }
 }
 
 /// A refund leaves no key behind, unless the origin has to hear of it.

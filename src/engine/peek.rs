@@ -19,6 +19,8 @@ pub struct Peek<'r> {
     pub is_known: bool,
     /// What counts against the limit now.
     pub counted: u64,
+    /// Of that, what other regions have counted.
+    pub abroad: u64,
     pub remaining: u64,
     /// Whether the hits that were asked about fit.
     pub fits: bool,
@@ -64,6 +66,7 @@ impl Engine {
         let is_known = held.is_some();
         // A copy: bringing a counter up to date must not touch the one that decisions use.
         let (mut counter, abroad) = held.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
+        let here = counter.look(&terms, now_ms);
         let mut counter = View { counter: &mut counter, abroad: abroad.as_ref() };
         let look = counter.look(&terms, now_ms);
         let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
@@ -74,6 +77,7 @@ impl Engine {
             terms,
             is_known,
             counted: u64::try_from(i64::from(most).saturating_sub(look.available)).unwrap_or(0),
+            abroad: u64::try_from(here.available.saturating_sub(look.available)).unwrap_or(0),
             remaining: u64::try_from(look.available).unwrap_or(0),
             fits,
             frees_in_ms: admits_at_ms.map(|at_ms| at_ms.saturating_sub(now_ms)),

@@ -528,6 +528,13 @@ impl Table {
         &self.noted
     }
 
+    /// Has a key compared with what other regions told, if they know it only by a digest.
+    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &Shared) {
+        if slot.is_global && shared.is_sensitive {
+            self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
+        }
+    }
+
     /// Sensitive keys that were made and that nobody has compared with what other regions told.
     pub fn hidden(&self) -> &SegQueue<SlotRef> {
         &self.hidden
@@ -579,12 +586,11 @@ impl Table {
             self.make_room(shard, pinned, now_ms);
         }
         let number = self.shard_of(entry.hash);
-        let is_hidden = entry.is_sensitive && entry.is_global;
-        let slot = shard.insert(entry, shared, now_ms);
-        if is_hidden && let (_, Some(shared)) = shard.both(slot) {
-            self.hidden.push(SlotRef { shard: number, slot, generation: shared.generation });
+        let at = shard.insert(entry, shared, now_ms);
+        if let (slot, Some(shared)) = shard.both(at) {
+            self.hide(number, at, slot, shared);
         }
-        slot
+        at
     }
 
     fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {

@@ -63,6 +63,7 @@ struct Standing {
     name: String,
     is_known: bool,
     counted: u64,
+    abroad: u64,
     remaining: u64,
     fits: bool,
     frees_in_ms: Option<u64>,
@@ -77,6 +78,7 @@ impl Standing {
             name: peek.limit.map_or_else(String::new, |limit| limit.name.to_string()),
             is_known: peek.is_known,
             counted: peek.counted,
+            abroad: peek.abroad,
             remaining: peek.remaining,
             fits: peek.fits,
             frees_in_ms: peek.frees_in_ms,
@@ -91,6 +93,7 @@ impl Standing {
             "window_ms": self.window_ms,
             "is_known": self.is_known,
             "counted": self.counted,
+            "of_other_regions": self.abroad,
             "remaining": self.remaining,
             "fits": self.fits,
             "frees_in_ms": self.frees_in_ms,
@@ -107,6 +110,9 @@ impl fmt::Display for Standing {
         }
         if !self.is_known {
             write!(f, ", not counted before")?;
+        }
+        if self.abroad > 0 {
+            write!(f, ", {} of them in other regions", self.abroad)?;
         }
         let after = |ms: u64| humantime::format_duration(Duration::from_millis(ms)).to_string();
         match self.frees_in_ms {

@@ -230,6 +230,12 @@ fn a_rule_that_becomes_sensitive_tells_no_more_values() {
     let plain = identifiers.iter().filter(|identifier| identifier.ends_with(b"hunter2")).count();
     assert_eq!(plain, 1, "the one from before");
     assert_eq!(rows.total("a").hits, 60 + 70);
+    // What others tell is found by the digest.
+    let mut heard = rows.read(Reading::All, process.now.wall_ms).into_iter();
+    let digest = heard.find(|row| row.counts.hits == 70).unwrap().cell;
+    rows.publish("b", &[OwnRow { cell: digest, counts: Counts { hits: 30, refunds: 0 } }], process.now.wall_ms);
+    process.import(&rows);
+    assert!(!process.ask("hunter2", 1));
 }
 
 #[test]
