@@ -221,6 +221,8 @@ impl Global {
     async fn import_once(&self) {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
+        // A table that is too large to be read at once says from where on to follow it.
+        let clock = if reading == Reading::All { self.mysql.server_now_ms().await.ok() } else { None };
         let outcome = {
             // The time of each row: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
@@ -235,6 +237,16 @@ impl Global {
                 let ages_ms = block_in_place(|| self.exchange.imported(hearing, reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
+            }
+            Err(error @ StoreError::Timeout { .. }) if hearing.rows() > 0 && clock.is_some() => {
+                self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                self.warn(
+                    Turn::Import,
+                    &error,
+                    "not all counts of other regions could be read: following what changes",
+                );
+                let server_ms = clock.unwrap_or_default();
+                block_in_place(|| self.exchange.partly_imported(hearing, server_ms, self.now()));
             }
             Err(error) => {
                 self.metrics.failed(Turn::Import, StoreFailure::of(&error));

@@ -14,7 +14,7 @@ use crate::global::exchange::Hearing;
 use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::{Sending, Sent};
-use crate::global::row::HeardRow;
+use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
@@ -22,7 +22,7 @@ use crate::regional::region::{CallId, Effects, Now};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{Asked, Became, Process, Start};
+use crate::simulate::process::{Asked, Became, Process, Start, region_name};
 use crate::simulate::random::Random;
 
 /// A whole number of days after the epoch.
@@ -119,6 +119,11 @@ enum Event {
     RowsArrive {
         from: To,
         sending: Box<Sending>,
+    },
+    /// Rows arrive once more, late.
+    RowsRepeat {
+        region: usize,
+        rows: Vec<OwnRow>,
     },
     /// A process hears what became of its rows.
     RowsAnswered {
@@ -345,6 +350,10 @@ impl World {
             Event::Fault(fault) => self.fault(fault),
             Event::Publish { to } => self.publish(to),
             Event::RowsArrive { from, sending } => self.rows_arrive(from, sending),
+            Event::RowsRepeat { region, rows } => {
+                let now_ms = self.now_ms();
+                self.rows.publish(&region_name(region), &rows, now_ms);
+            }
             Event::RowsAnswered { to, sending, sent } => self.rows_answered(to, sending, sent),
             Event::Import { to } => self.import(to),
             Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),

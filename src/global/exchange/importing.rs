@@ -33,6 +33,13 @@ pub struct Hearing {
     must_forget: bool,
 }
 
+impl Hearing {
+    /// How many rows were heard.
+    pub fn rows(&self) -> u64 {
+        self.import.rows
+    }
+}
+
 impl State {
     /// When everything is read the next time.
     fn plan_full(&mut self, now: Now) {
@@ -120,6 +127,12 @@ impl Exchange {
         state.imported_us = Some(now.mono_us);
         state.importing.ended(true, now.mono_us);
         hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
+    }
+
+    /// Everything was to be read, and some was, but not in the time there is. What has changed since the server's clock
+    /// was at this is read from now on; the rest is heard when it changes, or with the next full reading.
+    pub fn partly_imported(&self, hearing: Hearing, server_ms: u64, now: Now) -> Vec<u64> {
+        self.imported(hearing, Reading::Since { ms: server_ms }, server_ms, now)
     }
 
     /// A reading has failed. What it heard is taken over all the same; the next one hears it again.

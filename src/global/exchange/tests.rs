@@ -188,6 +188,23 @@ fn a_failed_reading_leads_to_a_full_one() {
 }
 
 #[test]
+fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.publish("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
+    let (reading, mut hearing) = process.exchange.reading(process.now);
+    assert_eq!(reading, Reading::All);
+    let first = rows.read(reading, process.now.wall_ms).remove(0);
+    process.exchange.hear(&mut hearing, first, process.now);
+    process.exchange.partly_imported(hearing, process.now.wall_ms, process.now);
+    assert!(!process.ask("x", 6) && process.ask("y", 1), "what was heard counts");
+    process.pass(20_000);
+    rows.publish("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
+    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(!process.ask("y", 1));
+}
+
+#[test]
 fn another_server_behind_the_name_is_read_from_the_start() {
     let mut process = Process::new(100, rules(HOUR));
     let rows = Rows::default();

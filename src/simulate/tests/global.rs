@@ -94,6 +94,20 @@ fn refunds_reach_the_other_regions() {
     assert_eq!(late, [70], "30 are left of 80, and one more does not fit");
 }
 
+/// What is given back is there again in the region itself, also while the table can't be reached.
+#[test]
+fn a_refund_counts_at_home_before_others_hear_of_it() {
+    let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
+    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 90 });
+    world.fault_at(5 * SECOND_US, Fault::Partition { region: 0, way: Way::Both, for_us: 1000 * SECOND_US });
+    world.request_at(6 * SECOND_US, 1, Asked { key: 0, hits: -50 });
+    world.request_at(7 * SECOND_US, 0, Asked { key: 0, hits: 60 });
+    world.request_at(8 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.run_until(10 * SECOND_US);
+    let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
+    assert_eq!(admitted, [90, 60]);
+}
+
 /// A region whose origin was lost, and with it every process, is held by what it had published, and nothing of that is
 /// counted twice when it comes in again.
 #[test]

@@ -77,9 +77,14 @@ impl World {
 
     pub(super) fn rows_arrive(&mut self, from: To, sending: Box<Sending>) {
         self.oracle.statements += 1;
+        let region = self.region_of(from.process);
         if let Some(rows) = sending.next() {
             let now_ms = self.now_ms();
-            self.rows.publish(&region_name(self.region_of(from.process)), rows, now_ms);
+            self.rows.publish(&region_name(region), rows, now_ms);
+            if self.random.permille(self.setup.network.repeated) {
+                let at_us = self.now_us + self.random.below(1_000_000);
+                self.at(at_us, Event::RowsRepeat { region, rows: rows.to_vec() });
+            }
         }
         let (at_us, sent) = match self.is_cut(from.process, false) {
             true => (self.now_us + TABLE_TIMEOUT_US, Sent::Failed),
