@@ -221,8 +221,16 @@ impl Global {
     async fn import_once(&self) {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
-        // A table that is too large to be read at once says from where on to follow it.
-        let clock = if reading == Reading::All { self.mysql.server_now_ms().await.ok() } else { None };
+        let mut clock = None;
+        if reading == Reading::All {
+            match self.mysql.server_now_ms().await {
+                // A table that is too large to be read at once is followed from here on.
+                Ok(server_ms) => clock = Some(server_ms),
+                Err(error) => return self.import_failed(&error, reading),
+            }
+            // All keys are looked at, which takes its time.
+            block_in_place(|| self.exchange.forget_told(&mut hearing));
+        }
         let outcome = {
             // The time of each row: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
@@ -233,7 +241,6 @@ impl Global {
         };
         match outcome {
             Ok(server_ms) => {
-                // All keys may be looked at, which takes its time.
                 let ages_ms = block_in_place(|| self.exchange.imported(hearing, reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
@@ -248,15 +255,17 @@ impl Global {
                 let server_ms = clock.unwrap_or_default();
                 block_in_place(|| self.exchange.partly_imported(hearing, server_ms, self.now()));
             }
-            Err(error) => {
-                self.metrics.failed(Turn::Import, StoreFailure::of(&error));
-                self.warn(Turn::Import, &error, "counts of other regions can't be imported: the last known ones stay");
-                if matches!(error, StoreError::Schema(_)) {
-                    self.exchange.doubt();
-                }
-                self.exchange.not_imported(reading, self.now());
-            }
+            Err(error) => self.import_failed(&error, reading),
         }
+    }
+
+    fn import_failed(&self, error: &StoreError, reading: Reading) {
+        self.metrics.failed(Turn::Import, StoreFailure::of(error));
+        self.warn(Turn::Import, error, "counts of other regions can't be imported: the last known ones stay");
+        if matches!(error, StoreError::Schema(_)) {
+            self.exchange.doubt();
+        }
+        self.exchange.not_imported(reading, self.now());
     }
 
     /// Sensitive keys are compared with what others told as soon as they are made.

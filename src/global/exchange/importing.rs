@@ -81,7 +81,7 @@ impl Exchange {
     }
 
     /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
-    fn forget_told(&self, hearing: &mut Hearing) {
+    pub fn forget_told(&self, hearing: &mut Hearing) {
         if std::mem::take(&mut hearing.must_forget) {
             self.for_all(|_, _, _, shared| {
                 if let Some(abroad) = shared.known_abroad() {
@@ -132,7 +132,10 @@ impl Exchange {
     /// Everything was to be read, and some was, but not in the time there is. What has changed since the server's clock
     /// was at this is read from now on; the rest is heard when it changes, or with the next full reading.
     pub fn partly_imported(&self, hearing: Hearing, server_ms: u64, now: Now) -> Vec<u64> {
-        self.imported(hearing, Reading::Since { ms: server_ms }, server_ms, now)
+        let ages_ms = self.imported(hearing, Reading::Since { ms: server_ms }, server_ms, now);
+        let mut state = self.state.lock();
+        state.full_at_us = state.full_at_us.min(now.mono_us + FULL_INTERVAL_US / 2);
+        ages_ms
     }
 
     /// A reading has failed. What it heard is taken over all the same; the next one hears it again.

@@ -14,6 +14,8 @@ use crate::global::row::{CellName, OwnRow};
 const TURN_ROWS: usize = 64 * CHUNK_ROWS;
 /// How often a store is asked whether it answers when there is nothing to publish.
 const PING_US: u64 = 10_000_000;
+/// A queue of so many is never swept.
+const NOTED_MIN: usize = 4096;
 /// How long a row that the server refused is left alone.
 const REFUSED_US: u64 = 10_000_000;
 
@@ -27,6 +29,7 @@ impl Exchange {
             state.refused.values().filter(|(until_us, _)| is_over(*until_us)).map(|(_, at)| *at).collect();
         state.refused.retain(|_, (until_us, _)| !is_over(*until_us));
         again.into_iter().for_each(|at| self.note(at));
+        self.sweep_noted();
         let mut rows = Vec::new();
         let rows_max = if state.publishing.is_open() { CHUNK_ROWS } else { TURN_ROWS };
         // What comes in meanwhile is for the next turn.
@@ -38,6 +41,22 @@ impl Exchange {
             self.collect_slot(at, &names, &state, now, &mut rows);
         }
         Sending::new(rows)
+    }
+
+    /// Keys that were given up leave their places in the queue behind. While nothing can be published, these are found
+    /// here before they outnumber the keys that there are.
+    fn sweep_noted(&self) {
+        let noted = self.table().noted();
+        let length = noted.len();
+        if length <= NOTED_MIN + 2 * self.engine.stats().keys {
+            return;
+        }
+        for _ in 0..length {
+            let Some(at) = noted.pop() else { break };
+            if self.table().lock(at.shard).at(at).is_some_and(|(_, shared)| shared.is_noted) {
+                noted.push(at);
+            }
+        }
     }
 
     /// Nothing is to be published, and nobody has heard of the store for a while.

@@ -153,6 +153,22 @@ fn a_failed_turn_is_repeated_and_a_row_that_is_refused_comes_later() {
 }
 
 #[test]
+fn keys_that_were_given_up_do_not_fill_the_queue() {
+    let mut process = Process::new(10, rules("rate_limit: {requests_per_unit: 2, unit: hour}"));
+    let mut rows = Rows::default();
+    for n in 0..50_000 {
+        process.ask(&n.to_string(), 1);
+        if n % 1000 == 0 {
+            process.publish(&mut rows, Sent::Failed);
+        }
+    }
+    let waiting = process.engine.table().noted().len();
+    assert!(waiting <= 6_000, "{waiting} of 10 keys");
+    process.publish(&mut rows, Sent::Done);
+    assert!(rows.rows() > 0, "those that are here are still told");
+}
+
+#[test]
 fn what_the_table_has_lost_is_told_again() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
