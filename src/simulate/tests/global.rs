@@ -101,7 +101,7 @@ fn a_refund_counts_at_home_before_others_hear_of_it() {
     world.request_at(SECOND_US, 0, Asked { key: 0, hits: 90 });
     world.fault_at(5 * SECOND_US, Fault::Partition { region: 0, way: Way::Both, for_us: 1000 * SECOND_US });
     world.request_at(6 * SECOND_US, 1, Asked { key: 0, hits: -50 });
-    world.request_at(7 * SECOND_US, 0, Asked { key: 0, hits: 60 });
+    world.request_at(7 * SECOND_US, 1, Asked { key: 0, hits: 60 });
     world.request_at(8 * SECOND_US, 0, Asked { key: 0, hits: 1 });
     world.run_until(10 * SECOND_US);
     let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
