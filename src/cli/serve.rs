@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic_health::ServingStatus;
@@ -30,16 +31,19 @@ use crate::server::drain::{self, Drainer, Phase};
 use crate::server::global::Global;
 use crate::server::listener::{GrpcListener, UnixSocket};
 use crate::server::regional::Regional;
-use crate::server::reload::{self, Reloader};
+use crate::server::reload::{self, Following, Reloader};
 use crate::server::service::Service;
 use crate::server::tls::Tls;
 use crate::server::{grpc, http};
 use crate::settings::global::GlobalSettings;
 use crate::settings::redis::RedisSettings;
 use crate::settings::secret::Secret;
+use crate::settings::xds::XdsSettings;
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
 use crate::sources::changes::Changes;
 use crate::sources::config::now_s;
+use crate::sources::files::Location;
+use crate::sources::xds::stream;
 
 /// How often what has expired is looked for.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,7 +74,10 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         (None, None) => Engine::new(settings.keys_max),
     };
     let reloader = Reloader {
-        location: flags.rules.location(),
+        location: match &settings.xds {
+            Some(xds) => Location::Server(xds.place.as_str().into()),
+            None => flags.rules.location(),
+        },
         options: flags.rules.options()?,
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
@@ -82,15 +89,24 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         let _on_runtime = runtime.enter();
         Signals::new()?
     };
-    // Before the first load, so that no change falls in between.
-    let location = reloader.location.clone();
-    let changes = Changes::of(move || location.watched());
-    tracing::debug!(rules = %reloader.location, "reading the rules");
-    if !first_load(&reloader, settings.force_start) {
-        return Ok(Exit::Failure);
-    }
+    let (rules, signals) = match settings.xds.clone() {
+        Some(xds) => match runtime.block_on(first_rules(xds, &reloader, settings.force_start, signals)) {
+            Some(started) => started,
+            None => return Ok(Exit::Success),
+        },
+        None => {
+            // Before the first load, so that no change falls in between.
+            let location = reloader.location.clone();
+            let changes = Changes::of(move || location.watched());
+            tracing::debug!(rules = %reloader.location, "reading the rules");
+            if !first_load(&reloader, settings.force_start) {
+                return Ok(Exit::Failure);
+            }
+            (RulesFrom::Files(changes), signals)
+        }
+    };
     raise_open_files();
-    runtime.block_on(serve(settings, reloader, changes, signals))?;
+    runtime.block_on(serve(settings, reloader, rules, signals))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
@@ -140,6 +156,49 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
     }
 }
 
+/// What tells of new rules.
+enum RulesFrom {
+    Files(Changes),
+    /// Counts those that have come into force.
+    Server(watch::Receiver<u64>),
+}
+
+impl RulesFrom {
+    /// Waits for the next change.
+    async fn next(&mut self) {
+        match self {
+            RulesFrom::Files(changes) => changes.next().await,
+            RulesFrom::Server(news) => {
+                if news.changed().await.is_err() {
+                    // Nobody follows the server any more, so there is nothing to tell.
+                    std::future::pending().await
+                }
+            }
+        }
+    }
+}
+
+/// Follows a management server, and waits for its first rules unless the start is forced. `None`: asked to stop before.
+async fn first_rules(
+    xds: XdsSettings,
+    reloader: &Reloader,
+    is_forced: bool,
+    mut signals: Signals,
+) -> Option<(RulesFrom, Signals)> {
+    let place = xds.place.clone();
+    let (news, mut heard) = watch::channel(0);
+    tokio::spawn(stream::follow(xds, Following { reloader: reloader.clone(), news }));
+    if !is_forced {
+        logging::say(&format!("tidegate: waiting for the first rules from {place}"));
+        tokio::select! {
+            _ = heard.changed() => {}
+            _ = signals.terminate.recv() => return None,
+            _ = signals.interrupt.recv() => return None,
+        }
+    }
+    Some((RulesFrom::Server(heard), signals))
+}
+
 /// What the process is told from outside.
 struct Signals {
     terminate: Signal,
@@ -157,7 +216,7 @@ impl Signals {
     }
 }
 
-async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals: Signals) -> anyhow::Result<()> {
+async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals: Signals) -> anyhow::Result<()> {
     let Signals { mut terminate, mut interrupt, hang_up } = signals;
     let tls = settings.tls.clone().map(Tls::start).transpose()?;
     let grpc_listener = match &settings.grpc_socket {
@@ -214,7 +273,7 @@ async fn serve(settings: Settings, reloader: Reloader, changes: Changes, signals
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = reload(reloader, tls, &health, changes, hang_up) => {}
+        () = reload(reloader, tls, &health, rules, hang_up) => {}
         // A port that nobody serves any more must not look like one that is served.
         ended = ports.join_next() => anyhow::bail!("a port stopped: {ended:?}"),
     }
@@ -266,10 +325,10 @@ fn join_others(service: &Arc<Service>, settings: GlobalSettings, keying: Keying,
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.
-async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut changes: Changes, mut hang_up: Signal) {
+async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut rules: RulesFrom, mut hang_up: Signal) {
     loop {
         tokio::select! {
-            () = changes.next() => {}
+            () = rules.next() => {}
             _ = hang_up.recv() => {
                 // Certificates are watched on their own; who asks means them too. Neither waits for the other.
                 if let Some(tls) = tls.clone() {
@@ -277,9 +336,12 @@ async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut 
                 }
             }
         }
-        let reloading = reloader.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
-            tracing::error!(%error, "the rules could not be reloaded");
+        // A server's rules are in force already.
+        if let RulesFrom::Files(_) = rules {
+            let reloading = reloader.clone();
+            if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
+                tracing::error!(%error, "the rules could not be reloaded");
+            }
         }
         health.report(&reloader.service).await;
     }

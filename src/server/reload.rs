@@ -6,15 +6,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::watch;
+
 use crate::rules::lint;
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Options, Ruleset};
+use crate::rules::{Loaded, Options, Ruleset, Source};
 use crate::server::service::{InForce, Service};
 use crate::sources::config::ConfigStatus;
 use crate::sources::files::{self, Location};
+use crate::sources::xds::stream::Taker;
 
 /// Problems that are logged one by one; `/config/status` has more of them.
 const LOGGED_MAX: usize = 20;
+/// Problems that a management server is told.
+const REFUSED_MAX: usize = 10;
 
 /// Knows where rules are, and who wants them.
 #[derive(Clone, Debug)]
@@ -33,7 +38,11 @@ impl Reloader {
     /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
     pub fn load(&self) -> Result<Vec<Problem>, Vec<Problem>> {
         let began = Instant::now();
-        let mut loaded = files::load(&self.location, &self.options);
+        self.put(files::load(&self.location, &self.options), began)
+    }
+
+    /// Puts rules into force if they are good.
+    fn put(&self, mut loaded: Loaded, began: Instant) -> Result<Vec<Problem>, Vec<Problem>> {
         if self.service.engine().table().is_shared() && !self.has_secret {
             lint::refuse_sensitive(&mut loaded);
         }
@@ -65,9 +74,29 @@ impl Reloader {
 
     /// Loads the rules again and logs what came of it.
     pub fn reload(&self) {
+        self.change(|| self.load());
+    }
+
+    /// Puts the rules of a management server into force, or says why not. Blocks, as [`Reloader::load`] does.
+    pub fn take(&self, sources: &[Source]) -> Result<(), String> {
+        let outcome = self.change(|| {
+            let began = Instant::now();
+            self.put(Ruleset::load(sources, &self.options), began)
+        });
+        outcome.map(drop).map_err(|problems| {
+            let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+            let errors: Vec<String> = errors
+                .take(REFUSED_MAX)
+                .map(|Problem { place, message, help, .. }| format!("{place}: {message} ({help})"))
+                .collect();
+            errors.join("; ")
+        })
+    }
+
+    fn change(&self, load: impl FnOnce() -> Result<Vec<Problem>, Vec<Problem>>) -> Result<Vec<Problem>, Vec<Problem>> {
         let before = self.config.read();
         let not_honoured_before = self.not_honoured();
-        let outcome = self.load();
+        let outcome = load();
         let now = self.config.read();
         let (Ok(problems) | Err(problems)) = &outcome;
         let had_failed = before.last_attempt.as_ref().is_some_and(|attempt| !attempt.ok);
@@ -81,7 +110,7 @@ impl Reloader {
         for sentence in self.not_honoured().iter().filter(|sentence| !not_honoured_before.contains(sentence)) {
             tracing::warn!("{sentence}");
         }
-        match outcome {
+        match &outcome {
             // Whoever was told that rules are refused is told when they are not any more.
             Ok(_) if had_failed => {
                 tracing::warn!(
@@ -104,6 +133,24 @@ impl Reloader {
             }
             Err(_) => tracing::debug!("the rules were not reloaded: nothing new about them"),
         }
+        outcome
+    }
+}
+
+/// Takes a management server's rules, and tells when there are new ones.
+#[derive(Debug)]
+pub struct Following {
+    pub reloader: Reloader,
+    pub news: watch::Sender<u64>,
+}
+
+impl Taker for Following {
+    async fn take(&self, sources: Vec<Source>) -> Result<(), String> {
+        let reloader = self.reloader.clone();
+        let taken = tokio::task::spawn_blocking(move || reloader.take(&sources)).await;
+        taken.unwrap_or_else(|error| Err(error.to_string()))?;
+        self.news.send_modify(|count| *count += 1);
+        Ok(())
     }
 }
 

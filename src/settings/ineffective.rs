@@ -75,23 +75,11 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
     ),
     (
         &[
-            ("CONFIG_GRPC_XDS_NODE_ID", ""),
-            ("CONFIG_GRPC_XDS_NODE_METADATA", ""),
-            ("CONFIG_GRPC_XDS_SERVER_URL", ""),
-            ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", ""),
-            ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ""),
-            ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false"),
-            ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", ""),
-            ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", ""),
-            ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
-            ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
             ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", ""),
-            ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", ""),
             ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", ""),
             ("XDS_CLIENT_BACKOFF_JITTER", ""),
-            ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", ""),
         ],
-        "rules come from files",
+        "attempts to reach the management server begin with CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL apart, and double",
     ),
     (
         &[

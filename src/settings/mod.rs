@@ -15,6 +15,7 @@ pub mod rules;
 pub mod secret;
 pub mod socket;
 pub mod tls;
+pub mod xds;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -35,6 +36,7 @@ use crate::settings::rules::RuleFlags;
 use crate::settings::secret::{Secret, SecretError};
 use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
 use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
+use crate::settings::xds::{XdsFlags, XdsSettingError, XdsSettings};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -69,9 +71,12 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub rules: RuleFlags,
 
-    /// Where rules come from: FILE is the only one here, GRPC_XDS_SOTW is refused
+    /// Where rules come from: files, or a management server (ADS, state of the world)
     #[arg(long, env = "CONFIG_TYPE", value_enum, value_name = "TYPE", default_value = "FILE", help_heading = "Rules")]
     pub config_type: ConfigType,
+
+    #[command(flatten)]
+    pub xds: XdsFlags,
 
     /// Start even if there are no usable rules yet; calls fail with UNAVAILABLE until there are
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", value_name = "BOOL", default_value = "false")]
@@ -269,6 +274,8 @@ pub struct Settings {
     pub prometheus: Option<PrometheusPort>,
     pub scrape: ScrapeOptions,
     pub force_start: bool,
+    /// The management server that rules come from. `None`: from files.
+    pub xds: Option<XdsSettings>,
     /// After a forced start, not ready before there are rules.
     pub ready_with_rules_only: bool,
     pub connection_age: Duration,
@@ -312,8 +319,8 @@ pub enum SettingError {
     Drain { flag: &'static str, env: &'static str },
     #[error("--prometheus-path (PROMETHEUS_PATH) is '{0}', which is not a path: write /metrics or the like")]
     MetricsPath(String),
-    #[error("--config-type (CONFIG_TYPE) is GRPC_XDS_SOTW: rules come from files here, write FILE and mount them")]
-    Xds,
+    #[error(transparent)]
+    Xds(#[from] XdsSettingError),
     #[error(transparent)]
     Socket(#[from] SocketSettingError),
     #[error(transparent)]
@@ -329,9 +336,10 @@ pub enum SettingError {
 impl Settings {
     /// Checks the flags as a whole.
     pub fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
-        if flags.config_type == ConfigType::Xds {
-            return Err(SettingError::Xds);
-        }
+        let xds = match flags.config_type {
+            ConfigType::File => None,
+            ConfigType::Xds => Some(XdsSettings::new(&flags.xds)?),
+        };
         let headers = LimitHeaders {
             limit: header_name("limit-limit-header", "LIMIT_LIMIT_HEADER", &flags.limit_limit_header)?,
             remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
@@ -390,6 +398,7 @@ impl Settings {
             drain_timeout: drain("drain-timeout", "TIDEGATE_DRAIN_TIMEOUT", flags.drain_timeout)?,
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
+            xds,
             redis: RedisSettings::new(&flags.redis)?,
             global: GlobalSettings::new(&flags.global)?,
             migrates: flags.migrate,
@@ -478,7 +487,8 @@ mod tests {
         assert!(said(&["--drain-delay", "61m"]).contains("write at most 1h"));
         assert_eq!(settings(&["--grpc-max-connection-age", "0"]).unwrap().connection_age, FOR_GOOD);
         assert!(said(&["--prometheus-path", "metrics", "--use-prometheus"]).contains("PROMETHEUS_PATH"));
-        assert!(said(&["--config-type", "GRPC_XDS_SOTW"]).contains("write FILE"));
+        let xds = ["--config-type", "GRPC_XDS_SOTW", "--config-grpc-xds-server-url", "nowhere"];
+        assert!(said(&xds).contains("no host and port"));
         assert_eq!(settings(&["--host", "[::1]"]).unwrap().http_addr.to_string(), "[::1]:8080");
     }
 }

@@ -5,3 +5,4 @@ pub mod config;
 pub mod files;
 pub mod runtime;
 pub mod trail;
+pub mod xds;
