@@ -272,7 +272,11 @@ fn serve_names_the_setting_that_can_not_be_used() {
         (&[], &[("SHADOW_MODE", "maybe")], "write true or false"),
         (&["--grpc-port", "70000"], &[], "70000"),
         (&["--no-such-flag"], &[], "--no-such-flag"),
-        (&[], &[("CONFIG_TYPE", "GRPC_XDS_SOTW")], "rules come from files here, write FILE"),
+        (
+            &[],
+            &[("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", "nowhere")],
+            "CONFIG_GRPC_XDS_SERVER_URL is 'nowhere', which is no host and port",
+        ),
         (&[], &[("CONFIG_TYPE", "HTTP")], "'HTTP'"),
         (&[], &[("PORT", "abc")], "The value is that of the variable PORT"),
         (&[], &[("GRPC_UDS", "@name")], "which is an abstract socket"),

@@ -112,7 +112,7 @@ fn one_that_waits_can_be_stopped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_takes_the_place_of_the_reference_below_envoy_gateway() {
     let directory = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
+    let authority = Authority::new("a CA");
     let files = Files::in_directory(directory.path(), &authority.issue(&[SERVER, "localhost"]), &authority);
     let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let (certificate, key, ca) = (file("tls.crt"), file("tls.key"), file("ca.crt"));

@@ -74,7 +74,8 @@ impl Reloader {
 
     /// Loads the rules again and logs what came of it.
     pub fn reload(&self) {
-        self.change(|| self.load());
+        // What is wrong is logged and shown.
+        let _ = self.change(|| self.load());
     }
 
     /// Puts the rules of a management server into force, or says why not. Blocks, as [`Reloader::load`] does.
