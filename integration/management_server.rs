@@ -107,7 +107,7 @@ impl ManagementServer {
         until(PATIENCE, what, || {
             let mut heard = self.ads.heard.lock().unwrap();
             let at = heard.iter().position(|heard| is_it(&heard.request))?;
-            heard.drain(..=at).last()
+            heard.drain(..=at).next_back()
         })
     }
 
@@ -120,7 +120,9 @@ impl ManagementServer {
     /// Ends all streams, and serves again on the same port.
     pub fn restart(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_secs(1));
+            // A runtime must not be waited for on another one.
+            let stopped = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(1)));
+            stopped.join().unwrap();
         }
         let again = ManagementServer::launch(self.address, None);
         *self = again;
