@@ -15,13 +15,13 @@
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
-//! `sources/` brings rules from files and tells when files change, `observe/` shows what happens, `settings/` holds flags
-//! and environment, `cli/` has one file for each command. `simulate/` runs many processes of `engine/`, `regional/` and
-//! `global/` under virtual time and holds what they admit against an exact log.
+//! `sources/` brings rules from files and management servers and tells when they change, `observe/` shows what happens,
+//! `settings/` holds flags and environment, `cli/` has one file for each command. `simulate/` runs many processes of
+//! `engine/`, `regional/` and `global/` under virtual time and holds what they admit against an exact log.
 //!
 //! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
-//! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument. The same
-//! holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
+//! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.
+//! The same holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
 //! `server/regional.rs` and `server/global.rs` connect the two.
 //!
 //! # Words
