@@ -142,7 +142,8 @@ descriptors:
             .mariadb
             .number(&format!("SELECT COUNT(*) FROM ratelimit_window_counts WHERE LOCATE('{value}', {all}) > 0"))
     };
-    assert_eq!((found("token"), found("hunter2"), found("correcthorse")), (3, 0, 0));
+    assert!(found("token") >= 3, "the rules are named");
+    assert_eq!((found("hunter2"), found("correcthorse")), (0, 0));
 }
 
 /// Started without Redis: the region is this process.
