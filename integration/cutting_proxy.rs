@@ -248,6 +248,7 @@ impl Link {
                     if read? == 0 {
                         return Ok(());
                     }
+                    self.thawed().await?;
                     while let Some(length) = value_length(&asked) {
                         let command: Vec<u8> = asked.drain(..length).collect();
                         let is_script = is_script(&command);
@@ -262,6 +263,7 @@ impl Link {
                     if read? == 0 {
                         return Ok(());
                     }
+                    self.thawed().await?;
                     let mut replies = Vec::new();
                     while let Some(length) = value_length(&told) {
                         let reply: Vec<u8> = told.drain(..length).collect();
@@ -318,9 +320,18 @@ impl Link {
             if read == 0 {
                 return Ok(());
             }
+            self.thawed().await?;
             server.write_all(&std::mem::take(&mut asked)).await?;
             client.write_all(&std::mem::take(&mut told)).await?;
         }
+    }
+
+    /// What came in after everything was told to stand still does not move on, even if it was noticed first.
+    async fn thawed(&mut self) -> io::Result<()> {
+        while self.seen.borrow_and_update().is_frozen {
+            self.changed().await?;
+        }
+        Ok(())
     }
 
     async fn changed(&mut self) -> io::Result<()> {
