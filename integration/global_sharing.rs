@@ -11,11 +11,11 @@ use crate::regions::{HEARD, Regions, cost, migrate, said, settings, until_counte
 const RULES: &str = "
 domain: d
 descriptors:
-  - {key: twenty, rate_limit: {requests_per_unit: 20, unit: hour}}
-  - {key: hundred, rate_limit: {requests_per_unit: 100, unit: hour}}
-  - {key: one, rate_limit: {requests_per_unit: 1, unit: hour}}
-  - {key: fixed, rate_limit: {requests_per_unit: 20, unit: hour, algorithm: fixed_window}}
-  - {key: here, rate_limit: {requests_per_unit: 20, unit: hour, scope: regional}}
+  - {key: twenty, rate_limit: {requests_per_unit: 20, unit: year}}
+  - {key: hundred, rate_limit: {requests_per_unit: 100, unit: year}}
+  - {key: one, rate_limit: {requests_per_unit: 1, unit: year}}
+  - {key: fixed, rate_limit: {requests_per_unit: 20, unit: year, algorithm: fixed_window}}
+  - {key: here, rate_limit: {requests_per_unit: 20, unit: year, scope: regional}}
   - {key: short, rate_limit: {requests_per_unit: 20, window: 9s}}
 ";
 
@@ -108,7 +108,7 @@ async fn sensitive_values_are_shared_without_being_told() {
     const SECRET_RULES: &str = "
 domain: d
 descriptors:
-  - {key: token, sensitive: true, rate_limit: {requests_per_unit: 20, unit: hour}}
+  - {key: token, sensitive: true, rate_limit: {requests_per_unit: 20, unit: year}}
 ";
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("secret");
@@ -186,6 +186,29 @@ async fn a_region_that_lost_its_redis_is_held_by_its_own_row() {
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(redis.total_hits(), 100);
     until_equal(HEARD, vec!["a x 100 0".to_owned()], || regions.rows());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
+    let regions = Regions::start(&["a", "b"], 1, RULES);
+    assert!(regions.said(0, cost("hundred=x", 50)).await.starts_with("OK"));
+    until_equal(HEARD, vec!["a x 50 0".to_owned()], || regions.rows());
+    regions.regions[0].redis.stop();
+    let newcomer = regions.regions[0].fleet.another();
+    until_counted(&newcomer, "hundred=x", 50);
+    // Nothing that a replay would have to tell, which makes a key fresh too.
+    assert!(said(&newcomer, cost("hundred=x", 51)).await.starts_with("OVER"));
+    regions.regions[0].redis.cont();
+    let open = "tidegate_origin_breaker_open{breaker=\"checks\"}";
+    until(HEARD, "Redis is asked again", || (newcomer.metric(open) == Some(0.0)).then_some(()));
+    let asked = || newcomer.metric("tidegate_regional_decisions_total{by=\"origin\"}");
+    assert_eq!(asked(), Some(0.0));
+    // The row says how much it is at least, not that nothing has happened since: the first request asks, and those after
+    // it need not, so far below the limit.
+    for count in 1..=3 {
+        assert!(said(&newcomer, cost("hundred=x", 1)).await.starts_with("OK"));
+        assert_eq!(asked(), Some(1.0), "after {count}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,7 @@ mod fleet;
 mod flood;
 mod frames;
 mod global_accuracy;
+mod global_conflicts;
 mod global_faults;
 mod global_sharing;
 mod grpc;

@@ -74,10 +74,14 @@ impl Regions {
 
     /// The rows, as `region identifier count refunds`, without lengths.
     pub fn rows(&self) -> Vec<String> {
-        self.mariadb.sql(
+        self.rows_where("TRUE")
+    }
+
+    pub fn rows_where(&self, condition: &str) -> Vec<String> {
+        self.mariadb.sql(&format!(
             "SELECT CONCAT_WS(' ', region, SUBSTRING(identifier, 2), count, refunds) FROM ratelimit_window_counts \
-             ORDER BY region, identifier",
-        )
+             WHERE {condition} ORDER BY region, identifier"
+        ))
     }
 }
 
