@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::Value;
 
 use crate::cli::{Exit, Output, check};
 use crate::request::typed::TypedDescriptor;
-use crate::rules::Ruleset;
 use crate::rules::explain::explain;
+use crate::rules::{Domain, Ruleset};
 use crate::settings::rules::RuleFlags;
 use crate::sources::files;
 
@@ -37,15 +37,26 @@ pub struct ExplainFlags {
     pub output: Output,
 }
 
+/// The rules of the files, if they are good.
+pub fn load(flags: &RuleFlags) -> anyhow::Result<Ruleset> {
+    let loaded = files::load(&flags.location(), &flags.options()?);
+    match loaded.ruleset {
+        Some(ruleset) => Ok(ruleset),
+        None => {
+            check::print(&mut std::io::stderr(), &loaded.problems)?;
+            bail!("the rules can't be loaded; tidegate check says the same");
+        }
+    }
+}
+
+pub fn domain<'a>(ruleset: &'a Ruleset, name: &str) -> anyhow::Result<&'a Domain> {
+    let names = || ruleset.domains().map(|domain| &*domain.name).collect::<Vec<&str>>().join(", ");
+    ruleset.domain(name).ok_or_else(|| anyhow!("no domain '{name}' in the rules: there are {}", names()))
+}
+
 pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
-    let loaded = files::load(&flags.rules.location(), &flags.rules.options()?);
-    let Some(ruleset) = loaded.ruleset else {
-        check::print(&mut std::io::stderr(), &loaded.problems)?;
-        bail!("the rules can't be loaded; tidegate check says the same");
-    };
-    let Some(domain) = ruleset.domain(&flags.domain) else {
-        bail!("no domain '{}' in the rules: there are {}", flags.domain, domain_names(&ruleset));
-    };
+    let ruleset = load(&flags.rules)?;
+    let domain = domain(&ruleset, &flags.domain)?;
     let explained: Vec<_> = flags.descriptors.iter().map(|typed| explain(domain, typed.entries().collect())).collect();
     let mut out = std::io::stdout().lock();
     if flags.output == Output::Json {
@@ -60,9 +71,4 @@ pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
         write!(out, "{explanation}")?;
     }
     Ok(Exit::Success)
-}
-
-fn domain_names(ruleset: &Ruleset) -> String {
-    let names: Vec<&str> = ruleset.domains().map(|domain| &*domain.name).collect();
-    names.join(", ")
 }

@@ -7,6 +7,7 @@ pub mod check;
 pub mod cleanup;
 pub mod client;
 pub mod explain;
+pub mod generate;
 pub mod latency;
 pub mod migrate;
 pub mod mysql;
@@ -48,6 +49,8 @@ pub enum Command {
     /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
     #[command(after_help = explain::EXAMPLES)]
     Explain(explain::ExplainFlags),
+    /// Generate the configuration of Envoy or Istio that sends exactly what the rules wait for
+    Gen(Box<generate::GenFlags>),
     /// Show how a running process is: its rules and keys, and the health of its region and its Redis
     ///
     /// Reads the admin port.
@@ -155,6 +158,7 @@ impl Cli {
             Some(Command::Serve(flags)) => serve::run(&flags),
             Some(Command::Check(flags)) => check::run(&flags),
             Some(Command::Explain(flags)) => explain::run(&flags),
+            Some(Command::Gen(flags)) => generate::run(&flags),
             Some(Command::Status(flags)) => status::run(&flags),
             Some(Command::Call(flags)) => call::run(&flags),
             Some(Command::Bench(flags)) => bench::run(&flags),

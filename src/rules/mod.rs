@@ -4,6 +4,7 @@
 //! written) -> [`compile`] (the [`tree`]) -> [`Ruleset::domain`] and [`Domain::find`] on every request.
 
 pub mod compile;
+pub mod expected;
 pub mod explain;
 pub mod fields;
 pub mod file;

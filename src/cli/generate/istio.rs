@@ -1,0 +1,95 @@
+//! `tidegate gen istio`: the same for Istio's proxies, as EnvoyFilters.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+
+use crate::cli::generate::envoy::{filter, rate_limits};
+use crate::cli::generate::plan::Plan;
+use crate::cli::generate::text::{element, indented, quoted};
+
+/// Which of Istio's proxies limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Context {
+    /// Those at the edge
+    Gateway,
+    /// Those beside a workload, for what comes in
+    Sidecar,
+}
+
+impl Context {
+    fn word(self) -> &'static str {
+        match self {
+            Context::Gateway => "GATEWAY",
+            Context::Sidecar => "SIDECAR_INBOUND",
+        }
+    }
+}
+
+/// Where the filters apply.
+#[derive(Clone, Debug)]
+pub struct Mesh {
+    pub name: String,
+    pub namespace: String,
+    pub context: Context,
+    /// Labels of the workload.
+    pub selector: BTreeMap<String, String>,
+    /// The service's host in the mesh, and its port.
+    pub host: String,
+    pub port: u16,
+}
+
+/// Two EnvoyFilters: the filter, and the actions on every virtual host.
+pub fn document(plan: &Plan, mesh: &Mesh) -> String {
+    let cluster = format!("outbound|{}||{}", mesh.port, mesh.host);
+    let context = mesh.context.word();
+    let of_filter = format!(
+        "applyTo: HTTP_FILTER
+match:
+  context: {context}
+  listener:
+    filterChain:
+      filter:
+        name: envoy.filters.network.http_connection_manager
+        subFilter: {{name: envoy.filters.http.router}}
+patch:
+  operation: INSERT_BEFORE
+  value:
+{}",
+        indented(4, &filter(plan, &cluster, Some(&mesh.host)))
+    );
+    let of_actions = format!(
+        "applyTo: VIRTUAL_HOST
+match:
+  context: {context}
+patch:
+  operation: MERGE
+  value:
+    rate_limits:
+{}",
+        indented(4, &rate_limits(plan))
+    );
+    let (of_filter, of_actions) =
+        (envoy_filter(mesh, "filter", &of_filter), envoy_filter(mesh, "actions", &of_actions));
+    format!("\n{of_filter}---\n{of_actions}")
+}
+
+fn envoy_filter(mesh: &Mesh, part: &str, patch: &str) -> String {
+    let label = |(key, value): (&String, &String)| format!("      {}: {}\n", quoted(key), quoted(value));
+    format!(
+        "apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata:
+  name: {name}
+  namespace: {namespace}
+spec:
+  workloadSelector:
+    labels:
+{labels}  configPatches:
+{patch}",
+        name = quoted(&format!("{}-{part}", mesh.name)),
+        namespace = quoted(&mesh.namespace),
+        labels = mesh.selector.iter().map(label).collect::<String>(),
+        patch = indented(2, &element(patch)),
+    )
+}
