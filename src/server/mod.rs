@@ -16,6 +16,7 @@ pub mod log_budget;
 pub mod metadata;
 pub mod named_clients;
 pub mod preface;
+pub mod problem_body;
 pub mod regional;
 pub mod reload;
 pub mod service;

@@ -320,7 +320,7 @@ pub fn wall_ms() -> u64 {
 /// A service without rules, for tests of what surrounds it.
 #[cfg(test)]
 pub fn idle() -> Arc<Service> {
-    let answers = AnswerOptions { headers: None, retry_after: true, dynamic_metadata: false };
+    let answers = AnswerOptions { headers: None, retry_after: true, problem_body: false, dynamic_metadata: false };
     let options = ServiceOptions {
         bounds: Bounds::default(),
         modes: Modes::default(),

@@ -13,7 +13,7 @@ use crate::engine::{Decision, Limited, Status, StatusKind};
 use crate::observe::regional::DecidedBy;
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request, Unit};
 use crate::rules::Ruleset;
-use crate::server::metadata;
+use crate::server::{metadata, problem_body};
 
 /// What an answer says besides its verdict.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct AnswerOptions {
     pub headers: Option<LimitHeaders>,
     /// `Retry-After` on denials.
     pub retry_after: bool,
+    /// A problem document as the body of denials.
+    pub problem_body: bool,
     /// Fill in `dynamic_metadata`.
     pub dynamic_metadata: bool,
 }
@@ -114,10 +116,15 @@ pub fn response(
     if let Some(wait_s) = retry_after_s(decision, options) {
         headers.push(header(RETRY_AFTER, wait_s.to_string()));
     }
+    let has_body = options.problem_body && decision.is_over;
+    if has_body {
+        headers.push(header("content-type", problem_body::CONTENT_TYPE.to_owned()));
+    }
     RateLimitResponse {
         overall_code: code(decision.is_over),
         statuses: decision.statuses.iter().map(status).collect(),
         response_headers_to_add: headers,
+        raw_body: if has_body { problem_body::problem_body(decision) } else { Vec::new() },
         dynamic_metadata: options
             .dynamic_metadata
             .then(|| metadata::dynamic_metadata(message, request, decision, ruleset, by)),

@@ -206,6 +206,11 @@ pub struct ServeFlags {
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
     pub retry_after: bool,
 
+    /// Give denials a body, application/problem+json: which limits, and when to come back
+    #[arg(long, env = "TIDEGATE_PROBLEM_BODY", help_heading = "Answers", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub problem_body: bool,
+
     /// Say in dynamic metadata what was asked, which rule decided and why
     #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", help_heading = "Answers", value_name = "BOOL")]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", value_parser = boolean)]
@@ -389,6 +394,7 @@ impl Settings {
                 answers: AnswerOptions {
                     headers: flags.limit_response_headers_enabled.then_some(headers),
                     retry_after: flags.retry_after,
+                    problem_body: flags.problem_body,
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
@@ -469,6 +475,7 @@ mod tests {
         assert_eq!(settings.message_bytes_max, 64 * 1024);
         assert_eq!(settings.service.bounds, Bounds { descriptors_max: 32, entries_max: 16 });
         assert!(settings.service.answers.retry_after && settings.service.answers.headers.is_none());
+        assert!(!settings.service.answers.problem_body && !settings.service.answers.dynamic_metadata);
     }
 
     #[test]

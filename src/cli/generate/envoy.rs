@@ -55,6 +55,8 @@ impl Service {
 #[derive(Clone, Debug)]
 pub struct Around {
     pub listen_port: u16,
+    /// Proxies in front whose X-Forwarded-For is believed.
+    pub trusted_hops: u32,
     pub upstream: Service,
 }
 
@@ -160,7 +162,7 @@ load_assignment:
 }
 
 fn bootstrap(plan: &Plan, around: &Around, filter: &str, rate_limits: &str, cluster: &str) -> String {
-    let Around { listen_port, upstream } = around;
+    let Around { listen_port, trusted_hops, upstream } = around;
     format!(
         "
 admin:
@@ -175,8 +177,10 @@ static_resources:
         typed_config:
           '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: front
-          # The client's address is that of the connection. Behind another proxy: xff_num_trusted_hops.
+          # Whose address counts: with 0 that of the connection, with more what so many proxies in front forward.
           use_remote_address: true
+          xff_num_trusted_hops: {trusted_hops}
+          # Other spellings of a path are the same path.
           normalize_path: true
           merge_slashes: true
           route_config:

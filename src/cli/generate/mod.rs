@@ -19,6 +19,7 @@ use crate::cli::generate::istio::{Context, Mesh};
 use crate::cli::generate::plan::{Plan, Wishes};
 use crate::cli::generate::source::Source;
 use crate::cli::{Exit, Output, explain};
+use crate::request::Bounds;
 use crate::settings::parse::boolean;
 use crate::settings::rules::RuleFlags;
 
@@ -97,6 +98,10 @@ pub struct EnvoyFlags {
     #[arg(long, value_name = "PORT", default_value = "10000", requires = "bootstrap")]
     pub listen: u16,
 
+    /// How many proxies are in front of the bootstrap's listener, whose X-Forwarded-For is believed
+    #[arg(long, value_name = "COUNT", default_value = "0", requires = "bootstrap")]
+    pub trusted_hops: u32,
+
     /// Where the bootstrap's requests go
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = Service::read)]
     #[arg(requires = "bootstrap")]
@@ -142,8 +147,11 @@ pub fn run(flags: &GenFlags) -> anyhow::Result<Exit> {
     match &flags.target {
         Target::Envoy(flags) => {
             let plan = plan(&flags.plan)?;
-            let around =
-                flags.bootstrap.then(|| Around { listen_port: flags.listen, upstream: flags.upstream.clone() });
+            let around = flags.bootstrap.then(|| Around {
+                listen_port: flags.listen,
+                trusted_hops: flags.trusted_hops,
+                upstream: flags.upstream.clone(),
+            });
             print(&flags.plan, &plan, &envoy::document(&plan, &flags.service, around.as_ref()))
         }
         Target::Istio(flags) => {
@@ -219,6 +227,11 @@ fn preface(plan: &Plan) -> String {
             text += &format!(" (a guess: --map {key}=SOURCE says otherwise)");
         }
         text += "\n";
+    }
+    let (count, usual_max) = (plan.descriptors.len(), Bounds::default().descriptors_max);
+    if count > usual_max {
+        text +=
+            &format!("# {count} descriptors with each request: serve with TIDEGATE_MAX_DESCRIPTORS={count} or more.\n");
     }
     text + "# A request without one of the values is not sent the descriptors that need it: those rules do not limit it.\n"
 }
