@@ -4,7 +4,7 @@
 //! takes any complete bootstrap.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,10 +18,6 @@ use crate::upstream::Upstream;
 
 /// The listener of a `Bootstrap`.
 pub const FRONT: &str = "front";
-
-/// Where requests come from, unless they say otherwise, and somewhere else on this machine.
-pub const HERE: [u8; 4] = [127, 0, 0, 1];
-pub const THERE: [u8; 4] = [127, 0, 0, 2];
 
 /// The binary that `make test` installs.
 fn binary() -> PathBuf {
@@ -81,13 +77,18 @@ impl Envoy {
 
     /// A request to the listener of a `Bootstrap`.
     pub fn get(&self, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
-        http_over(self.connect(HERE), "GET", path, headers, "")
+        http_over(self.connect(), "GET", path, headers, "")
     }
 
-    /// A connection to the listener of a `Bootstrap`, from an address of this machine.
-    pub fn connect(&self, from: [u8; 4]) -> TcpStream {
+    /// A connection to the listener of a `Bootstrap`.
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect_timeout(&self.listener(FRONT), PATIENCE).unwrap()
+    }
+
+    /// The same from an address of this machine.
+    pub fn connect_from(&self, address: [u8; 4]) -> TcpStream {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.bind(&SocketAddr::new(IpAddr::V4(Ipv4Addr::from(from)), 0).into()).unwrap();
+        socket.bind(&SocketAddr::from((address, 0)).into()).unwrap();
         socket.connect_timeout(&self.listener(FRONT).into(), PATIENCE).unwrap();
         socket.into()
     }

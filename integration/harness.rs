@@ -174,6 +174,12 @@ impl Service {
         http(self.admin, "GET", path, "").json()
     }
 
+    /// How many hits a descriptor has in its window. The text is that of `explain`.
+    pub fn counted(&self, domain: &str, descriptor: &str) -> u64 {
+        let page = self.page_json(&format!("/explain?domain={domain}&descriptor={descriptor}&output=json"));
+        page[0]["now"][0]["counted"].as_u64().unwrap_or_else(|| panic!("{descriptor} is not counted: {page}"))
+    }
+
     /// The value of a metric, by its name with its labels.
     pub fn metric(&self, series: &str) -> Option<f64> {
         let page = self.page("/metrics");

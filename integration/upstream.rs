@@ -34,9 +34,9 @@ impl Upstream {
         let waiting = Arc::clone(&held);
         let answer = move |request: HeaderMap| async move {
             waiting.fetch_add(1, Ordering::Relaxed);
-            let gone = gate.clone().wait_for(|is_open| *is_open).await.is_err();
+            // It fails only when the upstream itself is going away.
+            let _ = gate.clone().wait_for(|is_open| *is_open).await;
             waiting.fetch_sub(1, Ordering::Relaxed);
-            assert!(!gone, "the gate lives as long as the server");
             (asked_for(&request), BODY)
         };
         runtime.spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
