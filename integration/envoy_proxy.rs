@@ -267,6 +267,22 @@ pub fn route(path: &str, rate_limits: &str) -> String {
     format!("- match: {{path: {path}}}\n  route:\n    cluster: upstream\n    rate_limits:\n{rate_limits}")
 }
 
+/// A route with rate limits in the form that may name a cost: elsewhere Envoy takes `hits_addend` without a word, and sends
+/// none.
+pub fn route_with_costs(path: &str, rate_limits: &str) -> String {
+    format!(
+        "
+- match: {{path: {path}}}
+  route: {{cluster: upstream}}
+  typed_per_filter_config:
+    envoy.filters.http.ratelimit:
+      '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+      rate_limits:
+{}",
+        indented(6, rate_limits)
+    )
+}
+
 /// A block of YAML further to the right, whole lines only.
 fn indented(by: usize, yaml: &str) -> String {
     yaml.lines().filter(|line| !line.trim().is_empty()).map(|line| format!("{:by$}{line}\n", "")).collect()

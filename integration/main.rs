@@ -13,6 +13,7 @@ mod cluster;
 mod commands;
 mod cutting_proxy;
 mod drain;
+mod envoy_costs;
 mod envoy_limits;
 mod envoy_problem;
 mod envoy_proxy;
