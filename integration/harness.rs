@@ -126,6 +126,13 @@ impl Service {
         Service { _directory: Some(directory), ..Service::of(command) }
     }
 
+    /// Serves a rule file on a gRPC port, 0 for any, so that what has ended can start again where it was.
+    pub fn on_port(rule_file: &str, grpc_port: u16) -> Service {
+        let mut command = tidegate(&["serve", "--rules", rule_file, "--host", "127.0.0.1", "--port", "0"]);
+        command.args(["--grpc-host", "127.0.0.1", "--grpc-port", &grpc_port.to_string()]);
+        Service::of(command)
+    }
+
     /// The service that a command makes, once it serves.
     pub fn of(command: Command) -> Service {
         let mut process = Process::start(command);

@@ -16,6 +16,7 @@ mod drain;
 mod envoy_costs;
 mod envoy_limits;
 mod envoy_problem;
+mod envoy_outages;
 mod envoy_overrides;
 mod envoy_proxy;
 mod envoy_transports;
