@@ -19,6 +19,13 @@ use crate::upstream::Upstream;
 /// The listener of a `Bootstrap`.
 pub const FRONT: &str = "front";
 
+/// More at once than Envoy lets through by default.
+const CROWDED: &str = "
+circuit_breakers:
+  thresholds:
+  - {max_connections: 10000, max_pending_requests: 10000, max_requests: 10000, max_retries: 10000}
+";
+
 /// The binary that `make test` installs.
 fn binary() -> PathBuf {
     let libraries = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
@@ -42,6 +49,7 @@ fn command(bootstrap: &str) -> (TempDir, Command) {
 /// A running Envoy. It is gone with the value.
 pub struct Envoy {
     _process: Process,
+    admin: SocketAddr,
     listeners: HashMap<String, SocketAddr>,
     _directory: TempDir,
 }
@@ -59,7 +67,7 @@ impl Envoy {
         process.line_with("starting main dispatch loop");
         let admin = std::fs::read_to_string(&admin_path).unwrap().trim().parse().expect("an address");
         until(PATIENCE, "Envoy is ready", || (http(admin, "GET", "/ready", "").status == 200).then_some(()));
-        Envoy { _process: process, listeners: listeners(admin), _directory: directory }
+        Envoy { _process: process, admin, listeners: listeners(admin), _directory: directory }
     }
 
     /// What Envoy says of a bootstrap that it does not run: `Ok` if it would.
@@ -73,6 +81,13 @@ impl Envoy {
     /// Where a listener can be reached from here.
     pub fn listener(&self, name: &str) -> SocketAddr {
         *self.listeners.get(name).unwrap_or_else(|| panic!("no listener '{name}': {:?}", self.listeners))
+    }
+
+    /// A figure that Envoy keeps, by its full name.
+    pub fn stat(&self, name: &str) -> u64 {
+        let page = http(self.admin, "GET", &format!("/stats?filter=^{name}$"), "").body;
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no figure '{name}': {page:?}"))
     }
 
     /// A request to the listener of a `Bootstrap`.
@@ -189,8 +204,8 @@ pub struct Bootstrap {
 
 impl Bootstrap {
     pub fn new(routes: &str, upstream: &Upstream, service: Cluster) -> Bootstrap {
-        let upstream = Cluster::at(upstream.address);
-        Bootstrap { routes: routes.to_owned(), filters: String::new(), upstream, service: service.grpc() }
+        let upstream = Cluster::at(upstream.address).with(CROWDED);
+        Bootstrap { routes: routes.to_owned(), filters: String::new(), upstream, service: service.with(CROWDED).grpc() }
     }
 
     /// Another HTTP filter, after those that are there and before the router.

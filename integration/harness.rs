@@ -336,7 +336,12 @@ pub fn http_over(
     headers: &[(&str, &str)],
     body: impl AsRef<[u8]>,
 ) -> HttpAnswer {
-    let body = body.as_ref();
+    send_http(&mut stream, method, path, headers, body.as_ref());
+    receive_http(stream)
+}
+
+/// Sends a request that is the last one on its connection.
+pub fn send_http(stream: &mut TcpStream, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
@@ -347,6 +352,10 @@ pub fn http_over(
     stream.write_all(head.as_bytes()).unwrap();
     // A server may refuse a long body before it has read it all.
     let _ = stream.write_all(body);
+}
+
+/// Reads the answer to it, to its end.
+pub fn receive_http(mut stream: TcpStream) -> HttpAnswer {
     let mut answer = Vec::new();
     let ended = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).expect("answers are text");

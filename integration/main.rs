@@ -14,6 +14,7 @@ mod commands;
 mod cutting_proxy;
 mod drain;
 mod envoy_costs;
+mod envoy_crowd;
 mod envoy_limits;
 mod envoy_problem;
 mod envoy_outages;
