@@ -48,7 +48,7 @@ fn command(bootstrap: &str) -> (TempDir, Command) {
 
 /// A running Envoy. It is gone with the value.
 pub struct Envoy {
-    _process: Process,
+    pub process: Process,
     admin: SocketAddr,
     listeners: HashMap<String, SocketAddr>,
     _directory: TempDir,
@@ -67,7 +67,7 @@ impl Envoy {
         process.line_with("starting main dispatch loop");
         let admin = std::fs::read_to_string(&admin_path).unwrap().trim().parse().expect("an address");
         until(PATIENCE, "Envoy is ready", || (http(admin, "GET", "/ready", "").status == 200).then_some(()));
-        Envoy { _process: process, admin, listeners: listeners(admin), _directory: directory }
+        Envoy { process, admin, listeners: listeners(admin), _directory: directory }
     }
 
     /// What Envoy says of a bootstrap that it does not run: `Ok` if it would.
@@ -198,19 +198,35 @@ transport_socket:
 pub struct Bootstrap {
     routes: String,
     filters: String,
+    access_log: String,
     upstream: Cluster,
     service: Cluster,
 }
 
 impl Bootstrap {
     pub fn new(routes: &str, upstream: &Upstream, service: Cluster) -> Bootstrap {
+        let (filters, access_log) = (String::new(), String::new());
         let upstream = Cluster::at(upstream.address).with(CROWDED);
-        Bootstrap { routes: routes.to_owned(), filters: String::new(), upstream, service: service.with(CROWDED).grpc() }
+        Bootstrap { routes: routes.to_owned(), filters, access_log, upstream, service: service.with(CROWDED).grpc() }
     }
 
     /// Another HTTP filter, after those that are there and before the router.
     pub fn filter(mut self, yaml: &str) -> Bootstrap {
         self.filters += &indented(0, yaml);
+        self
+    }
+
+    /// Tells of every request in a line on Envoy's standard error.
+    pub fn access_log(mut self, format: &str) -> Bootstrap {
+        self.access_log = format!(
+            "
+access_log:
+- name: envoy.access_loggers.stderr
+  typed_config:
+    '@type': type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StderrAccessLog
+    log_format: {{text_format_source: {{inline_string: \"{format}\\n\"}}}}
+"
+        );
         self
     }
 
@@ -232,6 +248,7 @@ static_resources:
           '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: {FRONT}
           use_remote_address: true
+{}
           route_config:
             virtual_hosts:
             - name: all
@@ -245,6 +262,7 @@ static_resources:
               '@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
   clusters:
 {}{}",
+            indented(10, &self.access_log),
             indented(14, &self.routes),
             indented(10, &self.filters),
             indented(2, &self.upstream.yaml("upstream")),

@@ -13,6 +13,7 @@ mod cluster;
 mod commands;
 mod cutting_proxy;
 mod drain;
+mod envoy_answers;
 mod envoy_costs;
 mod envoy_crowd;
 mod envoy_limits;
