@@ -138,6 +138,12 @@ impl Cluster {
         Cluster { endpoints: format!("- endpoint: {{address: {address}}}\n"), more: String::new() }
     }
 
+    /// The same with another endpoint.
+    pub fn and(mut self, other: &Cluster) -> Cluster {
+        self.endpoints += &other.endpoints;
+        self
+    }
+
     /// Further fields.
     pub fn with(mut self, yaml: &str) -> Cluster {
         self.more += &indented(0, yaml);

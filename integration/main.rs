@@ -21,6 +21,7 @@ mod envoy_problem;
 mod envoy_outages;
 mod envoy_overrides;
 mod envoy_proxy;
+mod envoy_restarts;
 mod envoy_transports;
 mod fleet;
 mod flood;
