@@ -29,7 +29,6 @@ health_checks:
   unhealthy_threshold: 2
   healthy_threshold: 1
   grpc_health_check: {service_name: ratelimit}
-common_lb_config: {healthy_panic_threshold: {value: 0}}
 ";
 
 /// A call that fails on one instance is made again on the other.
