@@ -12,7 +12,7 @@ use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Domain, Options, Ruleset};
 use tidegate::sources::files::{self, Location};
 
-use crate::envoy_proxy::{Envoy, HERE};
+use crate::envoy_proxy::Envoy;
 use crate::harness::{PATIENCE, Ran, Service, http_over, rule_file, run, tidegate, until};
 use crate::upstream::Upstream;
 
@@ -62,7 +62,7 @@ impl Ask {
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (&**name, &**value)).collect();
         // A client that varies its query gets no other count.
         let path = format!("{}?v=1&{}", self.path, self.query);
-        let answer = http_over(envoy.connect(HERE), &self.method, &path, &headers, "");
+        let answer = http_over(envoy.connect(), &self.method, &path, &headers, "");
         assert!([200, 429].contains(&answer.status), "{self:?}: {answer:?}");
     }
 }
