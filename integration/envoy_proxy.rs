@@ -254,6 +254,8 @@ static_resources:
           '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: {FRONT}
           use_remote_address: true
+          # After a second of its own choosing, Envoy closes connections whose answers a busy machine has not let it write.
+          delayed_close_timeout: 0s
 {}
           route_config:
             virtual_hosts:
