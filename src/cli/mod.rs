@@ -8,6 +8,7 @@ pub mod cleanup;
 pub mod client;
 pub mod explain;
 pub mod generate;
+pub mod inject;
 pub mod latency;
 pub mod migrate;
 pub mod mysql;
@@ -51,6 +52,9 @@ pub enum Command {
     Explain(explain::ExplainFlags),
     /// Generate the configuration of Envoy or Istio that sends exactly what the rules wait for
     Gen(Box<generate::GenFlags>),
+    /// Put Tidegate as a sidecar beside the workloads of Kubernetes manifests
+    #[command(after_help = inject::EXAMPLES)]
+    Inject(Box<inject::InjectFlags>),
     /// Show how a running process is: its rules and keys, and the health of its region and its Redis
     ///
     /// Reads the admin port.
@@ -159,6 +163,7 @@ impl Cli {
             Some(Command::Check(flags)) => check::run(&flags),
             Some(Command::Explain(flags)) => explain::run(&flags),
             Some(Command::Gen(flags)) => generate::run(&flags),
+            Some(Command::Inject(flags)) => inject::run(&flags),
             Some(Command::Status(flags)) => status::run(&flags),
             Some(Command::Call(flags)) => call::run(&flags),
             Some(Command::Bench(flags)) => bench::run(&flags),

@@ -1,0 +1,147 @@
+//! The container that is put beside a workload, and the volumes that the two share.
+//!
+//! It serves on a unix socket only: nothing outside the pod can ask it, and no port of the workload is taken but two odd
+//! ones for probes and the admin pages.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource,
+    EnvFromSource, EnvVar, HTTPGetAction, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource,
+    SecurityContext, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+/// The container's name, by which it is found again.
+pub const CONTAINER: &str = "tidegate";
+pub const SOCKET_VOLUME: &str = "tidegate-socket";
+pub const RULES_VOLUME: &str = "tidegate-rules";
+pub const SOCKET_DIRECTORY: &str = "/run/tidegate";
+const RULES_DIRECTORY: &str = "/etc/tidegate/rules";
+/// Away from 8080, where workloads often are.
+const HTTP_PORT: i32 = 18080;
+const ADMIN_PORT: i32 = 16070;
+/// Some 250 bytes each: together they fit into the memory limit.
+const KEYS_MAX: &str = "200000";
+
+/// How the sidecar is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// An init container that goes on (Kubernetes 1.29 and later): it starts first, stops last, and lets Jobs finish
+    Native,
+    /// One more container, for older clusters
+    Plain,
+}
+
+/// What is injected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sidecar {
+    pub image: String,
+    pub mode: Mode,
+    /// The ConfigMap that has the rule files.
+    pub rules: String,
+    /// A ConfigMap and a Secret with further environment.
+    pub env_configmap: Option<String>,
+    pub env_secret: Option<String>,
+}
+
+impl Sidecar {
+    pub fn container(&self) -> Container {
+        let mounts = [(SOCKET_VOLUME, SOCKET_DIRECTORY, None), (RULES_VOLUME, RULES_DIRECTORY, Some(true))];
+        let http = |path: &str| HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::Int(HTTP_PORT),
+            ..HTTPGetAction::default()
+        };
+        let socket = format!("{SOCKET_DIRECTORY}/tidegate.sock");
+        let (http_port, admin_port) = (HTTP_PORT.to_string(), ADMIN_PORT.to_string());
+        let args = [
+            ["serve", "--rules", RULES_DIRECTORY].as_slice(),
+            // Only containers of the pod can reach it, whoever they run as.
+            &["--grpc-uds", &socket, "--uds-mode", "666"],
+            &["--port", &http_port, "--debug-port", &admin_port],
+        ];
+        Container {
+            name: CONTAINER.to_owned(),
+            image: Some(self.image.clone()),
+            args: Some(args.concat().into_iter().map(str::to_owned).collect()),
+            restart_policy: (self.mode == Mode::Native).then(|| "Always".to_owned()),
+            env: Some(vec![EnvVar {
+                name: "TIDEGATE_KEYS_MAX".to_owned(),
+                value: Some(KEYS_MAX.to_owned()),
+                ..EnvVar::default()
+            }]),
+            env_from: self.env_from(),
+            ports: Some(vec![ContainerPort {
+                name: Some("tidegate-http".to_owned()),
+                container_port: HTTP_PORT,
+                ..ContainerPort::default()
+            }]),
+            // The workload's containers wait for it where the sidecar is a native one.
+            startup_probe: Some(Probe {
+                http_get: Some(http("/readyz")),
+                period_seconds: Some(1),
+                failure_threshold: Some(60),
+                ..Probe::default()
+            }),
+            liveness_probe: Some(Probe {
+                http_get: Some(http("/livez")),
+                period_seconds: Some(10),
+                ..Probe::default()
+            }),
+            resources: Some(ResourceRequirements {
+                requests: Some(quantities([("cpu", "50m"), ("memory", "32Mi")])),
+                limits: Some(quantities([("memory", "128Mi")])),
+                ..ResourceRequirements::default()
+            }),
+            security_context: Some(SecurityContext {
+                allow_privilege_escalation: Some(false),
+                read_only_root_filesystem: Some(true),
+                run_as_non_root: Some(true),
+                capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+                ..SecurityContext::default()
+            }),
+            volume_mounts: Some(mounts.map(|(name, path, read_only)| mount(name, path, read_only)).to_vec()),
+            ..Container::default()
+        }
+    }
+
+    fn env_from(&self) -> Option<Vec<EnvFromSource>> {
+        let configmap = self.env_configmap.iter().map(|name| EnvFromSource {
+            config_map_ref: Some(ConfigMapEnvSource { name: name.clone(), optional: None }),
+            ..EnvFromSource::default()
+        });
+        let secret = self.env_secret.iter().map(|name| EnvFromSource {
+            secret_ref: Some(SecretEnvSource { name: name.clone(), optional: None }),
+            ..EnvFromSource::default()
+        });
+        let sources: Vec<EnvFromSource> = configmap.chain(secret).collect();
+        (!sources.is_empty()).then_some(sources)
+    }
+
+    pub fn volumes(&self) -> [Volume; 2] {
+        let socket =
+            EmptyDirVolumeSource { medium: Some("Memory".to_owned()), size_limit: Some(Quantity("1Mi".into())) };
+        let rules = ConfigMapVolumeSource { name: self.rules.clone(), ..ConfigMapVolumeSource::default() };
+        [
+            Volume { name: SOCKET_VOLUME.to_owned(), empty_dir: Some(socket), ..Volume::default() },
+            Volume { name: RULES_VOLUME.to_owned(), config_map: Some(rules), ..Volume::default() },
+        ]
+    }
+}
+
+/// Where the workload finds the socket.
+pub fn workload_mount() -> VolumeMount {
+    mount(SOCKET_VOLUME, SOCKET_DIRECTORY, None)
+}
+
+fn mount(name: &str, path: &str, read_only: Option<bool>) -> VolumeMount {
+    VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), read_only, ..VolumeMount::default() }
+}
+
+fn quantities<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, Quantity> {
+    pairs.map(|(name, quantity)| (name.to_owned(), Quantity(quantity.to_owned()))).into()
+}
