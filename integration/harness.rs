@@ -336,14 +336,14 @@ pub fn http_over(
     headers: &[(&str, &str)],
     body: impl AsRef<[u8]>,
 ) -> HttpAnswer {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
     send_http(&mut stream, method, path, headers, body.as_ref());
     receive_http(stream)
 }
 
 /// Sends a request that is the last one on its connection.
-pub fn send_http(stream: &mut TcpStream, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+pub fn send_http(stream: &mut impl Write, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     for (name, value) in headers {
         head += &format!("{name}: {value}\r\n");
@@ -355,7 +355,7 @@ pub fn send_http(stream: &mut TcpStream, method: &str, path: &str, headers: &[(&
 }
 
 /// Reads the answer to it, to its end.
-pub fn receive_http(mut stream: TcpStream) -> HttpAnswer {
+pub fn receive_http(mut stream: impl Read) -> HttpAnswer {
     let mut answer = Vec::new();
     let ended = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).expect("answers are text");

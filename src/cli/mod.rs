@@ -14,6 +14,7 @@ pub mod migrate;
 pub mod mysql;
 pub mod serve;
 pub mod status;
+pub mod webhook;
 
 use std::any::TypeId;
 use std::path::PathBuf;
@@ -55,6 +56,10 @@ pub enum Command {
     /// Put Tidegate as a sidecar beside the workloads of Kubernetes manifests
     #[command(after_help = inject::EXAMPLES)]
     Inject(Box<inject::InjectFlags>),
+    /// Serve the admission webhook that injects the sidecar into pods
+    ///
+    /// For Kubernetes' API server: AdmissionReview v1 over TLS.
+    Webhook(Box<webhook::WebhookFlags>),
     /// Show how a running process is: its rules and keys, and the health of its region and its Redis
     ///
     /// Reads the admin port.
@@ -164,6 +169,7 @@ impl Cli {
             Some(Command::Explain(flags)) => explain::run(&flags),
             Some(Command::Gen(flags)) => generate::run(&flags),
             Some(Command::Inject(flags)) => inject::run(&flags),
+            Some(Command::Webhook(flags)) => webhook::run(&flags),
             Some(Command::Status(flags)) => status::run(&flags),
             Some(Command::Call(flags)) => call::run(&flags),
             Some(Command::Bench(flags)) => bench::run(&flags),

@@ -24,8 +24,6 @@ use crate::sources::files::open_regular;
 /// Larger files are refused: the certificates of all public CAs are a quarter of it.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-const CERTIFICATE: &str = "--grpc-server-tls-cert (GRPC_SERVER_TLS_CERT)";
-const KEY: &str = "--grpc-server-tls-key (GRPC_SERVER_TLS_KEY)";
 const CLIENT_CA: &str = "--grpc-client-tls-cacert (GRPC_CLIENT_TLS_CACERT)";
 
 #[derive(Debug, Error)]
@@ -40,16 +38,16 @@ pub enum CertificateFault {
     NoCertificate { setting: &'static str, file: PathBuf },
     #[error("{setting}: {file} has a certificate that can't be used: {error}: have it issued anew")]
     BadCertificate { setting: &'static str, file: PathBuf, error: rustls::Error },
-    #[error("{KEY}: {file} has no private key in it: it has to be PEM, with -----BEGIN PRIVATE KEY-----")]
-    NoKey { file: PathBuf },
-    #[error("{KEY}: {file} is encrypted: store the key without a passphrase, as openssl pkey does")]
-    EncryptedKey { file: PathBuf },
-    #[error("{KEY}: {file} has a key that can't be used: {error}: use RSA of 2048 bits or more, ECDSA or Ed25519")]
-    BadKey { file: PathBuf, error: rustls::Error },
+    #[error("{setting}: {file} has no private key in it: it has to be PEM, with -----BEGIN PRIVATE KEY-----")]
+    NoKey { setting: &'static str, file: PathBuf },
+    #[error("{setting}: {file} is encrypted: store the key without a passphrase, as openssl pkey does")]
+    EncryptedKey { setting: &'static str, file: PathBuf },
+    #[error("{setting}: {file} has a key that can't be used: {error}: use RSA of 2048 bits or more, ECDSA or Ed25519")]
+    BadKey { setting: &'static str, file: PathBuf, error: rustls::Error },
     #[error(
-        "{KEY}: the key in {key} does not belong to the certificate in {certificate}: use the pair as it was issued"
+        "{setting}: the key in {key} does not belong to the certificate in {certificate}: use the pair as it was issued"
     )]
-    NotAPair { certificate: PathBuf, key: PathBuf },
+    NotAPair { setting: &'static str, certificate: PathBuf, key: PathBuf },
     #[error("TLS can't be set up: {0}")]
     Rustls(#[from] rustls::Error),
     #[error("{CLIENT_CA}: {file} can't be used: {error}")]
@@ -70,14 +68,15 @@ pub struct Certificates {
 pub fn read(settings: &TlsSettings) -> Result<Certificates, CertificateFault> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let pair = pair(settings, &provider)?;
-    let dates_warning = pair.cert.first().and_then(|certificate| dates_warning(certificate, &provider));
+    let dates_warning =
+        pair.cert.first().and_then(|certificate| dates_warning(settings.names.certificate, certificate, &provider));
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let builder = match &settings.clients {
         None => builder.with_no_client_auth(),
         Some(clients) => builder.with_client_cert_verifier(verifier(clients, provider)?),
     };
     let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![settings.protocol.to_vec()];
     // A resumed session would not look at the client's certificate again. Connections live for minutes, so there is
     // little to save.
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -85,7 +84,7 @@ pub fn read(settings: &TlsSettings) -> Result<Certificates, CertificateFault> {
     Ok(Certificates { config, dates_warning })
 }
 
-fn dates_warning(certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> Option<String> {
+fn dates_warning(setting: &str, certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> Option<String> {
     // Dates are looked at before the chain; that the chain ends nowhere does not matter here.
     let verified = rustls::client::verify_server_cert_signed_by_trust_anchor(
         &ParsedCertificate::try_from(certificate).ok()?,
@@ -101,25 +100,29 @@ fn dates_warning(certificate: &CertificateDer<'_>, provider: &CryptoProvider) ->
         CertificateError::NotValidYetContext { not_before, .. } => format!("is valid from {} on", when(not_before)),
         _ => return None,
     };
-    Some(format!("{CERTIFICATE}: the certificate {what}, so that clients will refuse it now: have a new one issued"))
+    Some(format!("{setting}: the certificate {what}, so that clients will refuse it now: have a new one issued"))
 }
 
 fn pair(settings: &TlsSettings, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateFault> {
-    let chain = certificates(CERTIFICATE, &settings.certificate)?;
+    let chain = certificates(settings.names.certificate, &settings.certificate)?;
     let key = provider
         .key_provider
-        .load_private_key(key(&settings.key)?)
-        .map_err(|error| CertificateFault::BadKey { file: settings.key.clone(), error })?;
+        .load_private_key(key(settings.names.key, &settings.key)?)
+        .map_err(|error| CertificateFault::BadKey { setting: settings.names.key, file: settings.key.clone(), error })?;
     let pair = CertifiedKey::new(chain, key);
     match pair.keys_match() {
         // Unknown is a key that does not tell its public half, which none of the provider's is.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
-        Err(rustls::Error::InconsistentKeys(_)) => {
-            Err(CertificateFault::NotAPair { certificate: settings.certificate.clone(), key: settings.key.clone() })
-        }
-        Err(error) => {
-            Err(CertificateFault::BadCertificate { setting: CERTIFICATE, file: settings.certificate.clone(), error })
-        }
+        Err(rustls::Error::InconsistentKeys(_)) => Err(CertificateFault::NotAPair {
+            setting: settings.names.key,
+            certificate: settings.certificate.clone(),
+            key: settings.key.clone(),
+        }),
+        Err(error) => Err(CertificateFault::BadCertificate {
+            setting: settings.names.certificate,
+            file: settings.certificate.clone(),
+            error,
+        }),
     }
 }
 
@@ -155,15 +158,15 @@ fn certificates(setting: &'static str, file: &Path) -> Result<Vec<CertificateDer
     Ok(certificates)
 }
 
-fn key(file: &Path) -> Result<PrivateKeyDer<'static>, CertificateFault> {
-    let text = text(KEY, file)?;
+fn key(setting: &'static str, file: &Path) -> Result<PrivateKeyDer<'static>, CertificateFault> {
+    let text = text(setting, file)?;
     match PrivateKeyDer::from_pem_slice(&text) {
         Ok(key) => Ok(key),
         Err(pem::Error::NoItemsFound) if is_encrypted(&text) => {
-            Err(CertificateFault::EncryptedKey { file: file.to_owned() })
+            Err(CertificateFault::EncryptedKey { setting, file: file.to_owned() })
         }
-        Err(pem::Error::NoItemsFound) => Err(CertificateFault::NoKey { file: file.to_owned() }),
-        Err(error) => Err(CertificateFault::Damaged { setting: KEY, file: file.to_owned(), error }),
+        Err(pem::Error::NoItemsFound) => Err(CertificateFault::NoKey { setting, file: file.to_owned() }),
+        Err(error) => Err(CertificateFault::Damaged { setting, file: file.to_owned(), error }),
     }
 }
 
@@ -184,6 +187,7 @@ fn text(setting: &'static str, file: &Path) -> Result<Vec<u8>, CertificateFault>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::tls::PairNames;
     use rcgen::{CertificateParams, KeyPair};
     use std::fs;
     use tempfile::TempDir;
@@ -202,7 +206,10 @@ mod tests {
             fs::copy(&certificate, &ca).unwrap();
             fs::write(&key, key_pair.serialize_pem()).unwrap();
             let clients = Some(ClientSettings { ca, names: vec![] });
-            Files { directory, settings: TlsSettings { certificate, key, clients } }
+            Files {
+                directory,
+                settings: TlsSettings { certificate, key, clients, names: PairNames::GRPC, protocol: b"h2" },
+            }
         }
 
         fn fault_with(&self, name: &str, text: &str) -> String {

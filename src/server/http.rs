@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
@@ -25,6 +26,7 @@ use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
 use crate::server::service::{Answered, Service};
 use crate::server::skim::Announced;
+use crate::server::tls::Tls;
 use crate::server::{connection, grpc};
 
 /// Names the reason of a refusal: the body says the same to everybody.
@@ -55,24 +57,38 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    let room = Room { max: CONNECTIONS_MAX, when_full: WhenFull::EndOldest, stats: Arc::default() };
-    connection::accept(listener, port, room, drain, move |stream, mut drain| {
-        let service = TowerToHyperService::new(router.clone());
-        async move {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(READ_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
-            let mut connection = pin!(connection);
-            tokio::select! {
-                ended = connection.as_mut() => return Ok(ended?),
-                () = drain.closing() => {}
-            }
-            connection.as_mut().graceful_shutdown();
-            Ok(connection.await?)
-        }
+    connection::accept(listener, port, room(), drain, move |stream, drain| serve_one(stream, router.clone(), drain))
+        .await;
+}
+
+/// The same over TLS.
+pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
+    connection::accept(listener, port, room(), drain, move |stream, drain| {
+        let (router, tls) = (router.clone(), tls.clone());
+        async move { serve_one(timeout(READ_TIMEOUT, tls.accept(stream)).await??, router, drain).await }
     })
     .await;
+}
+
+fn room() -> Room {
+    Room { max: CONNECTIONS_MAX, when_full: WhenFull::EndOldest, stats: Arc::default() }
+}
+
+async fn serve_one<S>(stream: S, router: Router, mut drain: Drain) -> anyhow::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return Ok(ended?),
+        () = drain.closing() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    Ok(connection.await?)
 }
 
 /// The handlers of the port. A body may be some times as large as the message it describes.

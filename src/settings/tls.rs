@@ -54,6 +54,24 @@ pub struct TlsSettings {
     pub key: PathBuf,
     /// `None`: clients need no certificate.
     pub clients: Option<ClientSettings>,
+    /// What the settings of certificate and key are called.
+    pub names: PairNames,
+    /// What is spoken inside, as ALPN names it.
+    pub protocol: &'static [u8],
+}
+
+/// For errors: which setting is to be mended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairNames {
+    pub certificate: &'static str,
+    pub key: &'static str,
+}
+
+impl PairNames {
+    pub const GRPC: PairNames = PairNames {
+        certificate: "--grpc-server-tls-cert (GRPC_SERVER_TLS_CERT)",
+        key: "--grpc-server-tls-key (GRPC_SERVER_TLS_KEY)",
+    };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +150,8 @@ impl TlsSettings {
                 "the certificate's private key",
             )?,
             clients,
+            names: PairNames::GRPC,
+            protocol: b"h2",
         }))
     }
 

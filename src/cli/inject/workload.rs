@@ -111,7 +111,7 @@ impl<'a> Workload<'a> {
         if containers.is_empty() {
             return Err(WorkloadError::Incomplete { kind, name, what: "containers" });
         }
-        if sidecar.mode == Mode::Plain && matches!(self.kind, "Job" | "CronJob") {
+        if sidecar.mode == Mode::Plain && self.finishes() {
             return Err(WorkloadError::NeverFinishes { kind, name });
         }
         let mut additions = Vec::new();
@@ -143,6 +143,14 @@ impl<'a> Workload<'a> {
             additions.extend(self.added(&container, "volumeMounts", mounts, &[workload_mount()]));
         }
         Ok(additions)
+    }
+
+    /// Whether it is done when its containers are. A pod says so by whom it belongs to.
+    fn finishes(&self) -> bool {
+        let owners = self.document.get("metadata").and_then(|metadata| metadata.get("ownerReferences"));
+        let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
+        let is_of_job = owners.any(|owner| owner.get("kind").and_then(Value::as_str) == Some("Job"));
+        matches!(self.kind, "Job" | "CronJob") || (self.kind == "Pod" && is_of_job)
     }
 
     /// A list that may not be there.
