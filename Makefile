@@ -11,13 +11,17 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test redis mariadb node lint bench fmt
+.PHONY: help test demo redis mariadb node lint bench fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
 test: $(VENV)/tools redis mariadb $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
+
+demo: $(VENV)/tools redis mariadb ## Show it behind a real Envoy: limits, two regions, Redis going away
+	cargo build --locked --release
+	python3 envoy/demo.py
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
 	cargo fmt --check
