@@ -12,7 +12,7 @@ mod certificates;
 mod cluster;
 mod commands;
 mod cutting_proxy;
-mod demo;
+
 mod drain;
 mod envoy_answers;
 mod envoy_costs;
@@ -51,6 +51,7 @@ mod mariadb;
 mod mysql_commands;
 mod mysql_store;
 mod overload;
+mod readme_demo;
 mod redis;
 mod redis_cluster;
 mod redis_connection;
