@@ -11,6 +11,7 @@ mod call;
 mod certificates;
 mod cluster;
 mod commands;
+mod container_image;
 mod cutting_proxy;
 
 mod drain;
