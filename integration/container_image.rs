@@ -16,7 +16,8 @@ use crate::manifests::{list, names_variable, workloads};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-fn read(file: &str) -> String {
+/// A file of the package.
+pub fn read(file: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
@@ -26,7 +27,8 @@ fn instructions(name: &str) -> Vec<String> {
     joined.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned).collect()
 }
 
-fn yaml(text: &str) -> Value {
+/// YAML with its merge keys resolved.
+pub fn yaml(text: &str) -> Value {
     let mut value: serde_yaml::Value = serde_yaml::from_str(text).unwrap();
     value.apply_merge().unwrap();
     serde_json::to_value(value).unwrap()

@@ -14,6 +14,7 @@ mod commands;
 mod container_image;
 mod cutting_proxy;
 
+mod demo;
 mod drain;
 mod envoy_answers;
 mod envoy_costs;
