@@ -21,7 +21,7 @@ test: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas ## Install wha
 
 demo: $(VENV)/tools redis mariadb ## Show it behind a real Envoy: limits, two regions, Redis going away
 	cargo build --locked --release
-	python3 envoy/demo.py
+	python3 demo/demo.py
 
 lint: ## Formatting, clippy, licenses and sources of dependencies
 	cargo fmt --check

@@ -23,7 +23,7 @@ fn without_numbers(text: &str) -> Vec<String> {
 fn the_readme_has_the_real_output_of_the_demo() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new("python3");
-    command.arg(root.join("envoy/demo.py")).env("TIDEGATE", env!("CARGO_BIN_EXE_tidegate"));
+    command.arg(root.join("demo/demo.py")).env("TIDEGATE", env!("CARGO_BIN_EXE_tidegate"));
     let ran = run(&mut command);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let (_, shown) = ran.stdout.split_once("...\n\n").expect("it says what it starts");

@@ -57,15 +57,21 @@ impl Sidecar {
         };
         let socket = format!("{SOCKET_DIRECTORY}/tidegate.sock");
         let (http_port, admin_port) = (HTTP_PORT.to_string(), ADMIN_PORT.to_string());
+        // A native sidecar is stopped after the workload; a plain one along with it, so that it has to wait.
+        let drain_delay = if self.mode == Mode::Native { "0s" } else { "15s" };
         let args = [
             ["serve", "--rules", RULES_DIRECTORY].as_slice(),
             // Only containers of the pod can reach it, whoever they run as.
             &["--grpc-uds", &socket, "--uds-mode", "666"],
-            &["--port", &http_port, "--debug-port", &admin_port],
+            // All ports, though one is not used: a Service called `grpc` would set GRPC_PORT for every pod of the namespace.
+            &["--port", &http_port, "--debug-port", &admin_port, "--grpc-port", "8081"],
+            &["--drain-delay", drain_delay],
         ];
         Container {
             name: CONTAINER.to_owned(),
             image: Some(self.image.clone()),
+            // The image has no entry point.
+            command: Some(vec!["/bin/tidegate".to_owned()]),
             args: Some(args.concat().into_iter().map(str::to_owned).collect()),
             restart_policy: (self.mode == Mode::Native).then(|| "Always".to_owned()),
             env: Some(vec![EnvVar {

@@ -271,7 +271,7 @@ def main():
             show_metrics(eu)
             if sys.stdout.isatty():
                 say(f"\nEnvoy is on http://localhost:{eu.front} (eu) and :{us.front} (us) until Ctrl-C,")
-                say(f"and Tidegate's own pages on http://localhost:{eu.admin}.")
+                say(f"and Tidegate's own pages on http://localhost:{eu.admin}. Change envoy/rules/edge.yaml: it is followed.")
                 threading.Event().wait()
         except KeyboardInterrupt:
             pass
