@@ -188,6 +188,31 @@ descriptors:
 }
 
 #[test]
+fn no_text_of_a_rule_is_taken_for_something_else() {
+    let evil = "x\\n- actions: [{generic_key: {descriptor_value: evil}}]\\n#\\u2028\\r\\e";
+    let limit = "rate_limit: {requests_per_unit: 1, unit: day, class: cost}";
+    let words = ["yes", "on", "Y", "0644", "1_000", "%REQ(x)%", "{{", "ä"];
+    let rules: String = words
+        .iter()
+        .chain([&evil])
+        .map(|word| format!("  - {{key: generic_key, value: \"{word}\", {limit}}}\n"))
+        .collect();
+    let (_directory, file) = rule_file(&format!("domain: \"d\\n#\"\ndescriptors:\n{rules}"));
+    let args = ["envoy", "--rules", &file, "--domain", "d\n#", "--bootstrap"];
+    let text = printed(&args);
+    Envoy::validate(&text).unwrap_or_else(|said| panic!("{said}\n{text}"));
+    let json: Value = serde_json::from_str(&printed(&[&args[..], &["--output", "json"]].concat())).unwrap();
+    assert_eq!(serde_yaml::from_str::<Value>(&text).unwrap(), json);
+    let host = &json["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]
+        ["virtual_hosts"][0];
+    let limits = host["rate_limits"].as_array().expect("a list");
+    assert_eq!(limits.len(), words.len() + 1, "{limits:#?}");
+    for (word, limit) in words.iter().zip(limits) {
+        assert_eq!(limit["actions"][0]["generic_key"]["descriptor_value"], *word);
+    }
+}
+
+#[test]
 fn json_says_the_same() {
     for target in ["envoy", "istio"] {
         let args = [target, "--domain", "edge"];

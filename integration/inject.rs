@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Process, Ran, answer, ask_one, in_short, run, tidegate};
+use crate::harness::{Process, Ran, answer, ask_one, http, in_short, run, tidegate};
 use crate::kubernetes_objects::{KINDS, assert_valid, workload};
 
 fn injected(file: &str, flags: &[&str]) -> Ran {
@@ -102,7 +102,7 @@ spec:
     for line in file.lines() {
         assert!(added.any(|other| other == line), "'{line}' is gone, or elsewhere:\n{}", ran.stdout);
     }
-    assert!(ran.stdout.contains("\n        volumeMounts:\n        - mountPath: /run/tidegate\n"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("\n        volumeMounts:\n        - name: tidegate-socket\n"), "{}", ran.stdout);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn standard_input_annotations_and_mistakes() {
     for (file, part) in [
         ("kind: Service\n".to_owned(), "nothing to inject into"),
         ("kind: Pod\nmetadata: {name: p}\n".to_owned(), "Pod 'p' has no spec"),
-        ("kind: Pod\n---\n{".to_owned(), "document 2, which begins in line 3, is not YAML"),
+        ("kind: Pod\n---\na: {\nb".to_owned(), "in.yaml: line 4: "),
         (
             annotated("tidegate.dev/mode", "init"),
             "Pod shop: the annotation tidegate.dev/mode is 'init': write native or plain",
@@ -153,14 +153,17 @@ async fn the_sidecar_serves_on_its_socket() {
         let arg = arg.as_str().unwrap().replace("/run/tidegate", here).replace("/etc/tidegate/rules", rules);
         if ["18080", "16070"].contains(&arg.as_str()) { "0".to_owned() } else { arg }
     });
+    assert_eq!(sidecar["command"], json!(["/bin/tidegate"]));
     let mut command = tidegate(&[]);
-    command.args(args).args(["--host", "127.0.0.1"]);
-    for variable in sidecar["env"].as_array().unwrap() {
-        command.env(variable["name"].as_str().unwrap(), variable["value"].as_str().unwrap());
-    }
+    // As a Service of this name in the namespace would have it.
+    command.args(args).args(["--host", "127.0.0.1"]).env("GRPC_PORT", "tcp://10.0.0.1:8081");
     let mut process = Process::start(command);
     let line = process.line_with("tidegate: serving");
     assert!(line.contains("tidegate.sock"), "{line}");
+    let before = line.split(" (HTTP)").next().unwrap_or_default();
+    let http_port = before.rsplit(' ').next().and_then(|address| address.parse().ok()).expect("an address");
+    assert_eq!(http(http_port, "GET", "/readyz", "").status, 200);
+    assert_eq!(http(http_port, "POST", "/json", "{}").status, 404, "nobody outside the pod asks it");
     let socket = format!("unix://{here}/tidegate.sock");
     let channel = tonic::transport::Endpoint::try_from(socket).unwrap().connect().await.unwrap();
     let mut client =
@@ -171,4 +174,58 @@ async fn the_sidecar_serves_on_its_socket() {
         &std::fs::metadata(format!("{here}/tidegate.sock")).unwrap().permissions(),
     );
     assert_eq!(mode & 0o777, 0o666, "containers run as different users");
+}
+
+/// What Kubernetes' own tools make of a file.
+fn as_kubectl_reads(yaml: &str) -> Value {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file.yaml");
+    std::fs::write(&file, yaml).unwrap();
+    let kubectl = ["label", "--local", "--output", "json", "--filename"];
+    let ran = run(std::process::Command::new("kubectl").args(kubectl).arg(&file).arg("a=b"));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    serde_json::from_str(&ran.stdout).unwrap()
+}
+
+#[test]
+fn values_stay_what_they_are_to_kubernetes_however_they_are_written() {
+    // Once in place, once in a list that has to be written, once in a document that has to be.
+    for volumes in [
+        "volumes:\n  - name: c\n    configMap: {name: c, defaultMode: 0644}",
+        "volumes: [{name: c, configMap: {name: c, defaultMode: 0644}}]",
+        "<<: {volumes: [{name: c, configMap: {name: c, defaultMode: 0644}}]}",
+    ] {
+        let file = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  hostNetwork: yes\n  containers: [\n    \
+             {{name: c, image: i, args: [\"on\", '1_000', \"y\"]}}]\n  {volumes}\n"
+        );
+        let before = as_kubectl_reads(&file);
+        let ran = injected(&file, &[]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let json = injected(&file, &["--output", "json"]).stdout;
+        let listed: Value = serde_json::from_str(&json).unwrap();
+        for after in [as_kubectl_reads(&ran.stdout), as_kubectl_reads(&listed["items"][0].to_string())] {
+            assert_eq!(after["spec"]["volumes"][0], before["spec"]["volumes"][0], "{}", ran.stdout);
+            assert_eq!(after["spec"]["volumes"][0]["configMap"]["defaultMode"], 420);
+            assert_eq!(after["spec"]["hostNetwork"], true);
+            assert_eq!(after["spec"]["containers"][0]["args"], json!(["on", "1_000", "y"]));
+            assert_eq!(after["spec"]["initContainers"][0]["name"], "tidegate");
+        }
+    }
+}
+
+#[test]
+fn documents_that_begin_on_their_separator_and_things_of_others_are_seen_for_what_they_are() {
+    let pod = workload("Pod", &json!({})).to_string();
+    let other = "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\nspec: {tasks: []}\n";
+    let ran = injected(&format!("{other}--- {pod}\n"), &[]);
+    assert_eq!(ran.stderr.matches("injected").count(), 1, "{ran:?}");
+    assert!(ran.stdout.starts_with(other), "{}", ran.stdout);
+    let nested = json!({"kind": "List", "items": [{"kind": "PodList", "items": [workload("Pod", &json!({}))]}]});
+    assert!(injected(&nested.to_string(), &[]).stderr.contains("Pod shop: injected"));
+    for (flag, value) in [("--image", ""), ("--env-secret", ""), ("--rules-configmap", "Bad Name"), ("--keys-max", "0")]
+    {
+        let ran = injected(&pod, &[flag, value]);
+        assert!(ran.code != Some(0) && ran.stdout.is_empty(), "{flag}: {ran:?}");
+    }
 }

@@ -99,6 +99,9 @@ fn every_kind_gets_its_sidecar_once_if_its_pods_want_it() {
     assert_eq!(webhook.admitted(&pod, "UPDATE"), pod, "the containers of a pod can't change");
     let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}});
     assert_eq!(webhook.admitted(&config, "CREATE"), config);
+    let mut foreign = pod.clone();
+    foreign["apiVersion"] = json!("foo.dev/v1");
+    assert_eq!(webhook.admitted(&foreign, "CREATE"), foreign);
 }
 
 #[test]
@@ -190,6 +193,8 @@ fn a_new_certificate_is_served_without_a_restart_and_a_stop_is_clean() {
         connection.complete_io(&mut stream).ok()?;
         (connection.peer_certificates()?.first()? == &renewed.der()).then_some(())
     });
+    webhook.process.signal("HUP");
+    webhook.process.line_with("the certificates were reloaded");
     webhook.process.signal("TERM");
     assert!(webhook.process.ends_within(PATIENCE).is_some_and(|status| status.success()));
     let ran = run(&mut tidegate(&["webhook", "--tls-cert", "/nowhere.crt", "--tls-key", "/nowhere.key"]));

@@ -15,6 +15,7 @@ pub mod mysql;
 pub mod serve;
 pub mod status;
 pub mod webhook;
+pub mod yaml;
 
 use std::any::TypeId;
 use std::path::PathBuf;

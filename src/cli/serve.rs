@@ -260,8 +260,13 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
         let listener = bind("metrics", *addr, "--prometheus-addr (PROMETHEUS_ADDR)").await?;
         ports.spawn(http::serve(listener, "metrics", admin.clone().metrics_router(path), drain.clone()));
     }
-    let router =
-        http::router(service.clone(), drain.clone(), settings.message_bytes_max, is_ready_without_rules(&settings))?;
+    let router = http::router(
+        service.clone(),
+        drain.clone(),
+        settings.message_bytes_max,
+        is_ready_without_rules(&settings),
+        settings.has_http_json,
+    )?;
     let port = GrpcPort { calls, tls: tls.clone(), bounds, stats: connections };
     ports.spawn(connection::serve(grpc_listener, port, drain.clone()));
     ports.spawn(http::serve(http_listener, "HTTP", router, drain.clone()));

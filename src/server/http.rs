@@ -97,11 +97,12 @@ pub fn router(
     drain: Drain,
     message_bytes_max: usize,
     is_ready_without_rules: bool,
+    has_json: bool,
 ) -> anyhow::Result<Router> {
     let body_bytes_max = message_bytes_max.saturating_mul(4);
     let port = Port { service, drain, json: Arc::new(Json::new()?), body_bytes_max, is_ready_without_rules };
-    Ok(Router::new()
-        .route("/json", any(json))
+    let router = if has_json { Router::new().route("/json", any(json)) } else { Router::new() };
+    Ok(router
         .route("/healthcheck", get(ready))
         .route("/readyz", get(ready))
         .route("/livez", get(|| async { "OK" }))

@@ -98,6 +98,11 @@ pub struct ServeFlags {
     #[arg(long, env = "PORT", value_name = "PORT", default_value_t = 8080, help_heading = "Listeners")]
     pub port: u16,
 
+    /// Answer requests on the HTTP port, at /json; without it there are only the probes
+    #[arg(long, env = "TIDEGATE_HTTP_JSON", help_heading = "Listeners", value_name = "BOOL", default_value = "true")]
+    #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
+    pub http_json: bool,
+
     /// Address of the gRPC port
     #[arg(long, env = "GRPC_HOST", value_name = "ADDRESS", default_value = "0.0.0.0", help_heading = "Listeners")]
     pub grpc_host: String,
@@ -274,6 +279,8 @@ const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub http_addr: SocketAddr,
+    /// `/json` is served.
+    pub has_http_json: bool,
     pub grpc_addr: SocketAddr,
     pub admin_addr: SocketAddr,
     pub prometheus: Option<PrometheusPort>,
@@ -358,6 +365,7 @@ impl Settings {
         };
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
+            has_http_json: flags.http_json,
             grpc_addr: SocketAddr::new(address("grpc-host", "GRPC_HOST", &flags.grpc_host)?, flags.grpc_port),
             admin_addr: SocketAddr::new(address("debug-host", "DEBUG_HOST", &flags.debug_host)?, flags.debug_port),
             prometheus: flags.use_prometheus.then(|| prometheus_port(flags)).transpose()?,

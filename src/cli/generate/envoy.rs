@@ -3,8 +3,10 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 use crate::cli::generate::plan::Plan;
-use crate::cli::generate::text::{element, indented, quoted, yaml};
+use crate::cli::yaml::{element, in_comment, indented, quoted, yaml};
 
 /// The cluster's name, and what the filter calls it by.
 const CLUSTER: &str = "tidegate";
@@ -25,9 +27,16 @@ impl Service {
             return if path.is_absolute() { Ok(Service::Unix { path }) } else { Err(wrong()) };
         }
         let (host, port) = typed.rsplit_once(':').ok_or_else(wrong)?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_host = match in_brackets {
+            Some(host) => host.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)),
+        };
+        let is_number = port.chars().all(|c| c.is_ascii_digit());
         match port.parse() {
-            Ok(port) if port > 0 && !host.is_empty() => Ok(Service::Tcp { host: host.to_owned(), port }),
+            Ok(port) if port > 0 && is_host && is_number => {
+                Ok(Service::Tcp { host: in_brackets.unwrap_or(host).to_owned(), port })
+            }
             _ => Err(wrong()),
         }
     }
@@ -67,10 +76,12 @@ pub fn document(plan: &Plan, service: &Service, around: Option<&Around>) -> Stri
     match around {
         Some(around) => bootstrap(plan, around, &filter, &rate_limits, &cluster),
         None => format!(
-            "
-# 1. Into http_filters of the connection manager, before envoy.filters.http.router.
+            "# 1. Into http_filters of the connection manager, before envoy.filters.http.router.
 http_filters:
 {filter}
+# For the path to be one and the same however it is written, beside them: normalize_path, merge_slashes, and
+# path_with_escaped_slashes_action: UNESCAPE_AND_REDIRECT.
+
 # 2. Onto the virtual host, or onto the routes that they are meant for.
 rate_limits:
 {rate_limits}
@@ -85,7 +96,7 @@ clusters:
 pub fn filter(plan: &Plan, cluster: &str, authority: Option<&str>) -> String {
     let mut why = String::new();
     if !plan.denying.is_empty() {
-        let _ = writeln!(why, "  # Rules that deny in an outage: {}.", plan.denying.join(", "));
+        let _ = writeln!(why, "  # Rules that deny in an outage: {}.", in_comment(&plan.denying.join(", ")));
     }
     let authority = authority.map(|name| format!(", authority: {}", quoted(name))).unwrap_or_default();
     format!(
@@ -123,11 +134,11 @@ typed_config:
 pub fn rate_limits(plan: &Plan) -> String {
     let mut text = String::new();
     for descriptor in &plan.descriptors {
-        let _ = writeln!(text, "# {}", descriptor.rules.join(", "));
+        let _ = writeln!(text, "# {}", in_comment(&descriptor.rules.join(", ")));
         if descriptor.entries.iter().any(|(_, value)| value.is_some()) {
             text += "# Sent with every request here: move it to the routes that it is meant for.\n";
         }
-        text += &element(&format!("actions:\n{}", yaml(&descriptor.actions)));
+        text += &element(&format!("actions:\n{}", yaml(&Value::from(descriptor.actions.clone()))));
     }
     text
 }
@@ -164,8 +175,7 @@ load_assignment:
 fn bootstrap(plan: &Plan, around: &Around, filter: &str, rate_limits: &str, cluster: &str) -> String {
     let Around { listen_port, trusted_hops, upstream } = around;
     format!(
-        "
-admin:
+        "admin:
   address: {{socket_address: {{address: 127.0.0.1, port_value: 9901}}}}
 static_resources:
   listeners:
@@ -183,6 +193,7 @@ static_resources:
           # Other spellings of a path are the same path.
           normalize_path: true
           merge_slashes: true
+          path_with_escaped_slashes_action: UNESCAPE_AND_REDIRECT
           route_config:
             virtual_hosts:
             - name: {domain}
@@ -223,7 +234,19 @@ mod tests {
         assert_eq!(Service::read("[::1]:8081"), tcp("::1", 8081));
         assert_eq!(Service::read("tidegate.svc:8081"), tcp("tidegate.svc", 8081));
         assert_eq!(Service::read("unix:/run/t.sock"), Ok(Service::Unix { path: "/run/t.sock".into() }));
-        for typed in ["tidegate", "tidegate:0", ":8081", "tidegate:http", "unix:run", "unix:"] {
+        for typed in [
+            "tidegate",
+            "tidegate:0",
+            ":8081",
+            "tidegate:http",
+            "unix:run",
+            "unix:",
+            "::1",
+            "[::1",
+            "http://a:1",
+            "a b:1",
+            "a:+1",
+        ] {
             assert!(Service::read(typed).expect_err(typed).contains("HOST:PORT or unix:/PATH"), "{typed}");
         }
     }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use crate::cli::generate::envoy::{filter, rate_limits};
 use crate::cli::generate::plan::Plan;
-use crate::cli::generate::text::{element, indented, quoted};
+use crate::cli::yaml::{element, indented, quoted};
 
 /// Which of Istio's proxies limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,7 +40,7 @@ pub struct Mesh {
 }
 
 /// Two EnvoyFilters: the filter, and the actions on every virtual host.
-pub fn document(plan: &Plan, mesh: &Mesh) -> String {
+pub fn documents(plan: &Plan, mesh: &Mesh) -> [String; 2] {
     let cluster = format!("outbound|{}||{}", mesh.port, mesh.host);
     let context = mesh.context.word();
     let of_filter = format!(
@@ -69,9 +69,7 @@ patch:
 {}",
         indented(4, &rate_limits(plan))
     );
-    let (of_filter, of_actions) =
-        (envoy_filter(mesh, "filter", &of_filter), envoy_filter(mesh, "actions", &of_actions));
-    format!("\n{of_filter}---\n{of_actions}")
+    [envoy_filter(mesh, "filter", &of_filter), envoy_filter(mesh, "actions", &of_actions)]
 }
 
 fn envoy_filter(mesh: &Mesh, part: &str, patch: &str) -> String {

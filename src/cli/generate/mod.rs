@@ -5,19 +5,20 @@ pub mod envoy;
 pub mod istio;
 pub mod plan;
 pub mod source;
-pub mod text;
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
 use crate::cli::generate::envoy::{Around, Service};
 use crate::cli::generate::istio::{Context, Mesh};
 use crate::cli::generate::plan::{Plan, Wishes};
 use crate::cli::generate::source::Source;
+use crate::cli::yaml::{in_comment, read};
 use crate::cli::{Exit, Output, explain};
 use crate::request::Bounds;
 use crate::settings::parse::boolean;
@@ -152,12 +153,12 @@ pub fn run(flags: &GenFlags) -> anyhow::Result<Exit> {
                 trusted_hops: flags.trusted_hops,
                 upstream: flags.upstream.clone(),
             });
-            print(&flags.plan, &plan, &envoy::document(&plan, &flags.service, around.as_ref()))
+            print(&flags.plan, &plan, &[envoy::document(&plan, &flags.service, around.as_ref())])
         }
         Target::Istio(flags) => {
             let mesh = mesh(flags)?;
             let plan = plan(&flags.plan)?;
-            print(&flags.plan, &plan, &istio::document(&plan, &mesh))
+            print(&flags.plan, &plan, &istio::documents(&plan, &mesh))
         }
     }
 }
@@ -174,7 +175,7 @@ fn plan(flags: &PlanFlags) -> anyhow::Result<Plan> {
     let wishes = Wishes { sources, timeout: flags.timeout, failure_mode_deny: flags.failure_mode_deny };
     Plan::new(domain, wishes).map_err(|errors| {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!("nothing was generated\n  {}", lines.join("\n  "))
+        anyhow!("nothing was generated\n  {}", lines.join("\n  "))
     })
 }
 
@@ -197,19 +198,17 @@ fn mesh(flags: &IstioFlags) -> anyhow::Result<Mesh> {
     Ok(Mesh { name: flags.name.clone(), namespace, context: flags.context, selector, host, port })
 }
 
-fn print(flags: &PlanFlags, plan: &Plan, document: &str) -> anyhow::Result<Exit> {
+fn print(flags: &PlanFlags, plan: &Plan, documents: &[String]) -> anyhow::Result<Exit> {
     let mut out = std::io::stdout().lock();
     match flags.output {
-        Output::Text => write!(out, "{}{document}", preface(plan))?,
+        Output::Text => write!(out, "{}\n{}", preface(plan), documents.join("---\n"))?,
         Output::Json => {
-            let documents = serde_yaml::Deserializer::from_str(document);
-            let values: Result<Vec<serde_json::Value>, _> = documents.map(serde::Deserialize::deserialize).collect();
-            let values = values.context("what was generated is no YAML")?;
+            let values: Result<Vec<Value>, _> = documents.iter().map(|it| read(it).map(|read| read.value)).collect();
+            let values =
+                values.map_err(|(line, error)| anyhow!("what was generated is no YAML in line {line}: {error}"))?;
             match values.as_slice() {
                 [value] => writeln!(out, "{value:#}")?,
-                values => {
-                    writeln!(out, "{:#}", serde_json::json!({"apiVersion": "v1", "kind": "List", "items": values}))?
-                }
+                values => writeln!(out, "{:#}", json!({"apiVersion": "v1", "kind": "List", "items": values}))?,
             }
         }
     }
@@ -218,13 +217,13 @@ fn print(flags: &PlanFlags, plan: &Plan, document: &str) -> anyhow::Result<Exit>
 
 /// What the reader should know before using it.
 fn preface(plan: &Plan) -> String {
-    let mut text =
-        format!("# What Envoy sends for the rules of the domain {}, and where it takes it from:\n", plan.domain);
+    let domain = in_comment(&plan.domain);
+    let mut text = format!("# What Envoy sends for the rules of the domain {domain}, and where it takes it from:\n");
     let width = plan.sources.keys().map(String::len).max().unwrap_or(0);
     for (key, source) in &plan.sources {
-        text += &format!("#   {key:width$}  {}", source.in_words());
+        text += &format!("#   {:width$}  {}", in_comment(key), in_comment(&source.in_words()));
         if plan.guessed.contains(key) {
-            text += &format!(" (a guess: --map {key}=SOURCE says otherwise)");
+            text += &format!(" (a guess: --map {}=SOURCE says otherwise)", in_comment(key));
         }
         text += "\n";
     }
@@ -233,5 +232,6 @@ fn preface(plan: &Plan) -> String {
         text +=
             &format!("# {count} descriptors with each request: serve with TIDEGATE_MAX_DESCRIPTORS={count} or more.\n");
     }
-    text + "# A request without one of the values is not sent the descriptors that need it: those rules do not limit it.\n"
+    text += "# A request without one of the values is not sent the descriptors that need it: those rules do not limit it.\n";
+    text + "# Every request costs 1. Tokens, bytes and other costs want `hits_addend` on the routes: docs/envoy.md says how.\n"
 }

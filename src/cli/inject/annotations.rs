@@ -12,7 +12,8 @@ const MODE: &str = "tidegate.dev/mode";
 const RULES: &str = "tidegate.dev/rules-configmap";
 const ENV_CONFIGMAP: &str = "tidegate.dev/env-configmap";
 const ENV_SECRET: &str = "tidegate.dev/env-secret";
-const KNOWN: [&str; 6] = [INJECT, IMAGE, MODE, RULES, ENV_CONFIGMAP, ENV_SECRET];
+const KEYS_MAX: &str = "tidegate.dev/keys-max";
+const KNOWN: [&str; 7] = [INJECT, IMAGE, MODE, RULES, ENV_CONFIGMAP, ENV_SECRET, KEYS_MAX];
 const OURS: &str = "tidegate.dev/";
 
 /// An annotation that can't be used.
@@ -26,8 +27,14 @@ pub enum AnnotationError {
 
 /// Whether the pod wants a sidecar; `None` if it does not say.
 pub fn wish(annotations: Option<&Map<String, Value>>) -> Result<Option<bool>, AnnotationError> {
-    match text(annotations, INJECT) {
+    let value = annotations.and_then(|annotations| annotations.get(INJECT));
+    match value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).as_deref() {
         None => Ok(None),
+        Some(_) if value.is_some_and(|value| !value.is_string()) => Err(AnnotationError::Value {
+            name: INJECT,
+            value: value.map(ToString::to_string).unwrap_or_default(),
+            expected: "\"true\" or \"false\", with the quotes",
+        }),
         Some("true") => Ok(Some(true)),
         Some("false") => Ok(Some(false)),
         Some(value) => {
@@ -57,11 +64,34 @@ impl Sidecar {
             }
             value => Ok(value.map(str::to_owned)),
         };
+        if let Some(value) = text(annotations, KEYS_MAX) {
+            let expected = "a number from 1 to 100000000";
+            sidecar.keys_max = keys_max(value).map_err(|_| AnnotationError::Value {
+                name: KEYS_MAX,
+                value: value.to_owned(),
+                expected,
+            })?;
+        }
         sidecar.image = named(IMAGE)?.unwrap_or(sidecar.image);
         sidecar.rules = named(RULES)?.unwrap_or(sidecar.rules);
         sidecar.env_configmap = named(ENV_CONFIGMAP)?.or(sidecar.env_configmap);
         sidecar.env_secret = named(ENV_SECRET)?.or(sidecar.env_secret);
         Ok(sidecar)
+    }
+}
+
+/// How many keys a sidecar holds.
+pub fn keys_max(typed: &str) -> Result<u64, String> {
+    let number = typed.parse().ok().filter(|number| (1..=100_000_000).contains(number));
+    number.ok_or_else(|| format!("'{typed}' is no number of keys: write one from 1 to 100000000"))
+}
+
+/// Whatever has a name in Kubernetes.
+pub fn object_name(typed: &str) -> Result<String, String> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    match !typed.is_empty() && typed.len() <= 253 && typed.chars().all(is_name) {
+        true => Ok(typed.to_owned()),
+        false => Err(format!("'{typed}' is no name of an object: write lower case letters, digits, - and .")),
     }
 }
 
@@ -83,6 +113,7 @@ mod tests {
             rules: "tidegate-rules".into(),
             env_configmap: None,
             env_secret: Some("redis".into()),
+            keys_max: 1,
         };
         let of = |annotations: Value| usual.for_pod(annotations.as_object());
         assert_eq!(usual.for_pod(None), Ok(usual.clone()));
@@ -99,5 +130,7 @@ mod tests {
         assert_eq!(wish(json!({"tidegate.dev/inject": "false"}).as_object()), Ok(Some(false)));
         assert_eq!(wish(None), Ok(None));
         assert!(wish(json!({"tidegate.dev/inject": "yes"}).as_object()).is_err());
+        assert!(wish(json!({"tidegate.dev/inject": false}).as_object()).is_err(), "an annotation is a text");
+        assert!(object_name("a-b.c").is_ok() && object_name("Bad Name").is_err() && keys_max("0").is_err());
     }
 }

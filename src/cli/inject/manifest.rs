@@ -1,34 +1,33 @@
 //! Files of manifests: many documents in one, whose comments and order stay as they are.
 //!
 //! What is added is put in by a YAML editor. What comes out has to mean what was meant: if it does not, or if the editor
-//! can't (a list written in a form that it does not know), the document is written anew, without its comments, and that
-//! is said.
+//! can't (a list written in a form that it does not know, fields merged from elsewhere), the document is written anew,
+//! without its comments, and that is said.
 
-use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 use yamlpatch::{Op, Patch};
 use yamlpath::{Component, Route};
 
-use crate::cli::generate::text::indented;
 use crate::cli::inject::workload::{Addition, Step};
+use crate::cli::yaml::{element, indented, read as read_document, yaml};
 
 /// A document of a file, as text and as what it says.
 #[derive(Debug)]
 pub struct Manifest {
-    /// The line that separates it from the one before, if there is one.
+    /// What separates it from the one before, if there is something.
     pub separator: String,
     pub text: String,
     pub value: Value,
+    is_merged: bool,
 }
 
 /// A file that can't be read.
-#[derive(Debug, Error)]
-#[error("document {number}, which begins in line {line}, is not YAML: {error}")]
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("line {line}: {error}")]
 pub struct ManifestError {
-    number: usize,
     line: usize,
-    error: serde_yaml::Error,
+    error: String,
 }
 
 /// Whether the comments are still there.
@@ -38,48 +37,51 @@ pub enum Written {
     Anew,
 }
 
-/// Splits a file into its documents. A line that begins with three dashes is never part of one.
+/// Splits a file into its documents. A line that begins with three dashes is never part of one, but a document may begin on
+/// it.
 pub fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
-    let mut parts: Vec<(usize, String, String)> = vec![(1, String::new(), String::new())];
+    let (mark, file) = match file.strip_prefix('\u{feff}') {
+        Some(rest) => ("\u{feff}", rest),
+        None => ("", file),
+    };
+    let mut parts: Vec<(usize, String, String)> = vec![(0, mark.to_owned(), String::new())];
     for (number, line) in file.split_inclusive('\n').enumerate() {
-        let is_separator =
-            line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\n', '\r', '\t']));
-        match parts.last_mut() {
-            Some((_, _, text)) if !is_separator => text.push_str(line),
-            _ => parts.push((number + 2, line.to_owned(), String::new())),
+        let behind =
+            line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\n', '\r', '\t']));
+        match (behind, parts.last_mut()) {
+            (None, Some((_, _, text))) => text.push_str(line),
+            (Some(rest), _) if !rest.trim().is_empty() && !rest.trim().starts_with('#') => {
+                parts.push((number, "--- ".to_owned(), rest.trim_start().to_owned()));
+            }
+            _ => parts.push((number + 1, line.to_owned(), String::new())),
         }
     }
-    let manifest =
-        |(index, (line, separator, text)): (usize, (usize, String, String))| {
-            let value = Value::deserialize(serde_yaml::Deserializer::from_str(&text))
-                .map_err(|error| ManifestError { number: index + 1, line, error })?;
-            Ok(Manifest { separator, text, value })
-        };
-    // What is before the first separator is a document only if there is something in it.
-    parts.into_iter().enumerate().map(manifest).collect()
+    let manifest = |(before, separator, text): (usize, String, String)| {
+        // Directives belong to the document behind them, and say nothing themselves.
+        let is_directive = |line: &str| line.trim().is_empty() || line.starts_with(['%', '#']);
+        let content = if text.lines().all(is_directive) { "" } else { &*text };
+        let read = read_document(content).map_err(|(line, error)| ManifestError { line: before + line, error })?;
+        Ok(Manifest { separator, value: read.value, is_merged: read.is_merged, text })
+    };
+    parts.into_iter().map(manifest).collect()
 }
 
 impl Manifest {
     /// Makes the additions.
     pub fn add(&mut self, additions: &[Addition]) -> Written {
         let meant = patched(&self.value, additions);
-        match edited(&self.text, &self.value, additions).filter(|text| says(text, &meant)) {
-            Some(text) => {
-                self.text = text;
-                self.value = meant;
-                Written::InPlace
-            }
-            None => {
-                self.text = serde_yaml::to_string(&meant).unwrap_or_default();
-                self.value = meant;
-                Written::Anew
-            }
-        }
+        let edited = if self.is_merged { None } else { edited(&self.text, &self.value, additions) };
+        let (text, written) = match edited.filter(|text| says(text, &meant)) {
+            Some(text) => (text, Written::InPlace),
+            None => (yaml(&meant), Written::Anew),
+        };
+        (self.text, self.value, self.is_merged) = (text, meant, false);
+        written
     }
 }
 
 fn says(text: &str, meant: &Value) -> bool {
-    Value::deserialize(serde_yaml::Deserializer::from_str(text)).is_ok_and(|value| value == *meant)
+    read_document(text).is_ok_and(|read| read.value == *meant)
 }
 
 /// The document with the additions, as data.
@@ -95,7 +97,9 @@ fn patched(value: &Value, additions: &[Addition]) -> Value {
             (Some(Value::Object(fields)), Addition::Field { key, value, .. }) => {
                 fields.insert((*key).to_owned(), value.clone());
             }
-            (Some(Value::Array(list)), Addition::Element { value, .. }) => list.push(value.clone()),
+            (Some(Value::Array(list)), Addition::Element { value, is_first, .. }) => {
+                list.insert(if *is_first { 0 } else { list.len() }, value.clone());
+            }
             _ => {}
         }
     }
@@ -113,9 +117,20 @@ fn edited(text: &str, value: &Value, additions: &[Addition]) -> Option<String> {
         let document = yamlpath::Document::new(text).ok()?;
         let next = patched(&value, std::slice::from_ref(addition));
         let (Addition::Field { value: added, .. } | Addition::Element { value: added, .. }) = addition;
-        text = match (yamlpatch::apply_yaml_patches(&document, &[patch(&value, addition)]), addition) {
+        if let Addition::Element { at, is_first: true, .. } = addition
+            && let Some(put) = put_first(&document, at, added)
+        {
+            (text, value) = (put, next);
+            continue;
+        }
+        let placed = match addition {
+            // The editor puts elements behind the others only: the whole list is written.
+            Addition::Element { is_first: true, .. } => Err(yamlpatch::Error::InvalidOperation(String::new())),
+            _ => yamlpatch::apply_yaml_patches(&document, &[patch(&value, addition)]),
+        };
+        text = match (placed, addition) {
             (Ok(placed), _) => filled(placed.source(), added)?,
-            // A list between brackets, to which the editor adds nothing.
+            // Also a list between brackets, to which the editor adds nothing.
             (Err(_), Addition::Element { at, .. }) => {
                 let replace = Patch { route: route(at), operation: Op::Replace(PLACE.into()) };
                 let placed = yamlpatch::apply_yaml_patches(&document, &[replace]).ok()?;
@@ -126,6 +141,19 @@ fn edited(text: &str, value: &Value, additions: &[Addition]) -> Option<String> {
         value = next;
     }
     Some(text)
+}
+
+/// Puts an element before the first one of a list that is written line by line.
+fn put_first(document: &yamlpath::Document, at: &[Step], value: &Value) -> Option<String> {
+    let first = document.query_pretty(&route(at).with_key(0)).ok()?;
+    let source = document.source();
+    let start = source[..first.location.byte_span.0].rfind('\n').map_or(0, |end| end + 1);
+    let line = source[start..].lines().next()?;
+    let indent = line.len() - line.trim_start().len();
+    if !line.trim_start().starts_with("- ") {
+        return None;
+    }
+    Some(format!("{}{}{}", &source[..start], indented(indent, &element(&yaml(value))), &source[start..]))
 }
 
 fn patch<'a>(document: &Value, addition: &'a Addition) -> Patch<'a> {
@@ -149,7 +177,7 @@ fn filled(text: &str, value: &Value) -> Option<String> {
     let line = before.rsplit('\n').next()?;
     let indent = line.len() - line.trim_start().len();
     let is_alone = after.lines().next().is_none_or(|rest| rest.trim().is_empty());
-    let block = serde_yaml::to_string(value).ok()?;
+    let block = yaml(value);
     let is_element = line.trim() == "-";
     let is_field = line.trim_end().ends_with(':') && !line.contains(['{', '[']) && line.trim().len() > 1;
     let filling = match (is_element, is_field) {
@@ -220,22 +248,23 @@ spec:
             Addition::Element {
                 at: [&container[..], &[Step::Key("ports")]].concat(),
                 value: json!({"containerPort": 1, "name": "1"}),
+                is_first: false,
             },
         ];
         assert_eq!(documents[1].add(&additions), Written::InPlace);
         let text: String = documents.iter().map(|it| format!("{}{}", it.separator, it.text)).collect();
         let ports = "        ports:
         - containerPort: 8080
-        - containerPort: 1
-          name: '1'
+        - name: \"1\"
+          containerPort: 1
         volumeMounts:
         - name: v
 ";
         let at_the_end = "      initContainers:
-      - args:
+      - name: tidegate
+        args:
         - --mode
-        - '666'
-        name: tidegate
+        - \"666\"
 ";
         let expected = FILE
             .replace("volumes:   #", "volumes: [{\"emptyDir\":{},\"name\":\"v\"}]   #")
@@ -250,7 +279,7 @@ spec:
             read("{\n  kind: Pod, # comment\n  spec: {containers: &c [\n   {name: a}]}, other: *c}\n").unwrap();
         let at = [Step::Key("spec"), Step::Key("containers")];
         let before = documents[0].value.clone();
-        documents[0].add(&[Addition::Element { at: at.to_vec(), value: json!({"name": "b"}) }]);
+        documents[0].add(&[Addition::Element { at: at.to_vec(), value: json!({"name": "b"}), is_first: false }]);
         assert_eq!(documents[0].value["spec"]["containers"], json!([{"name": "a"}, {"name": "b"}]));
         assert_eq!(
             documents[0].value["other"], before["other"],
@@ -260,10 +289,36 @@ spec:
     }
 
     #[test]
+    fn an_element_goes_first_and_the_comments_stay() {
+        let file =
+            "spec:\n  # These come first.\n  initContainers:\n  # Migrates.\n  - name: migrate # yes\n    image: m\n";
+        let mut documents = read(file).unwrap();
+        let at = vec![Step::Key("spec"), Step::Key("initContainers")];
+        let first = Addition::Element { at, value: json!({"name": "t", "args": ["a"]}), is_first: true };
+        assert_eq!(documents[0].add(&[first]), Written::InPlace);
+        assert_eq!(documents[0].text, file.replace("  - name: m", "  - name: t\n    args:\n    - a\n  - name: m"));
+    }
+
+    #[test]
+    fn what_is_merged_from_elsewhere_is_not_lost() {
+        let file = "spec:\n  <<: &v\n    volumes:\n    - {name: keep, emptyDir: {}}\n  containers: []\n";
+        let mut documents = read(file).unwrap();
+        let at = vec![Step::Key("spec"), Step::Key("volumes")];
+        let more = Addition::Element { at, value: json!({"name": "more"}), is_first: false };
+        assert_eq!(documents[0].add(&[more]), Written::Anew);
+        let volumes = json!([{"name": "keep", "emptyDir": {}}, {"name": "more"}]);
+        assert_eq!(documents[0].value["spec"]["volumes"], volumes);
+        assert!(says(&documents[0].text, &documents[0].value) && !documents[0].text.contains("<<"));
+    }
+
+    #[test]
     fn what_is_no_yaml_is_named_by_its_line() {
-        let error = read("kind: Pod\n--- # second\n{").unwrap_err().to_string();
-        assert!(error.starts_with("document 2, which begins in line 3, is not YAML"), "{error}");
+        let error = read("kind: Pod\n--- # second\na: {\nb").unwrap_err();
+        assert_eq!(error.line, 4, "{error}");
         let documents = read("---\nkind: Pod\n...\n---\n\n").unwrap();
         assert_eq!(documents.iter().map(|it| it.value.is_null()).collect::<Vec<_>>(), [true, false, true]);
+        let documents = read("\u{feff}%YAML 1.2\n--- {kind: Pod}\n").unwrap();
+        assert_eq!(documents[1].value, json!({"kind": "Pod"}));
+        assert_eq!((documents[0].separator.as_str(), documents[1].separator.as_str()), ("\u{feff}", "--- "));
     }
 }

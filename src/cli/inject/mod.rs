@@ -23,13 +23,14 @@ pub const EXAMPLES: &str = "Examples:
   kustomize build . | tidegate inject -f - --env-secret redis > all.yaml
 
 Pods choose for themselves by annotations: tidegate.dev/inject (\"true\" or \"false\"), image, mode, rules-configmap,
-env-configmap and env-secret, each with tidegate.dev/ before it.";
+env-configmap, env-secret and keys-max, each with tidegate.dev/ before it.";
 
 /// What is injected where pods do not say otherwise.
 #[derive(Args, Clone, Debug)]
 pub struct SidecarFlags {
     /// The image of the sidecar
-    #[arg(long, value_name = "IMAGE", default_value = concat!("tidegate:", env!("CARGO_PKG_VERSION")))]
+    #[arg(long, value_name = "IMAGE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(default_value = concat!("tidegate:", env!("CARGO_PKG_VERSION")))]
     pub image: String,
 
     /// How the sidecar is run
@@ -37,16 +38,20 @@ pub struct SidecarFlags {
     pub mode: Mode,
 
     /// The ConfigMap that has the rule files, in the namespace of the pod
-    #[arg(long, value_name = "NAME", default_value = "tidegate-rules")]
+    #[arg(long, value_name = "NAME", default_value = "tidegate-rules", value_parser = annotations::object_name)]
     pub rules_configmap: String,
 
     /// A ConfigMap with settings of the sidecar as environment
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = annotations::object_name)]
     pub env_configmap: Option<String>,
 
     /// A Secret with settings of the sidecar as environment, such as REDIS_URL
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = annotations::object_name)]
     pub env_secret: Option<String>,
+
+    /// How many keys the sidecar holds; its memory is limited to what they need
+    #[arg(long, value_name = "COUNT", default_value = "200000", value_parser = annotations::keys_max)]
+    pub keys_max: u64,
 }
 
 impl SidecarFlags {
@@ -57,6 +62,7 @@ impl SidecarFlags {
             rules: self.rules_configmap.clone(),
             env_configmap: self.env_configmap.clone(),
             env_secret: self.env_secret.clone(),
+            keys_max: self.keys_max,
         }
     }
 }

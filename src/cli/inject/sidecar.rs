@@ -1,15 +1,15 @@
 //! The container that is put beside a workload, and the volumes that the two share.
 //!
-//! It serves on a unix socket only: nothing outside the pod can ask it, and no port of the workload is taken but two odd
-//! ones for probes and the admin pages.
+//! It answers on a unix socket only: the port that it opens for probes has nothing else, so that nobody outside the pod can
+//! use up what others may use.
 
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource,
-    EnvFromSource, EnvVar, HTTPGetAction, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource,
-    SecurityContext, Volume, VolumeMount,
+    EnvFromSource, HTTPGetAction, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecurityContext,
+    Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -23,8 +23,11 @@ const RULES_DIRECTORY: &str = "/etc/tidegate/rules";
 /// Away from 8080, where workloads often are.
 const HTTP_PORT: i32 = 18080;
 const ADMIN_PORT: i32 = 16070;
-/// Some 250 bytes each: together they fit into the memory limit.
-const KEYS_MAX: &str = "200000";
+/// The image's user: a pod that runs as root has to be told.
+const USER: i64 = 65532;
+/// What a key takes at most, with Redis and MySQL, and what everything else does.
+const KEY_BYTES: u64 = 300;
+const BASE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// How the sidecar is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,6 +48,8 @@ pub struct Sidecar {
     /// A ConfigMap and a Secret with further environment.
     pub env_configmap: Option<String>,
     pub env_secret: Option<String>,
+    /// How many keys it holds; its memory is limited accordingly.
+    pub keys_max: u64,
 }
 
 impl Sidecar {
@@ -57,6 +62,8 @@ impl Sidecar {
         };
         let socket = format!("{SOCKET_DIRECTORY}/tidegate.sock");
         let (http_port, admin_port) = (HTTP_PORT.to_string(), ADMIN_PORT.to_string());
+        let keys_max = self.keys_max.to_string();
+        let memory = format!("{}Mi", (BASE_BYTES + self.keys_max * KEY_BYTES).div_ceil(1024 * 1024));
         // A native sidecar is stopped after the workload; a plain one along with it, so that it has to wait.
         let drain_delay = if self.mode == Mode::Native { "0s" } else { "15s" };
         let args = [
@@ -65,7 +72,7 @@ impl Sidecar {
             &["--grpc-uds", &socket, "--uds-mode", "666"],
             // All ports, though one is not used: a Service called `grpc` would set GRPC_PORT for every pod of the namespace.
             &["--port", &http_port, "--debug-port", &admin_port, "--grpc-port", "8081"],
-            &["--drain-delay", drain_delay],
+            &["--drain-delay", drain_delay, "--http-json", "false", "--keys-max", &keys_max],
         ];
         Container {
             name: CONTAINER.to_owned(),
@@ -74,11 +81,6 @@ impl Sidecar {
             command: Some(vec!["/bin/tidegate".to_owned()]),
             args: Some(args.concat().into_iter().map(str::to_owned).collect()),
             restart_policy: (self.mode == Mode::Native).then(|| "Always".to_owned()),
-            env: Some(vec![EnvVar {
-                name: "TIDEGATE_KEYS_MAX".to_owned(),
-                value: Some(KEYS_MAX.to_owned()),
-                ..EnvVar::default()
-            }]),
             env_from: self.env_from(),
             ports: Some(vec![ContainerPort {
                 name: Some("tidegate-http".to_owned()),
@@ -99,13 +101,15 @@ impl Sidecar {
             }),
             resources: Some(ResourceRequirements {
                 requests: Some(quantities([("cpu", "50m"), ("memory", "32Mi")])),
-                limits: Some(quantities([("memory", "128Mi")])),
+                limits: Some(quantities([("memory", &memory)])),
                 ..ResourceRequirements::default()
             }),
             security_context: Some(SecurityContext {
                 allow_privilege_escalation: Some(false),
                 read_only_root_filesystem: Some(true),
                 run_as_non_root: Some(true),
+                run_as_user: Some(USER),
+                run_as_group: Some(USER),
                 capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
                 seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
                 ..SecurityContext::default()

@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::cli::inject::sidecar::{CONTAINER, Mode, SOCKET_VOLUME, Sidecar, workload_mount};
+use crate::cli::inject::sidecar::{CONTAINER, Mode, SOCKET_DIRECTORY, SOCKET_VOLUME, Sidecar, workload_mount};
+use crate::cli::yaml::in_comment;
 
 /// On the way to a place in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +24,8 @@ pub enum Step {
 pub enum Addition {
     /// A field that is not there, in the map at the path.
     Field { at: Vec<Step>, key: &'static str, value: Value },
-    /// One more element of the list at the path.
-    Element { at: Vec<Step>, value: Value },
+    /// One more element of the list at the path, behind the others or before them.
+    Element { at: Vec<Step>, value: Value, is_first: bool },
 }
 
 /// Why a document can't be changed.
@@ -34,6 +35,14 @@ pub enum WorkloadError {
     Incomplete { kind: String, name: String, what: &'static str },
     #[error("{kind} '{name}': {what} is not a list")]
     NotAList { kind: String, name: String, what: String },
+    #[error("{kind} '{name}' has a container that is not a map: is its indentation right?")]
+    NotAContainer { kind: String, name: String },
+    #[error("{kind} '{name}' has a container '{CONTAINER}' that is another one: rename it")]
+    ContainerTaken { kind: String, name: String },
+    #[error(
+        "{kind} '{name}' has something else at {SOCKET_DIRECTORY} in its container '{container}': mount it elsewhere"
+    )]
+    PathTaken { kind: String, name: String, container: String },
     #[error("{kind} '{name}' has a volume '{volume}' that is another one: rename it")]
     VolumeTaken { kind: String, name: String, volume: String },
     #[error(
@@ -58,13 +67,21 @@ pub struct Workload<'a> {
 impl<'a> Workload<'a> {
     /// The workloads of a document: none, one, or those of a list.
     pub fn all(document: &'a Value) -> Vec<Workload<'a>> {
-        let items = document.get("items").and_then(Value::as_array);
-        match items.filter(|_| document.get("kind").and_then(Value::as_str) == Some("List")) {
+        let mut found = Vec::new();
+        Workload::collect(Vec::new(), document, &mut found);
+        found
+    }
+
+    fn collect(outer: Vec<Step>, document: &'a Value, found: &mut Vec<Workload<'a>>) {
+        let is_list = document.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"));
+        match document.get("items").and_then(Value::as_array).filter(|_| is_list) {
             Some(items) => {
-                let item = |(index, item)| Workload::below(vec![Step::Key("items"), Step::Index(index)], item);
-                items.iter().enumerate().filter_map(item).collect()
+                for (index, item) in items.iter().enumerate() {
+                    let outer = [&outer[..], &[Step::Key("items"), Step::Index(index)]].concat();
+                    Workload::collect(outer, item, found);
+                }
             }
-            None => Workload::below(Vec::new(), document).into_iter().collect(),
+            None => found.extend(Workload::below(outer, document)),
         }
     }
 
@@ -84,6 +101,16 @@ impl<'a> Workload<'a> {
             "CronJob" => ["spec", "jobTemplate", "spec", "template", "spec"].map(Key).to_vec(),
             _ => return None,
         };
+        let group = match kind {
+            "Pod" | "ReplicationController" => "",
+            "Job" | "CronJob" => "batch",
+            _ => "apps",
+        };
+        // Others use the same names for things that are built otherwise.
+        let version = document.get("apiVersion").and_then(Value::as_str);
+        if version.is_some_and(|version| version.split_once('/').map_or("", |(group, _)| group) != group) {
+            return None;
+        }
         let metadata = document.get("metadata");
         let name = ["name", "generateName"].iter().find_map(|field| metadata?.get(field)?.as_str());
         Some(Workload { kind, name: name.unwrap_or_default().to_owned(), document, outer, spec })
@@ -91,7 +118,7 @@ impl<'a> Workload<'a> {
 
     /// What people call it.
     pub fn title(&self) -> String {
-        format!("{} {}", self.kind, self.name).trim_end().to_owned()
+        in_comment(format!("{} {}", self.kind, self.name).trim_end())
     }
 
     /// The annotations of its pods.
@@ -116,12 +143,17 @@ impl<'a> Workload<'a> {
         }
         let mut additions = Vec::new();
         let is_sidecar = |container: &&Value| container.get("name").and_then(Value::as_str) == Some(CONTAINER);
-        if !containers.iter().chain(init_containers).any(|container| is_sidecar(&container)) {
-            let (field, there) = match sidecar.mode {
-                Mode::Native => ("initContainers", init_containers),
-                Mode::Plain => ("containers", containers),
-            };
-            additions.extend(self.added(&[], field, there, &[sidecar.container()]));
+        match containers.iter().chain(init_containers).find(is_sidecar) {
+            Some(other) if !mounts_socket(other) => return Err(WorkloadError::ContainerTaken { kind, name }),
+            Some(_) => {}
+            None => {
+                // Before other sidecars, of which one may be Envoy: those start in their order.
+                let (field, there, is_first) = match sidecar.mode {
+                    Mode::Native => ("initContainers", init_containers, true),
+                    Mode::Plain => ("containers", containers, false),
+                };
+                additions.extend(self.added(&[], field, there, &[sidecar.container()], is_first));
+            }
         }
         let mut missing = Vec::new();
         for volume in sidecar.volumes() {
@@ -132,17 +164,37 @@ impl<'a> Workload<'a> {
                 Some(_) => return Err(WorkloadError::VolumeTaken { kind, name, volume: volume.name }),
             }
         }
-        additions.extend(self.added(&[], "volumes", volumes, &missing));
-        for (index, container) in containers.iter().enumerate().filter(|(_, container)| !is_sidecar(container)) {
-            let Some(fields) = container.as_object() else { continue };
-            let mounts = self.list(fields, "volumeMounts")?;
-            if mounts.iter().any(|mount| mount.get("name").and_then(Value::as_str) == Some(SOCKET_VOLUME)) {
-                continue;
+        // The mounts before the list gets another first element, so that numbers still fit.
+        let mut mounts = Vec::new();
+        for (list, field) in [(containers, "containers"), (init_containers, "initContainers")] {
+            for (index, container) in list.iter().enumerate().filter(|(_, container)| !is_sidecar(container)) {
+                // Init containers that end do so before anybody listens, but for those that go on.
+                if field == "containers" || container.get("restartPolicy").and_then(Value::as_str) == Some("Always") {
+                    mounts.extend(self.mount([Step::Key(field), Step::Index(index)], container)?);
+                }
             }
-            let container = [Step::Key("containers"), Step::Index(index)];
-            additions.extend(self.added(&container, "volumeMounts", mounts, &[workload_mount()]));
         }
-        Ok(additions)
+        mounts.extend(self.added(&[], "volumes", volumes, &missing, false));
+        mounts.extend(additions);
+        Ok(mounts)
+    }
+
+    /// The socket in a container, if it is not there.
+    fn mount(&self, at: [Step; 2], container: &'a Value) -> Result<Vec<Addition>, WorkloadError> {
+        let (kind, name) = (self.kind.to_owned(), self.name.clone());
+        let Some(fields) = container.as_object() else { return Err(WorkloadError::NotAContainer { kind, name }) };
+        if mounts_socket(container) {
+            return Ok(Vec::new());
+        }
+        let mounts = self.list(fields, "volumeMounts")?;
+        let path = |mount: &Value| {
+            mount.get("mountPath").and_then(Value::as_str).map(|path| path.trim_end_matches('/') == SOCKET_DIRECTORY)
+        };
+        if mounts.iter().any(|mount| path(mount) == Some(true)) {
+            let container = fields.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+            return Err(WorkloadError::PathTaken { kind, name, container });
+        }
+        Ok(self.added(&at, "volumeMounts", mounts, &[workload_mount()], false))
     }
 
     /// Whether it is done when its containers are. A pod says so by whom it belongs to.
@@ -150,7 +202,9 @@ impl<'a> Workload<'a> {
         let owners = self.document.get("metadata").and_then(|metadata| metadata.get("ownerReferences"));
         let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
         let is_of_job = owners.any(|owner| owner.get("kind").and_then(Value::as_str) == Some("Job"));
-        matches!(self.kind, "Job" | "CronJob") || (self.kind == "Pod" && is_of_job)
+        let policy = at(self.document, &self.spec).and_then(|spec| spec.get("restartPolicy")).and_then(Value::as_str);
+        let ends = policy.is_some_and(|policy| policy != "Always");
+        matches!(self.kind, "Job" | "CronJob") || (self.kind == "Pod" && (is_of_job || ends))
     }
 
     /// A list that may not be there.
@@ -172,6 +226,7 @@ impl<'a> Workload<'a> {
         field: &'static str,
         there: &[Value],
         elements: &[T],
+        is_first: bool,
     ) -> Vec<Addition> {
         let json = |element: &T| serde_json::to_value(element).unwrap_or_default();
         let values: Vec<Value> = elements.iter().map(json).collect();
@@ -181,7 +236,7 @@ impl<'a> Workload<'a> {
             (false, true) => vec![Addition::Field { at, key: field, value: Value::Array(values) }],
             (false, false) => {
                 let list = [&at[..], &[Step::Key(field)]].concat();
-                values.into_iter().map(|value| Addition::Element { at: list.clone(), value }).collect()
+                values.into_iter().map(|value| Addition::Element { at: list.clone(), value, is_first }).collect()
             }
         }
     }
@@ -193,6 +248,11 @@ fn is_same_source(other: &Value, ours: &Volume) -> bool {
         Some(_) => other.get("emptyDir").is_some(),
         None => other.get("configMap").is_some(),
     }
+}
+
+fn mounts_socket(container: &Value) -> bool {
+    let mounts = container.get("volumeMounts").and_then(Value::as_array);
+    mounts.into_iter().flatten().any(|mount| mount.get("name").and_then(Value::as_str) == Some(SOCKET_VOLUME))
 }
 
 fn at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
@@ -207,7 +267,7 @@ impl Addition {
     pub fn to_patch(&self) -> Value {
         let (at, last, value) = match self {
             Addition::Field { at, key, value } => (at, *key, value),
-            Addition::Element { at, value } => (at, "-", value),
+            Addition::Element { at, value, is_first } => (at, if *is_first { "0" } else { "-" }, value),
         };
         let step = |step: &Step| match step {
             Step::Key(key) => format!("/{key}"),
@@ -225,7 +285,14 @@ mod tests {
     use super::*;
 
     fn sidecar(mode: Mode) -> Sidecar {
-        Sidecar { image: "tidegate:1".into(), mode, rules: "rules".into(), env_configmap: None, env_secret: None }
+        Sidecar {
+            image: "tidegate:1".into(),
+            mode,
+            rules: "rules".into(),
+            env_configmap: None,
+            env_secret: None,
+            keys_max: 1,
+        }
     }
 
     fn deployment(pod: &Value) -> Value {
@@ -278,6 +345,17 @@ mod tests {
                 deployment(&json!({"containers": containers, "volumes": [{"name": "tidegate-rules", "secret": {}}]})),
                 "has a volume 'tidegate-rules' that is another one",
             ),
+            (deployment(&json!({"containers": ["a"]})), "has a container that is not a map"),
+            (
+                deployment(&json!({"containers": [{"name": "tidegate"}]})),
+                "has a container 'tidegate' that is another one",
+            ),
+            (
+                deployment(
+                    &json!({"containers": [{"name": "c", "volumeMounts": [{"name": "x", "mountPath": "/run/tidegate/"}]}]}),
+                ),
+                "has something else at /run/tidegate in its container 'c'",
+            ),
         ];
         for (document, part) in bad {
             let said = error(document, Mode::Native);
@@ -285,6 +363,24 @@ mod tests {
         }
         let job = json!({"kind": "Job", "spec": {"template": {"spec": {"containers": containers}}}});
         assert!(error(job, Mode::Plain).contains("would never finish"));
+        let pod = json!({"kind": "Pod", "spec": {"restartPolicy": "Never", "containers": containers}});
+        assert!(error(pod, Mode::Plain).contains("would never finish"));
         assert!(Workload::of(&json!({"kind": "Service"})).is_none());
+        assert!(Workload::of(&json!({"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1"})).is_none());
+    }
+
+    #[test]
+    fn another_sidecar_finds_the_socket_and_starts_later() {
+        let pod = json!({
+            "initContainers": [{"name": "migrate"}, {"name": "envoy", "restartPolicy": "Always"}],
+            "containers": [{"name": "shop"}],
+        });
+        let once = injected(&deployment(&pod), Mode::Native);
+        let spec = &once["spec"]["template"]["spec"];
+        let names: Vec<_> = spec["initContainers"].as_array().unwrap().iter().map(|it| it["name"].clone()).collect();
+        assert_eq!(names, ["tidegate", "migrate", "envoy"]);
+        assert_eq!(spec["initContainers"][1]["volumeMounts"], Value::Null);
+        assert_eq!(spec["initContainers"][2]["volumeMounts"][0]["mountPath"], "/run/tidegate");
+        assert_eq!(injected(&once, Mode::Native), once);
     }
 }

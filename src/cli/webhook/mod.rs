@@ -81,11 +81,16 @@ async fn serve(flags: &WebhookFlags) -> anyhow::Result<()> {
     logging::say(&format!("tidegate: injecting {} into pods, on {}", flags.sidecar.image, listener.local_addr()?));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (drainer, drain) = drain::channel();
-    let mut serving = tokio::spawn(serve_tls(listener, "webhook", router(flags.sidecar.sidecar()), tls, drain));
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        ended = &mut serving => return Ok(ended?),
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let router = router(flags.sidecar.sidecar());
+    let mut serving = tokio::spawn(serve_tls(listener, "webhook", router, tls.clone(), drain));
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hang_up.recv() => tokio::task::block_in_place(|| tls.reload()),
+            ended = &mut serving => return Ok(ended?),
+        }
     }
     drainer.enter(Phase::Closing);
     let _ = timeout(DRAIN_TIMEOUT, serving).await;

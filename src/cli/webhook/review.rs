@@ -6,8 +6,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use json_patch::Patch;
-use kube_core::DynamicObject;
 use kube_core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, META_API_VERSION_V1, Operation};
+use kube_core::{DynamicObject, GroupVersionKind};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -52,7 +52,7 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
     let response = AdmissionResponse::from(&request);
     // As it came, with fields that our types may not know.
     let object = raw.pointer("/request/object").filter(|_| can_be_changed(&request));
-    let (response, what) = match object.map(|object| additions(object, &request.kind.kind, usual)) {
+    let (response, what) = match object.map(|object| additions(object, &request, usual)) {
         None => (response, Verdict::Unchanged),
         Some(Ok(additions)) if additions.is_empty() => (response, Verdict::Unchanged),
         Some(Ok(additions)) => {
@@ -73,22 +73,29 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
     Ok(Answer { review: in_base64(serde_json::to_value(response.into_review()).unwrap_or_default()), what })
 }
 
-/// The containers of a pod are what they are from its beginning; those of a template can change.
+/// The containers of a pod and of a Job are what they are from the beginning; those of other templates can change.
 fn can_be_changed(request: &AdmissionRequest<DynamicObject>) -> bool {
     let is_whole = request.sub_resource.as_deref().unwrap_or_default().is_empty();
     is_whole
         && match request.operation {
             Operation::Create => true,
-            Operation::Update => request.kind.kind != "Pod",
+            Operation::Update => !matches!(request.kind.kind.as_str(), "Pod" | "Job"),
             Operation::Delete | Operation::Connect => false,
         }
 }
 
-fn additions(object: &Value, kind: &str, usual: &Sidecar) -> Result<Vec<Addition>, String> {
+fn additions(
+    object: &Value,
+    request: &AdmissionRequest<DynamicObject>,
+    usual: &Sidecar,
+) -> Result<Vec<Addition>, String> {
     // An object in a review need not say what it is.
     let mut named = object.clone();
     if let Some(fields) = named.as_object_mut() {
-        fields.insert("kind".into(), kind.into());
+        let GroupVersionKind { group, version, kind } = &request.kind;
+        let api_version = if group.is_empty() { version.clone() } else { format!("{group}/{version}") };
+        fields.insert("kind".into(), kind.as_str().into());
+        fields.insert("apiVersion".into(), api_version.into());
     }
     let Some(workload) = Workload::of(&named) else { return Ok(Vec::new()) };
     let annotations = workload.annotations();
