@@ -10,6 +10,7 @@ import http.client
 import http.server
 import os
 import pathlib
+import random
 import re
 import secrets
 import socket
@@ -30,9 +31,12 @@ def say(text=""):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that the system gives to nobody else meanwhile: those from 32768 on are given to whoever asks for any."""
+    while True:
+        port = random.randrange(12000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait(what, look, process=None, log=None):

@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -204,9 +205,19 @@ pub fn rule_file(rules: &str) -> (TempDir, String) {
     (directory, name)
 }
 
-/// A port that was free a moment ago.
+/// A port that nobody has, and that nobody is given who asks for any: the system gives out those from 32768 on.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    const PORTS: std::ops::Range<u16> = 12_000..32_000;
+    // Where another run of the tests hardly is.
+    let start = u16::try_from(std::process::id() % u32::from(PORTS.end - PORTS.start)).expect("it is less");
+    loop {
+        let number = (start + TAKEN.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
+        let port = PORTS.start + number;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() && TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Looks again and again until there is something to see.
