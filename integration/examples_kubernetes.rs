@@ -208,8 +208,8 @@ fn in_file(descriptors: &Value) -> Vec<RateLimitDescriptor> {
 /// Starts Tidegate as Envoy Gateway does with this configuration, following a management server.
 fn start_below(server: &ManagementServer) -> Service {
     let deployment = &gateway_configuration()["provider"]["kubernetes"]["rateLimitDeployment"];
-    let containers = &deployment["patch"]["value"]["spec"]["template"]["spec"]["containers"];
-    assert_eq!(containers[0], json!({"name": "envoy-ratelimit", "command": ["tidegate"]}));
+    // Started as /bin/ratelimit without arguments, which the image has and which serves (`container_image.rs`).
+    assert!(deployment["patch"].is_null(), "nothing else has to be changed");
     let mut command = tidegate(&[]);
     for variable in deployment["container"]["env"].as_array().into_iter().flatten() {
         command.env(variable["name"].as_str().unwrap(), variable["value"].as_str().unwrap());

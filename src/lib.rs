@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `sources/` brings rules from files and management servers and tells when they change, `observe/` shows what happens,
-//! `settings/` holds flags and environment, `cli/` has one file for each command. `simulate/` runs many processes of
+//! `settings/` holds flags and environment, `cli/` has a file or a folder for each command. `simulate/` runs many processes of
 //! `engine/`, `regional/` and `global/` under virtual time and holds what they admit against an exact log.
 //!
 //! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-

@@ -27,19 +27,17 @@ pub enum AnnotationError {
 
 /// Whether the pod wants a sidecar; `None` if it does not say.
 pub fn wish(annotations: Option<&Map<String, Value>>) -> Result<Option<bool>, AnnotationError> {
-    let value = annotations.and_then(|annotations| annotations.get(INJECT));
-    match value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).as_deref() {
+    let wrong = |value: String| {
+        Err(AnnotationError::Value { name: INJECT, value, expected: "\"true\" or \"false\", with the quotes" })
+    };
+    match annotations.and_then(|annotations| annotations.get(INJECT)) {
         None => Ok(None),
-        Some(_) if value.is_some_and(|value| !value.is_string()) => Err(AnnotationError::Value {
-            name: INJECT,
-            value: value.map(ToString::to_string).unwrap_or_default(),
-            expected: "\"true\" or \"false\", with the quotes",
-        }),
-        Some("true") => Ok(Some(true)),
-        Some("false") => Ok(Some(false)),
-        Some(value) => {
-            Err(AnnotationError::Value { name: INJECT, value: value.to_owned(), expected: "\"true\" or \"false\"" })
-        }
+        Some(Value::String(word)) => match word.as_str() {
+            "true" => Ok(Some(true)),
+            "false" => Ok(Some(false)),
+            _ => wrong(word.clone()),
+        },
+        Some(other) => wrong(other.to_string()),
     }
 }
 
