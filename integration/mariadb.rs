@@ -61,6 +61,8 @@ impl MariaDbServer {
         let mut command = Command::new("mariadbd");
         command.args(BASICS).args([
             format!("--datadir={}", self.directory.path().join("data").display()),
+            // One that starts deletes the temporary tables of others where they are kept together.
+            format!("--tmpdir={}", self.directory.path().display()),
             format!("--socket={}", self.socket().display()),
             format!("--pid-file={}", self.directory.path().join("pid").display()),
             format!("--port={}", self.port),
@@ -184,6 +186,7 @@ fn template() -> &'static Path {
             let data = making.path().join("data");
             let mut command = Command::new("mariadb-install-db");
             command.args(BASICS).args(["--auth-root-authentication-method=normal", "--skip-test-db"]);
+            command.arg(format!("--tmpdir={}", making.path().display()));
             let ran = run(command.arg(format!("--datadir={}", data.display())));
             assert_eq!(ran.code, Some(0), "{ran:?}");
             let renamed = std::fs::rename(&data, &made);

@@ -39,7 +39,13 @@ fn store_at(url: &str) -> MySql {
 async fn migrated() -> (MariaDbServer, MySql) {
     let server = MariaDbServer::start();
     let store = store(&server);
-    store.migrate().await.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    // A server that has just started may close its first connections.
+    while let Err(error) = store.migrate().await {
+        let is_starting = matches!(error, StoreError::Unreachable(_)) && Instant::now() < deadline;
+        assert!(is_starting, "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     (server, store)
 }
 

@@ -1,6 +1,5 @@
 //! A Cluster, with real servers: what moves, what is lost with a node, and what is not.
 
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -11,15 +10,27 @@ use crate::redis_connection::{
     Server, WITHIN, add, add_within, authority, eventually, files, refused, started, until_connected,
 };
 
-/// Primaries without replicas, so that what a lost node had stays lost.
+/// Primaries without replicas, so that what a lost node had stays lost. Their buses have ports of their own: those that
+/// they would take otherwise are among the ones that the system gives to connections.
 async fn three_nodes() -> Vec<Server> {
+    let buses: Vec<String> = (0..3).map(|_| free_port().to_string()).collect();
     let flags =
         ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"];
-    let nodes: Vec<Server> = (0..3).map(|_| Server::start(&flags)).collect();
-    let mut create = Command::new("redis-cli");
-    create.args(["--cluster", "create"]).args(nodes.iter().map(Server::url)).arg("--cluster-yes");
-    assert!(create.stdout(Stdio::null()).status().unwrap().success());
-    eventually("agreed", async || nodes.iter().all(|n| n.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok"))).await;
+    let start = |bus: &String| Server::start(&[&flags[..], &["--cluster-port", bus]].concat());
+    let nodes: Vec<Server> = buses.iter().map(start).collect();
+    let slots = [["0", "5460"], ["5461", "10922"], ["10923", "16383"]];
+    for (number, (node, [first, last])) in nodes.iter().zip(slots).enumerate() {
+        assert_eq!(node.cli(&["CLUSTER", "ADDSLOTSRANGE", first, last]), "OK");
+        assert_eq!(node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]), "OK");
+    }
+    for (node, bus) in nodes.iter().zip(&buses).skip(1) {
+        assert_eq!(nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port.to_string(), bus]), "OK");
+    }
+    let is_whole = |node: &Server| {
+        let info = node.cli(&["CLUSTER", "INFO"]);
+        ["cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"].iter().all(|it| info.contains(it))
+    };
+    eventually("agreed", async || nodes.iter().all(is_whole)).await;
     nodes
 }
 
@@ -115,7 +126,9 @@ async fn the_nodes_of_a_cluster_are_verified_too() {
     let text = port.to_string();
     let args = ["--port", "0", "--tls-port", &text, "--save", "", "--bind", "127.0.0.1", "--tls-cluster", "yes"];
     let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
-    let cluster = ["--tls-auth-clients", "optional", "--cluster-enabled", "yes", "--requirepass", "hunter2"];
+    let bus = free_port().to_string();
+    let cluster = ["--tls-auth-clients", "optional", "--cluster-enabled", "yes", "--cluster-port", &bus];
+    let cluster = [&cluster[..], &["--requirepass", "hunter2"]].concat();
     let all = args.iter().chain(&tls).chain(&cluster).map(|&arg| arg.to_owned()).collect();
     let server = Server::with(port, all, tempfile::tempdir().unwrap());
     let admin = ["--tls", "--cacert", &ca, "-a", "hunter2", "--no-auth-warning"];

@@ -19,7 +19,7 @@ pub const WITHIN: Duration = Duration::from_secs(5);
 
 /// A server of its own directory, gone when the test ends.
 pub struct Server {
-    port: u16,
+    pub port: u16,
     args: Vec<String>,
     directory: TempDir,
     child: Child,
