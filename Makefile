@@ -11,10 +11,10 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo redis mariadb node kubectl lint bench fmt
+.PHONY: help test demo redis mariadb h2load node kubectl valgrind lint bench instructions instructions-accept fuzz fmt
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
 
 test: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
 	cargo test --locked --lib --test integration
@@ -29,8 +29,20 @@ lint: ## Formatting, clippy, licenses and sources of dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --locked check bans licenses sources
 
-bench: ## Criterion benches of decide and matching, bytes per key
+bench: redis mariadb h2load ## Install what the benches need, then run them: the gRPC port, decide, matching, reload, bytes per key
 	cargo bench --locked
+
+# As the tests are built: what they have built already is not built again.
+instructions: valgrind ## Count the instructions of what requests pass through, and compare with the baseline
+	cargo test --locked --bench instructions
+
+instructions-accept: valgrind ## Make what is counted now the baseline
+	cargo test --locked --bench instructions -- --accept
+
+# A stable compiler can do what a nightly one does, if it is told to; it lacks the runtime of sanitizers only.
+fuzz: ## Read random messages as prost does, for a minute
+	command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+	RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none request -- -max_total_time=60 -max_len=512
 
 fmt: ## Format the sources
 	cargo fmt
@@ -67,9 +79,15 @@ redis:
 mariadb:
 	$(call install,mariadbd mariadb mariadb-install-db,mariadb-server mariadb-client)
 
+h2load:
+	$(call install,h2load,nghttp2-client)
+
 node:
 	$(call install,node npm,nodejs npm)
 
 # Any version: the tests translate for the old one of Debian 12.
 kubectl:
 	$(call install,kubectl,kubernetes-client)
+
+valgrind:
+	$(call install,valgrind,valgrind libc6-dbg)

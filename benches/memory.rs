@@ -5,11 +5,11 @@
 use std::process::Command;
 
 use tidegate::engine::abroad::Counts;
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, Store, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
-use tidegate::rules::policy::{Algorithm, Word};
+use tidegate::rules::policy::{Algorithm, OnOutage, Scope, Word};
 use tidegate::rules::tree::Identifier;
 
 const NOW_MS: u64 = 1_800_000_000_000;
@@ -53,7 +53,9 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, with: With) {
             charging: Charging::Together,
             group: 0,
             reach,
-            is_global: false,
+            scope: Scope::Local,
+            on_outage: OnOutage::Local,
+            is_cut_off: false,
             is_sensitive: false,
         };
         decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
@@ -69,7 +71,7 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, with: With) {
         }
         // As a flush does, every 50 ms.
         if n % FLUSH_KEYS == 0 {
-            while table.grown().all.pop().is_some() {}
+            while table.grown(Store::Origin).all.pop().is_some() {}
         }
     }
     let held = table.stats().keys;

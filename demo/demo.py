@@ -126,7 +126,8 @@ def is_open(port):
 def start_mariadb(started):
     """With a database and a user; says its URL."""
     data, sock, port = started.directory / "mysql", started.directory / "mysql.sock", free_port()
-    basics = ["--no-defaults", f"--datadir={data}"] + (["--user=root"] if getpass.getuser() == "root" else [])
+    # One that starts deletes the temporary tables of others where they are kept together.
+    basics = ["--no-defaults", f"--datadir={data}", f"--tmpdir={started.directory}"] + (["--user=root"] if getpass.getuser() == "root" else [])
     command = ["mariadb-install-db", *basics, "--auth-root-authentication-method=normal", "--skip-test-db"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     command = ["mariadbd", *basics, f"--socket={sock}", f"--port={port}", "--bind-address=127.0.0.1"]

@@ -60,7 +60,7 @@ async fn the_scrape_is_what_prometheus_reads() {
     let families = parsed_by_prometheus(&scrape);
     for family in [
         "counter ratelimit_service_rate_limit_over_limit 4",
-        "counter tidegate_decisions 4",
+        "counter tidegate_decisions 6",
         "counter tidegate_errors 6",
         "histogram tidegate_decision_duration_seconds 24",
         "histogram ratelimit_service_response_time_seconds 24",

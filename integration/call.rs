@@ -143,7 +143,7 @@ async fn a_server_of_something_else_is_told_apart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_server_is_not_waited_for() {
     let addr = stub::rate_limit_service(Always { after: Duration::from_secs(60) }, None);
-    let ran = call(&addr, &["a=x", "--timeout", "50ms", "--repeat", "2"]);
+    let ran = call(&addr, &["a=x", "--timeout", "200ms", "--repeat", "2"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stdout.contains("DEADLINE_EXCEEDED") && ran.stdout.contains("see --timeout"), "{ran:?}");
     assert!(ran.stdout.contains("errors: DEADLINE_EXCEEDED 2"), "{ran:?}");

@@ -382,7 +382,7 @@ fn help_mentions_every_flag_and_its_variable() {
     };
     of(&["serve"], &[&rules[..], &serve].concat());
     of(&[], &[&rules[..], &serve, &["serve", "check", "explain"]].concat());
-    of(&["check"], &[&rules[..], &["--output"]].concat());
+    of(&["check"], &[&rules[..], &["--output", "--show-policy"]].concat());
     of(&["explain"], &[&rules[..], &["--output", "--domain"]].concat());
     let version = run(&mut tidegate(&["--version"]));
     assert_eq!(version.stdout, format!("tidegate {}\n", env!("CARGO_PKG_VERSION")));

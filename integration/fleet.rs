@@ -1,8 +1,7 @@
 //! The processes of a region, with one Redis between them.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::harness::{PATIENCE, Service, until};
 use crate::ledger::Ledger;
@@ -11,16 +10,6 @@ use crate::load::{Load, Traffic};
 /// For tests that measure how exact a fleet is: on two busy cores, an answer of Redis may take longer than the 10 ms that
 /// a request waits otherwise.
 pub const PATIENT: (&str, &str) = ("TIDEGATE_ORIGIN_DEADLINE", "500ms");
-
-/// The machine, for a test that needs it to itself.
-pub struct Machine(#[allow(dead_code, reason = "held, never looked at")] MutexGuard<'static, ()>);
-
-/// Waits for other tests that need the machine.
-pub fn machine() -> Machine {
-    static MACHINE: Mutex<()> = Mutex::new(());
-    // A test that failed left nothing behind that matters here.
-    Machine(MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
-}
 
 pub struct Fleet {
     pub services: Vec<Service>,
@@ -89,19 +78,22 @@ impl Fleet {
         asked / all
     }
 
-    /// Waits until every process says that the breaker is open, or that it is not.
-    pub fn until_breaker(&self, limit: Duration, breaker: &str, is_open: bool) {
+    /// Waits until every process says that the breaker is open, or that it is not. Says how long that took.
+    pub fn until_breaker(&self, limit: Duration, breaker: &str, is_open: bool) -> Duration {
+        let began = Instant::now();
         let series = format!("tidegate_origin_breaker_open{{breaker=\"{breaker}\"}}");
         until(limit, &series, || {
             let agrees = |service: &Service| service.metric(&series) == Some(f64::from(u8::from(is_open)));
             self.services.iter().all(agrees).then_some(())
         });
+        began.elapsed()
     }
 }
 
 mod tests {
     use super::*;
     use crate::harness::tidegate;
+    use crate::machine::machine;
     use crate::redis::RedisServer;
 
     const RULES: &str = "

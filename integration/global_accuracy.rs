@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::fleet::machine;
 use crate::ledger::wall_us;
 use crate::load::{Load, Traffic};
+use crate::machine::machine;
 use crate::regions::{HEARD, Regions, cost, said};
 
 const LIMIT: u64 = 600;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::task::{block_in_place, spawn_blocking};
 
 use crate::bystander::Bystander;
@@ -225,6 +226,34 @@ async fn a_flood_of_resets_ends_the_connection_while_others_go_on() {
     bystander.finish().await;
     let grown = service.process.memory("VmHWM").saturating_sub(before);
     assert!(grown < 32 * 1024 * 1024, "the flood cost {grown} bytes");
+}
+
+#[test]
+fn calls_that_were_given_up_while_the_process_stood_still_cost_no_others() {
+    let service = Service::start(RULES, &[]);
+    let mut connection = Connection::open(service.grpc);
+    connection.read_to(SETTINGS).expect("a greeting");
+    service.process.signal("STOP");
+    let message = ask_one("a=1").encode_to_vec();
+    let mut bytes = Vec::new();
+    let last = 401;
+    for stream in (1..=last).step_by(2) {
+        bytes.extend(Frame::call(END_HEADERS, stream).bytes());
+        bytes.extend(Frame::message(stream, &message).bytes());
+        if stream < last {
+            bytes.extend(Frame::reset(stream).bytes());
+        }
+    }
+    assert!(connection.send(&bytes));
+    service.process.signal("CONT");
+    let answered = loop {
+        let frame = connection.read().expect("the connection stays open");
+        assert_ne!(frame.kind, GOAWAY, "{frame:?}");
+        if frame.kind == DATA && frame.stream == last {
+            break frame;
+        }
+    };
+    assert_eq!(answered.payload[5..7], [8, 1], "the overall code is OK");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,6 +21,8 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::machine::share_machine;
+
 pub type Client = RateLimitServiceClient<Channel>;
 
 /// How long anything may take that normally takes milliseconds. Generous, because all tests share two cores.
@@ -44,6 +46,7 @@ pub struct Process {
 
 impl Process {
     pub fn start(mut command: Command) -> Process {
+        share_machine();
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the process starts");
         let stderr = BufReader::new(child.stderr.take().expect("standard error is piped"));
         let (sender, lines) = channel();
@@ -110,7 +113,7 @@ pub struct Service {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub admin: SocketAddr,
-    _directory: Option<TempDir>,
+    directory: Option<TempDir>,
 }
 
 impl Service {
@@ -124,7 +127,13 @@ impl Service {
         let mut command = tidegate(&["serve", "--rules", &file]);
         command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
         command.args(flags).envs(env.iter().copied());
-        Service { _directory: Some(directory), ..Service::of(command) }
+        Service { directory: Some(directory), ..Service::of(command) }
+    }
+
+    /// Writes other rules into the file that the service was started with.
+    pub fn write_rules(&self, rules: &str) {
+        let directory = self.directory.as_ref().expect("the rules are its own");
+        std::fs::write(directory.path().join("rules.yaml"), rules).unwrap();
     }
 
     /// Serves a rule file on a gRPC port, 0 for any, so that what has ended can start again where it was.
@@ -148,7 +157,7 @@ impl Service {
 
     /// A service that was started elsewhere.
     pub fn running(process: Process, grpc: SocketAddr, http: SocketAddr, admin: SocketAddr) -> Service {
-        Service { process, grpc, http, admin, _directory: None }
+        Service { process, grpc, http, admin, directory: None }
     }
 
     pub async fn channel(&self) -> Channel {
@@ -268,6 +277,7 @@ pub struct Running {
 
 impl Running {
     pub fn start(command: &mut Command) -> Running {
+        share_machine();
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command runs");
         let mut child = Killed(child);
         let stdout = read_all(child.0.stdout.take().expect("standard output is piped"));

@@ -12,6 +12,7 @@ use tidegate::settings::redis::{RedisFlags, RedisSettings};
 
 use crate::certificates::{Authority, Pair};
 use crate::harness::{PATIENCE, free_port};
+use crate::machine::share_machine;
 
 static ADD: Script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 /// Long enough for a machine that is busy with other tests.
@@ -57,6 +58,7 @@ impl Server {
     }
 
     fn spawn(args: &[String], directory: &Path) -> Child {
+        share_machine();
         let mut command = Command::new("redis-server");
         command.args(args).current_dir(directory).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("redis-server is installed")

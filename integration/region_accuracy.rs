@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::cutting_proxy::CuttingProxy;
-use crate::fleet::{Fleet, PATIENT, machine};
+use crate::fleet::{Fleet, PATIENT};
 use crate::harness::{Client, PATIENCE, answer, ask, ask_one, descriptor_for, refund, said, until_equal};
 use crate::ledger::Ledger;
 use crate::load::Traffic;
+use crate::machine::machine;
 use crate::redis::RedisServer;
 
 const RULES: &str = "

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::fleet::{Fleet, machine};
+use crate::fleet::Fleet;
 use crate::harness::{PATIENCE, until, until_equal};
 use crate::ledger::Outcome;
 use crate::load::Traffic;
+use crate::machine::machine;
 use crate::redis::RedisServer;
 
 const RULES: &str = "

@@ -6,9 +6,10 @@ use ::redis::Value;
 
 use crate::certificates::Authority;
 use crate::cluster::Cluster;
-use crate::fleet::{Fleet, machine};
+use crate::fleet::Fleet;
 use crate::harness::{PATIENCE, rule_file, run, tidegate, until, until_equal};
 use crate::load::Traffic;
+use crate::machine::machine;
 use crate::redis::RedisServer;
 use crate::sentinels::Sentinels;
 

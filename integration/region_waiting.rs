@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use crate::cutting_proxy::CuttingProxy;
-use crate::fleet::{Fleet, PATIENT, machine};
+use crate::fleet::{Fleet, PATIENT};
 use crate::harness::{Client, PATIENCE, answer, ask_one, until_equal};
+use crate::machine::machine;
 use crate::redis::RedisServer;
 
 const RULES: &str = "

@@ -6,11 +6,13 @@
 //!
 //! ```text
 //! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
-//!    |       wire.rs turns Envoy's message into a Request, and a Decision into Envoy's answer
+//!    |       http2.rs drives a connection, rate_limit.rs a call
+//!    |       wire/ turns Envoy's message into a Request, and a Decision into Envoy's answer, without copies between
 //! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
-//!    |       allowance.rs says whether memory may decide; most requests end here
+//!    |       layers.rs says how far a limit reaches, allowance.rs whether memory may decide; most requests end here
+//!    |       outage.rs decides by the rule's policy when nobody else can
 //! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
@@ -36,6 +38,11 @@
 //! | effective | what counts against the limit now: `current + floor(previous * (D - elapsed) / D)` |
 //! | slot, shard, table | where a key's counter lives, behind whose lock, all of them |
 //! | origin | the region's Redis |
+//! | owner | the Redis that decides strict limits for everybody; with one region that is its origin |
+//! | store | either of the two |
+//! | layer | what counts are shared through: the origin, the owner, the table of all regions. One that is down is fallen back from |
+//! | part | what a region has of a limit that is split, or of one that it can't share at the moment |
+//! | to shed | to answer a request by its policy, because too many wait for a store already |
 //! | own, others | what this process has accepted in a cell, and what other processes have, as the origin last told |
 //! | pending | the part of `own` that the origin has not acknowledged |
 //! | allowance | how many hits may be pending on a key before the origin has to be asked |
@@ -45,6 +52,10 @@
 //! | publish, import | from memory to that table, from that table to memory |
 //! | abroad | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
+
+// What is both part of the tests here and of `fuzz/` names the crate from outside.
+#[cfg(test)]
+extern crate self as tidegate;
 
 pub mod cli;
 pub mod engine;

@@ -17,6 +17,7 @@ use tonic_health::server::HealthReporter;
 use crate::cli::check::{counts, plural, print};
 use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
+use crate::engine::layers::Store;
 use crate::global::exchange::ExchangeOptions;
 use crate::global::mysql::MySql;
 use crate::observe::logging;
@@ -30,14 +31,16 @@ use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::{self, Drainer, Phase};
 use crate::server::global::Global;
 use crate::server::listener::{GrpcListener, UnixSocket};
-use crate::server::regional::Regional;
+use crate::server::regional::{Regional, RegionalOptions, Replicated};
 use crate::server::reload::{self, Following, Reloader};
 use crate::server::service::Service;
 use crate::server::tls::Tls;
+use crate::server::workers::Workers;
 use crate::server::{grpc, http};
-use crate::settings::global::GlobalSettings;
+use crate::settings::global::{GlobalSettings, RegionNames};
 use crate::settings::redis::RedisSettings;
 use crate::settings::secret::Secret;
+use crate::settings::strict::StrictSettings;
 use crate::settings::xds::XdsSettings;
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
 use crate::sources::changes::Changes;
@@ -55,24 +58,16 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     if let Some(warning) = flags.tls.warning() {
         tracing::warn!("{warning}");
     }
-    for warning in flags.redis.warning().into_iter().chain(flags.global.warning()) {
+    for warning in [flags.redis.warning(), flags.global.warning(), flags.strict.warning()].into_iter().flatten() {
         tracing::warn!("{warning}");
     }
     if let (None, Some(global)) = (&settings.redis, &settings.global) {
         tracing::warn!(
-            region = &*global.region,
+            region = &*global.names.region,
             "MYSQL_URL without REDIS_URL: this process has to be the only one of its region, others would not add up"
         );
     }
-    let engine = match (&settings.redis, &settings.global) {
-        (redis, Some(global)) => {
-            let slack = redis.as_ref().map_or(0, |redis| redis.slack);
-            let regions = u32::try_from(global.regions.len()).unwrap_or(u32::MAX);
-            Engine::global(settings.keys_max, slack, redis.is_some(), regions)
-        }
-        (Some(redis), None) => Engine::shared(settings.keys_max, redis.slack),
-        (None, None) => Engine::new(settings.keys_max),
-    };
+    let engine = Engine::with(settings.keys_max, settings.layers());
     let reloader = Reloader {
         location: match &settings.xds {
             Some(xds) => Location::Server(xds.place.as_str().into()),
@@ -148,9 +143,7 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
             let _ = print(&mut std::io::stderr(), &problems);
             let (errors, warnings) = counts(&problems);
             let (errors, warnings) = (plural(errors, "error"), plural(warnings, "warning"));
-            logging::say(&format!(
-                "tidegate: not started: {errors} and {warnings} in the rules; tidegate check shows the same"
-            ));
+            logging::say(&format!("tidegate: not started: {errors} and {warnings} in the rules"));
             false
         }
     }
@@ -231,9 +224,11 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
     // Sensitive values leave the process only with a secret; without one the rules have none.
     let secret = settings.secret.clone().unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())));
     let keying = Keying::new(secret);
-    let regional = settings.redis.clone().map(|redis| join_region(&service, redis, keying.clone()));
+    let joining = Joining { service: &service, keying: &keying, strict: &settings.strict, process: rand::random() };
+    let regional = settings.redis.clone().map(|redis| joining.region(redis));
+    let owner = settings.strict.owner.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
-    let global = settings.global.clone().map(|global| join_others(&service, global, keying, migrates));
+    let global = settings.global.clone().map(|global| joining.others(global, migrates));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
     health.report(&service).await;
     let (drainer, drain) = drain::channel();
@@ -267,7 +262,8 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
         is_ready_without_rules(&settings),
         settings.has_http_json,
     )?;
-    let port = GrpcPort { calls, tls: tls.clone(), bounds, stats: connections };
+    let workers = Arc::new(Workers::start(settings.workers).context("can't start the threads of the gRPC port")?);
+    let port = GrpcPort { calls, tls: tls.clone(), bounds, stats: connections, workers };
     ports.spawn(connection::serve(grpc_listener, port, drain.clone()));
     ports.spawn(http::serve(http_listener, "HTTP", router, drain.clone()));
     ports.spawn(http::serve(admin_listener, "admin", admin.router(), drain.clone()));
@@ -288,7 +284,7 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
         if timeout(settings.drain_timeout, all).await.is_err() {
             tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
         }
-        if let Some(regional) = &regional {
+        for regional in [&regional, &owner].into_iter().flatten() {
             regional.leave().await;
         }
         if let Some(global) = &global {
@@ -303,30 +299,59 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
     Ok(())
 }
 
-/// Shares the counts with the other processes of the region from now on.
-fn join_region(service: &Arc<Service>, redis: RedisSettings, keying: Keying) -> Arc<Regional> {
-    let options = RegionOptions {
-        process: ProcessId(rand::random()),
-        keying,
-        is_cluster: false,
-        deadline_us: u64::try_from(redis.origin_deadline.as_micros()).unwrap_or(u64::MAX),
-        seed: rand::random(),
-    };
-    let deadline = redis.origin_deadline;
-    let regional = Regional::start(service.engine().clone(), Redis::start(redis), options, deadline);
-    service.join(regional.clone());
-    regional
+/// Takes up what the process shares with others.
+struct Joining<'a> {
+    service: &'a Arc<Service>,
+    keying: &'a Keying,
+    strict: &'a StrictSettings,
+    process: u64,
 }
 
-/// Shares the counts with other regions from now on.
-fn join_others(service: &Arc<Service>, settings: GlobalSettings, keying: Keying, migrates: bool) -> Arc<Global> {
-    let GlobalSettings { mysql, region, regions } = settings;
-    let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
-    let options = ExchangeOptions { region, regions, keying, timeout_ms, seed: rand::random() };
-    let place = mysql.place.clone();
-    let global = Global::start(service.engine().clone(), MySql::new(&mysql), place, options, migrates);
-    service.join_others(global.clone());
-    global
+impl Joining<'_> {
+    fn start(&self, redis: RedisSettings, store: Store) -> Arc<Regional> {
+        let deadline = redis.origin_deadline;
+        let region = RegionOptions {
+            store,
+            process: ProcessId(self.process),
+            keying: self.keying.clone(),
+            is_cluster: false,
+            deadline_us: u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX),
+            breaker: self.strict.breaker,
+            seed: rand::random(),
+        };
+        let replicas = self.strict.replicas;
+        let replicated = (replicas > 0).then(|| Replicated { redis: Redis::start(redis.clone()), replicas });
+        let options = RegionalOptions { region, deadline, replicated, began: self.service.began() };
+        Regional::start(self.service.engine().clone(), Redis::start(redis), options)
+    }
+
+    /// Shares the counts with the other processes of the region from now on.
+    fn region(&self, redis: RedisSettings) -> Arc<Regional> {
+        let regional = self.start(redis, Store::Origin);
+        self.service.join(regional.clone());
+        regional
+    }
+
+    /// Has strict limits decided by their owner from now on.
+    fn owner(&self, redis: RedisSettings) -> Arc<Regional> {
+        let owner = self.start(redis, Store::Owner);
+        self.service.join_owner(owner.clone());
+        owner
+    }
+
+    /// Shares the counts with other regions from now on.
+    fn others(&self, settings: GlobalSettings, migrates: bool) -> Arc<Global> {
+        let GlobalSettings { mysql, names: RegionNames { region, regions } } = settings;
+        let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
+        let options =
+            ExchangeOptions { region, regions, keying: self.keying.clone(), timeout_ms, seed: rand::random() };
+        let place = mysql.place.clone();
+        let outage_after = self.strict.global_outage_after;
+        let engine = self.service.engine().clone();
+        let global = Global::start(engine, MySql::new(&mysql), place, options, migrates, outage_after);
+        self.service.join_others(global.clone());
+        global
+    }
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.

@@ -55,29 +55,48 @@ struct AbroadCell {
     told: Counts,
 }
 
+/// The hits of a cell, or its refunds: those of others, of the row, and those that were told.
+type Column = [u64; 3];
+
 /// A key's part in the world.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Abroad {
     /// The sequence of the first cell; the others are those before it.
     newest: u64,
-    cells: [AbroadCell; CELLS],
+    hits: [Column; CELLS],
+    /// Few keys are ever refunded.
+    refunds: Option<Box<[Column; CELLS]>>,
     /// No request of this process has asked for the key.
     pub is_unasked: bool,
 }
 
 impl Abroad {
     pub fn new(sequence: u64) -> Abroad {
-        Abroad { newest: sequence, cells: [AbroadCell::default(); CELLS], is_unasked: false }
+        Abroad { newest: sequence, hits: [Column::default(); CELLS], refunds: None, is_unasked: false }
     }
 
     fn cell(&self, sequence: u64) -> AbroadCell {
         let back = self.newest.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
-        back.and_then(|back| self.cells.get(back)).copied().unwrap_or_default()
+        back.filter(|back| *back < CELLS).map_or(AbroadCell::default(), |back| self.cell_at(back))
+    }
+
+    fn cell_at(&self, back: usize) -> AbroadCell {
+        let refunds = self.refunds.as_ref().map_or(Column::default(), |refunds| refunds[back]);
+        let [others, row, told] = [0, 1, 2].map(|at| Counts { hits: self.hits[back][at], refunds: refunds[at] });
+        AbroadCell { others, row, told }
+    }
+
+    fn set_cell_at(&mut self, back: usize, AbroadCell { others, row, told }: AbroadCell) {
+        self.hits[back] = [others, row, told].map(|counts| counts.hits);
+        let refunds = [others, row, told].map(|counts| counts.refunds);
+        if self.refunds.is_some() || refunds != Column::default() {
+            self.refunds.get_or_insert_default()[back] = refunds;
+        }
     }
 
     /// The place of a cell, `None` if it is too old, or not of this time: clocks of regions differ, but by less than a
     /// window.
-    fn cell_mut(&mut self, sequence: u64, current: u64) -> Option<&mut AbroadCell> {
+    fn place_of(&mut self, sequence: u64, current: u64) -> Option<usize> {
         if sequence > current.saturating_add(1) || sequence.saturating_add(1) < current {
             return None;
         }
@@ -87,27 +106,30 @@ impl Abroad {
         }
         if let Some(steps) = sequence.checked_sub(self.newest).filter(|steps| *steps > 0) {
             let steps = usize::try_from(steps).map_or(CELLS, |steps| steps.min(CELLS));
-            self.cells.rotate_right(steps);
-            self.cells[..steps].fill(AbroadCell::default());
+            for columns in [Some(&mut self.hits), self.refunds.as_deref_mut()].into_iter().flatten() {
+                columns.rotate_right(steps);
+                columns[..steps].fill(Column::default());
+            }
             self.newest = sequence;
         }
-        self.cells.get_mut(usize::try_from(self.newest - sequence).ok()?)
+        usize::try_from(self.newest - sequence).ok().filter(|back| *back < CELLS)
     }
 
     /// Takes over what the table says about a cell. True if others have told more than was known.
     pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
-        let Some(cell) = self.cell_mut(sequence, current) else { return false };
-        let before = cell.others;
-        cell.others = cell.others.max(others);
-        cell.row = cell.row.max(row);
-        cell.told = cell.told.max(row);
-        cell.others != before
+        let Some(back) = self.place_of(sequence, current) else { return false };
+        let before = self.cell_at(back);
+        let after =
+            AbroadCell { others: before.others.max(others), row: before.row.max(row), told: before.told.max(row) };
+        self.set_cell_at(back, after);
+        after.others != before.others
     }
 
     /// The table has been told this about a cell.
     pub fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
-        if let Some(cell) = self.cell_mut(sequence, current) {
-            cell.told = cell.told.max(counts);
+        if let Some(back) = self.place_of(sequence, current) {
+            let cell = self.cell_at(back);
+            self.set_cell_at(back, AbroadCell { told: cell.told.max(counts), ..cell });
         }
     }
 
@@ -134,13 +156,16 @@ impl Abroad {
 
     /// The table may have lost what it was told: nothing is taken for granted.
     pub fn forget_told(&mut self) {
-        self.cells.iter_mut().for_each(|cell| cell.told = Counts::default());
+        for back in 0..CELLS {
+            self.set_cell_at(back, AbroadCell { told: Counts::default(), ..self.cell_at(back) });
+        }
     }
 
-    fn lift(&self, cells: &Cells) -> Cells {
+    fn lift(&self, cells: &Cells, is_cut_off: bool) -> Cells {
         let lifted = |cell: &Cell, sequence: u64| {
             let region = cell.count().max(self.row(sequence).without(cell.refunds));
-            Cell { hits: region.saturating_add(self.others(sequence)), refunds: 0 }
+            let others = if is_cut_off { 0 } else { self.others(sequence) };
+            Cell { hits: region.saturating_add(others), refunds: 0 }
         };
         Cells {
             sequence: cells.sequence,
@@ -203,19 +228,27 @@ impl Notable {
 pub struct View<'a> {
     pub counter: &'a mut Counter,
     pub abroad: Option<&'a Abroad>,
+    /// Held to the region's own part of the limit: what others have counted is theirs.
+    pub is_cut_off: bool,
 }
 
 impl View<'_> {
     /// The same counts in one counter; `None` if nothing comes from outside.
     fn lifted(&self) -> Option<Counter> {
         match (&*self.counter, self.abroad) {
-            (Counter::Windowed(cells), Some(abroad)) => Some(Counter::Windowed(abroad.lift(cells))),
+            (Counter::Windowed(cells), Some(abroad)) => Some(Counter::Windowed(abroad.lift(cells, self.is_cut_off))),
             _ => None,
         }
     }
 
+    #[inline(always)]
     pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         let look = self.counter.look(terms, now_ms);
+        if self.abroad.is_none() { look } else { self.look_abroad(look, terms) }
+    }
+
+    /// A look with what comes from outside.
+    fn look_abroad(&self, look: Look, terms: &Terms) -> Look {
         // Of the same window already.
         self.lifted().map_or(look, |mut lifted| lifted.look(terms, look.now_ms))
     }
@@ -227,6 +260,7 @@ impl View<'_> {
         }
     }
 
+    #[inline]
     pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
         self.counter.resets_at_ms(terms, look, more_hits)
     }
@@ -260,7 +294,7 @@ mod tests {
         assert!(!abroad.import(100, 100, counts(2), counts(1)), "counts only grow");
         let mut counter = Counter::Windowed(cells(5, 4));
         let terms = Terms { limit: 100, window_ms: WINDOW_MS, algorithm: Algorithm::SlidingWindow, burst: 100 };
-        let mut view = View { counter: &mut counter, abroad: Some(&abroad) };
+        let mut view = View { counter: &mut counter, abroad: Some(&abroad), is_cut_off: false };
         // 8 of the own row and 3; half of 4 and 10.
         assert_eq!(view.look(&terms, 100 * WINDOW_MS + 30_000).available, 100 - 11 - 7);
         assert_eq!(view.look(&terms, 101 * WINDOW_MS).available, 100 - 11, "the cells move on together");
@@ -272,7 +306,7 @@ mod tests {
         abroad.import(100, 100, counts(0), Counts { hits: 80, refunds: 50 });
         let lifted = |hits, refunds| {
             let known = Cells { current: Cell { hits, refunds }, ..cells(0, 0) };
-            abroad.lift(&known).current.count()
+            abroad.lift(&known, false).current.count()
         };
         assert_eq!(lifted(10, 0), 30);
         assert_eq!(lifted(90, 70), 20, "a refund that the row has not heard of");

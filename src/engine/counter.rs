@@ -43,6 +43,18 @@ fn available(limit: u32, effective: u64) -> i64 {
     i64::from(limit) - i64::try_from(effective).unwrap_or(i64::MAX)
 }
 
+// Apart, so that a look at a window, the usual one, is small enough to be part of the decision.
+fn look_exact(cells: &mut SubCells, terms: &Terms, now_ms: u64) -> Look {
+    let now_ms = cells.rotate(now_ms, terms.window_ms);
+    Look { available: available(terms.limit, cells.effective()), now_ms }
+}
+
+fn look_gcra(bucket: &mut Bucket, terms: &Terms, now_ms: u64) -> Look {
+    let rate = rate(terms);
+    let now_ms = bucket.drain(now_ms, &rate);
+    Look { available: bucket.available(&rate), now_ms }
+}
+
 impl Counter {
     pub fn new(terms: &Terms, now_ms: u64) -> Counter {
         match terms.algorithm {
@@ -53,6 +65,7 @@ impl Counter {
     }
 
     /// Brings the counter up to `now` and reads it.
+    #[inline(always)]
     pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         match self {
             Counter::Windowed(cells) => {
@@ -60,15 +73,8 @@ impl Counter {
                 let effective = cells.effective(now_ms, terms.window_ms, weighing(terms));
                 Look { available: available(terms.limit, effective), now_ms }
             }
-            Counter::Exact(cells) => {
-                let now_ms = cells.rotate(now_ms, terms.window_ms);
-                Look { available: available(terms.limit, cells.effective()), now_ms }
-            }
-            Counter::Gcra(bucket) => {
-                let rate = rate(terms);
-                let now_ms = bucket.drain(now_ms, &rate);
-                Look { available: bucket.available(&rate), now_ms }
-            }
+            Counter::Exact(cells) => look_exact(cells, terms, now_ms),
+            Counter::Gcra(bucket) => look_gcra(bucket, terms, now_ms),
         }
     }
 
@@ -84,6 +90,7 @@ impl Counter {
 
     /// When an admitted request's limit starts afresh: the end of the fixed window, or when the bucket, with so many more
     /// hits in it, is empty again.
+    #[inline]
     pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.ends_at_ms(terms.window_ms),
@@ -92,6 +99,7 @@ impl Counter {
         }
     }
 
+    #[inline]
     pub fn add(&mut self, terms: &Terms, hits: u64) {
         match self {
             Counter::Windowed(cells) => cells.add(hits),

@@ -1,114 +1,96 @@
-//! From a key's hash to its slot: open addressing over words of four bytes.
+//! From a key's hash to its slot: open addressing over words of two bytes.
 //!
-//! A word holds the slot's number and twelve bits of its hash; the whole hash stands in a list beside the slots. So
-//! growing and deleting never touch a slot, a lookup reads one line here and then the slot itself, and the whole index of
-//! a million keys is small enough to stay in a processor's cache.
+//! A word holds the number of a slot and five bits of its hash. There are as many words as a shard ever needs, from its
+//! first key on: nothing is ever rehashed, so that nobody waits for it, and the whole index of a million keys is four
+//! megabytes. The part of the hash that is used stands in a list beside the slots, so that removing touches no slot
+//! either.
+
+/// A power of two, so that a hash finds its word without a division.
+const WORDS: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 11;
+const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
+
+/// The part of a hash that the index uses: its home below, and above it what tells it from others that live there.
+pub type Tag = u16;
 
 /// Finds slots by hash.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// A power of two of words, `0` is free. At most three quarters are taken.
-    words: Box<[u32]>,
-    taken: usize,
+    /// `0` is free. At most three quarters are taken, so that a search ends soon.
+    words: Option<Box<[u16; WORDS]>>,
 }
 
-const WORDS_MIN: usize = 16;
-const SLOT_BITS: u32 = 20;
-const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
-
-/// Twelve bits of the hash above, the slot's number plus one below.
-fn word(hash: u32, slot: u32) -> u32 {
-    (hash & !SLOT_MASK) | (slot + 1)
+/// Five bits of the hash above, the slot's number plus one below.
+fn word(tag: Tag, slot: u32) -> u16 {
+    (tag & !SLOT_MASK) | (slot as u16 + 1)
 }
 
-fn slot_of(word: u32) -> u32 {
-    (word & SLOT_MASK) - 1
+fn slot_of(word: u16) -> u32 {
+    u32::from(word & SLOT_MASK) - 1
+}
+
+fn home(tag: Tag) -> usize {
+    usize::from(tag) % WORDS
 }
 
 impl Index {
-    /// Slots are numbered below this, so that a word has room for the number plus one.
-    pub const SLOTS_MAX: usize = SLOT_MASK as usize - 1;
-
-    fn home(&self, hash: u32) -> usize {
-        hash as usize & (self.words.len() - 1)
-    }
+    /// Slots are numbered below this.
+    pub const SLOTS_MAX: usize = WORDS / 4 * 3;
 
     /// The slot with this hash that `is_it` accepts.
-    #[inline]
-    pub fn find(&self, hash: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        if self.words.is_empty() {
-            return None;
-        }
-        let mask = self.words.len() - 1;
-        let mut at = self.home(hash);
+    #[inline(always)]
+    pub fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let words = self.words.as_deref()?;
+        let mut at = home(tag);
         loop {
-            let word = self.words[at & mask];
+            let word = words[at % WORDS];
             if word == 0 {
                 return None;
             }
-            if (word ^ hash) & !SLOT_MASK == 0 && is_it(slot_of(word)) {
+            if (word ^ tag) & !SLOT_MASK == 0 && is_it(slot_of(word)) {
                 return Some(slot_of(word));
             }
             at += 1;
         }
     }
 
-    /// Adds a slot that is not there yet. `hash_of` knows the hash of every slot.
-    pub fn insert(&mut self, slot: u32, hash_of: impl Fn(u32) -> u32) {
-        if (self.taken + 1) * 4 > self.words.len() * 3 {
-            self.grow(&hash_of);
+    /// Adds a slot that is not there yet.
+    pub fn insert(&mut self, slot: u32, tag: Tag) {
+        assert!((slot as usize) < Index::SLOTS_MAX, "a full index would be searched for ever");
+        let words = self.words.get_or_insert_with(|| Box::new([0; WORDS]));
+        let mut at = home(tag);
+        while words[at] != 0 {
+            at = (at + 1) % WORDS;
         }
-        self.place(hash_of(slot), word(hash_of(slot), slot));
-        self.taken += 1;
+        words[at] = word(tag, slot);
     }
 
-    fn place(&mut self, hash: u32, word: u32) {
-        let mut at = self.home(hash);
-        while self.words[at] != 0 {
-            at = (at + 1) & (self.words.len() - 1);
-        }
-        self.words[at] = word;
-    }
-
-    fn grow(&mut self, hash_of: &impl Fn(u32) -> u32) {
-        let larger = (self.words.len() * 2).max(WORDS_MIN);
-        let words = std::mem::replace(&mut self.words, vec![0; larger].into_boxed_slice());
-        for word in words.into_iter().filter(|word| *word != 0) {
-            self.place(hash_of(slot_of(word)), word);
-        }
-    }
-
-    /// Removes a slot and closes the gap, so that lookups need no tombstones.
-    pub fn remove(&mut self, slot: u32, hash_of: impl Fn(u32) -> u32) {
-        if self.words.is_empty() {
-            return;
-        }
-        let hash = hash_of(slot);
-        let mask = self.words.len() - 1;
-        let wanted = word(hash, slot);
-        let mut gap = self.home(hash);
-        while self.words[gap] != wanted {
-            if self.words[gap] == 0 {
+    /// Removes a slot and closes the gap, so that lookups need no tombstones. `tag_of` knows the tag of every slot.
+    pub fn remove(&mut self, slot: u32, tag_of: impl Fn(u32) -> Tag) {
+        let Some(words) = self.words.as_deref_mut() else { return };
+        let wanted = word(tag_of(slot), slot);
+        let mut gap = home(tag_of(slot));
+        while words[gap] != wanted {
+            if words[gap] == 0 {
                 return;
             }
-            gap = (gap + 1) & mask;
+            gap = (gap + 1) % WORDS;
         }
-        self.taken -= 1;
         let mut next = gap;
         loop {
-            next = (next + 1) & mask;
-            let word = self.words[next];
+            next = (next + 1) % WORDS;
+            let word = words[next];
             if word == 0 {
                 break;
             }
             // A word may move into the gap unless its home lies behind the gap.
-            let home = self.home(hash_of(slot_of(word)));
-            if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(gap) & mask) {
-                self.words[gap] = word;
+            let home = home(tag_of(slot_of(word)));
+            if next.wrapping_sub(home) % WORDS >= next.wrapping_sub(gap) % WORDS {
+                words[gap] = word;
                 gap = next;
             }
         }
-        self.words[gap] = 0;
+        words[gap] = 0;
     }
 }
 
@@ -119,29 +101,43 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Against a map, with few distinct hashes, so that homes collide and gaps must be closed.
+        /// Against a map, with few distinct tags, so that homes collide and gaps must be closed, also around the end.
         #[test]
-        fn behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..12, 0usize..40), 1..400)) {
+        fn behaves_like_a_map(
+            start in prop::sample::select(vec![0u16, 1000, 2040]),
+            steps in prop::collection::vec((any::<bool>(), 0u16..12, 0usize..40), 1..400),
+        ) {
+            let tag = |spread: u16| ((start + spread) & SLOT_MASK) | (spread << 13);
             let mut index = Index::default();
-            let mut model: BTreeMap<u32, u32> = BTreeMap::new();
+            let mut model: BTreeMap<u32, Tag> = BTreeMap::new();
             let mut free: Vec<u32> = Vec::new();
             let mut slots = 0;
             for (insert, spread, which) in steps {
                 if insert {
                     let slot = free.pop().unwrap_or_else(|| { slots += 1; slots - 1 });
-                    let hash = spread * 7 + (spread << 28);
-                    model.insert(slot, hash);
-                    index.insert(slot, |slot| model[&slot]);
+                    model.insert(slot, tag(spread));
+                    index.insert(slot, tag(spread));
                 } else if let Some(slot) = model.keys().nth(which).copied() {
                     index.remove(slot, |slot| model[&slot]);
                     model.remove(&slot);
                     free.push(slot);
                 }
                 for slot in 0..slots {
-                    let hash = model.get(&slot).copied().unwrap_or(7 + (1 << 28));
-                    prop_assert_eq!(index.find(hash, |found| found == slot), model.get(&slot).map(|_| slot));
+                    let tag = model.get(&slot).copied().unwrap_or_else(|| tag(1));
+                    prop_assert_eq!(index.find(tag, |found| found == slot), model.get(&slot).map(|_| slot));
                 }
             }
         }
+    }
+
+    #[test]
+    fn it_is_found_when_there_is_room_for_no_other() {
+        let mut index = Index::default();
+        let tag_of = |slot: u32| (slot.wrapping_mul(2_654_435_761) >> 16) as Tag;
+        (0..Index::SLOTS_MAX as u32).for_each(|slot| index.insert(slot, tag_of(slot)));
+        for slot in 0..Index::SLOTS_MAX as u32 {
+            assert_eq!(index.find(tag_of(slot), |found| found == slot), Some(slot));
+        }
+        assert_eq!(index.find(0, |_| false), None);
     }
 }

@@ -5,13 +5,19 @@
 
 pub mod abroad;
 pub mod allowance;
+mod batch;
 pub mod counter;
 pub mod decide;
 pub mod exact;
+mod few;
 pub mod gcra;
 pub mod index;
 pub mod key;
+pub mod layers;
+pub mod outage;
 pub mod peek;
+pub mod reason;
+pub mod shard;
 pub mod share;
 pub mod standing;
 pub mod table;
@@ -19,21 +25,20 @@ pub mod table;
 mod tests;
 pub mod window;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Reach, Verdict, Why, decide};
+use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Verdict, Why, decide};
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
+use crate::engine::layers::{Held, Layers, Reach, Store};
 use crate::engine::table::{Table, TableStats};
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
 use crate::rules::limit::{Limit, Rule, Space, Terms};
-use crate::rules::policy::{Algorithm, Charge, Scope};
+use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::tree::Identifier;
 use crate::rules::{Domain, Ruleset};
-
-/// Shorter windows stay in their region: others would hear of their counts when they are nearly over.
-const GLOBAL_WINDOW_MS_MIN: u64 = 10_000;
 
 /// Modes that an operator sets for all rules at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,7 +76,15 @@ pub enum StatusKind<'r> {
 pub struct Limited<'r> {
     /// `None` for a request override.
     pub limit: Option<&'r Limit>,
+    /// With this region's part of the limit, if it is split.
     pub terms: Terms,
+    /// The scope in force.
+    pub scope: Scope,
+    pub on_outage: OnOutage,
+    /// Nobody else counts with this process.
+    pub is_alone: bool,
+    /// Held to the region's part of the limit, because other regions can't be heard.
+    pub is_cut_off: bool,
     pub verdict: Verdict,
 }
 
@@ -161,27 +174,31 @@ struct Found<'r> {
 #[derive(Debug)]
 pub struct Engine {
     table: Table,
-    /// Of limits that do not choose their own.
-    slack_permille: u16,
-    /// There is an origin.
-    is_regional: bool,
+    layers: Layers,
 }
 
 /// What an attempt to decide a request came to.
 #[derive(Clone, Debug)]
 pub enum Attempt<'r> {
     Decided(Decision<'r>),
-    /// The origin has to be asked first.
+    /// A store has to be asked first.
     Asks(Inquiry),
 }
 
-/// What to ask the origin before a request can be decided.
+/// What to ask a store before a request can be decided.
 #[derive(Clone, Debug)]
 pub struct Inquiry {
+    pub store: Store,
+    /// What it admits is charged. Otherwise it only judges: another store, which is farther, decides after it.
+    pub charges: bool,
+    /// A strict limit is asked about, which may take longer.
+    pub is_strict: bool,
+    /// The most important class of what is asked about.
+    pub class: Class,
     /// How many checks the request has: the answer is about all of them.
     pub checks: usize,
     pub questions: SmallVec<[Asked; 2]>,
-    /// A quota group that the origin is not asked about is not over, so quotas deny nothing.
+    /// A quota group that the store is not asked about is not over, so quotas deny nothing.
     pub has_free_quota: bool,
 }
 
@@ -195,22 +212,26 @@ pub struct Asked {
     pub hits: u64,
     /// `None` to read how it stands, otherwise whether it fits, and as part of which quota group.
     pub judged: Option<Option<u16>>,
+    /// What other regions have counted is left out.
+    pub is_cut_off: bool,
+    /// Memory never decides it.
+    pub is_strict: bool,
     pub why: Why,
 }
 
 impl Engine {
     pub fn new(keys_max: usize) -> Engine {
-        Engine { table: Table::new(keys_max), slack_permille: 0, is_regional: false }
+        Engine::with(keys_max, Layers::ALONE)
     }
 
-    /// An engine whose counts are shared with other processes.
-    pub fn shared(keys_max: usize, slack_permille: u16) -> Engine {
-        Engine { table: Table::shared(keys_max), slack_permille, is_regional: true }
-    }
-
-    /// An engine whose counts are shared with other regions too.
-    pub fn global(keys_max: usize, slack_permille: u16, is_regional: bool, regions: u32) -> Engine {
-        Engine { table: Table::global(keys_max, regions), slack_permille, is_regional }
+    /// An engine whose counts are shared as the layers say.
+    pub fn with(keys_max: usize, layers: Layers) -> Engine {
+        let table = match layers {
+            Layers { is_global: true, place, .. } => Table::global(keys_max, place.regions),
+            Layers { is_regional: false, owner: None, .. } => Table::new(keys_max),
+            _ => Table::shared(keys_max),
+        };
+        Engine { table, layers }
     }
 
     /// Decides a request from memory and charges what is to be charged.
@@ -221,27 +242,11 @@ impl Engine {
         }
     }
 
-    /// Whether there is an origin.
-    pub fn is_regional(&self) -> bool {
-        self.is_regional
+    pub fn layers(&self) -> &Layers {
+        &self.layers
     }
 
-    fn reach(&self, scope: Option<Scope>, slack_permille: Option<u16>) -> Reach {
-        match scope {
-            _ if !self.is_regional => Reach::Process,
-            Some(Scope::Local) => Reach::Process,
-            _ => Reach::Region { slack_permille: slack_permille.unwrap_or(self.slack_permille) },
-        }
-    }
-
-    /// Whether other regions share a limit's counts.
-    fn is_global(&self, scope: Option<Scope>, terms: &Terms) -> bool {
-        let is_wide = !matches!(scope, Some(Scope::Local | Scope::Regional));
-        let is_windowed = matches!(terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow);
-        self.table.regions() > 1 && is_wide && is_windowed && terms.window_ms >= GLOBAL_WINDOW_MS_MIN
-    }
-
-    /// Decides a request and charges what is to be charged, or says what to ask the origin first.
+    /// Decides a request and charges what is to be charged, or says what to ask a store first.
     pub fn attempt<'r>(
         &self,
         ruleset: &'r Ruleset,
@@ -263,27 +268,17 @@ impl Engine {
             .collect();
 
         let mut checks: SmallVec<[Check<'_>; 4]> = SmallVec::new();
-        let mut limits: SmallVec<[Option<&'r Limit>; 4]> = SmallVec::new();
+        let mut limits: SmallVec<[(Option<&'r Limit>, Option<Class>); 4]> = SmallVec::new();
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         for (group, (found, descriptor)) in found.iter().zip(request.descriptors()).enumerate() {
             let identifier = identifiers.get(found.identifier.clone());
             let is_sensitive = domain.is_some_and(Domain::has_sensitive_keys);
             if let Some((space, terms, charge)) = &found.override_terms {
-                let of_rule = found.rule.and_then(|rule| limit_of(rule, terms.window_ms)).map(|limit| limit.policy);
-                let scope = of_rule.and_then(|policy| policy.scope);
-                let reach = self.reach(scope, of_rule.and_then(|policy| policy.slack_permille));
-                let (hits, charging) = charging(descriptor.hits, *charge);
-                checks.push(Check {
-                    key: Key::new(*space, terms, identifier),
-                    terms: *terms,
-                    hits,
-                    charging,
-                    group,
-                    reach,
-                    is_global: self.is_global(scope, terms),
-                    is_sensitive,
-                });
-                limits.push(None);
+                let of_rule = found.rule.and_then(|rule| limit_of(rule, terms.window_ms)).map(|limit| &limit.policy);
+                let held = self.layers.hold(terms, of_rule, consult.is_cut_off);
+                let key = Key::new(*space, terms, identifier);
+                checks.push(check(key, &held, charging(descriptor.hits, *charge), group, is_sensitive));
+                limits.push((None, held.class));
                 groups.push(Group { is_shadow: false, is_quota: modes.quota });
                 continue;
             }
@@ -294,19 +289,10 @@ impl Engine {
             let kept = rule.limits().iter().filter(|limit| !replaced.contains(&&*limit.name));
             let before = checks.len();
             for limit in kept {
-                let reach = self.reach(limit.policy.scope, limit.policy.slack_permille);
-                let (hits, charging) = charging(descriptor.hits, limit.charge);
-                checks.push(Check {
-                    key: Key::new(rule.space, &limit.terms, identifier),
-                    terms: limit.terms,
-                    hits,
-                    charging,
-                    group,
-                    reach,
-                    is_global: self.is_global(limit.policy.scope, &limit.terms),
-                    is_sensitive,
-                });
-                limits.push(Some(limit));
+                let held = self.layers.hold(&limit.terms, Some(&limit.policy), consult.is_cut_off);
+                let key = Key::new(rule.space, &limit.terms, identifier);
+                checks.push(check(key, &held, charging(descriptor.hits, limit.charge), group, is_sensitive));
+                limits.push((Some(limit), held.class));
             }
             let is_limited = checks.len() > before;
             // A descriptor without a limit passes as a quota descriptor in the global mode; an unlimited one takes no part.
@@ -317,7 +303,8 @@ impl Engine {
 
         let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms, consult);
         if !outcome.questions.is_empty() {
-            return Attempt::Asks(inquiry(&checks, &groups, &outcome));
+            let classes = limits.iter().map(|(_, class)| *class);
+            return Attempt::Asks(inquiry(&checks, &groups, &outcome, &classes.collect::<SmallVec<[_; 4]>>()));
         }
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
@@ -329,7 +316,7 @@ impl Engine {
             })
             .collect();
         let mut is_any_over = false;
-        for ((check, limit), verdict) in checks.iter().zip(&limits).zip(&outcome.verdicts) {
+        for ((check, (limit, _)), verdict) in checks.iter().zip(&limits).zip(&outcome.verdicts) {
             let status = &mut statuses[check.group];
             status.is_shadowed |= verdict.is_over && groups[check.group].is_shadow;
             status.is_over |= verdict.is_over && !groups[check.group].is_shadow;
@@ -339,11 +326,45 @@ impl Engine {
                 StatusKind::Unmatched | StatusKind::Unlimited => true,
             };
             if is_reported {
-                status.kind = StatusKind::Limited(Limited { limit: *limit, terms: check.terms, verdict: *verdict });
+                let Check { terms, scope, on_outage, is_cut_off, reach, .. } = *check;
+                let is_alone = reach == Reach::Process;
+                let limited =
+                    Limited { limit: *limit, terms, scope, on_outage, is_alone, is_cut_off, verdict: *verdict };
+                status.kind = StatusKind::Limited(limited);
             }
         }
         let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
         Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses })
+    }
+
+    /// Moves the keys of limits that another store shares from now on, so that it hears of what was accepted here.
+    pub fn rehome(&self, ruleset: &Ruleset) {
+        if self.layers.owner != Some(Store::Owner) {
+            return;
+        }
+        let of_rule = |rule: &Rule| {
+            let space = rule.space;
+            let home = move |limit: &Limit| {
+                Some(((space, limit.terms.window_ms), self.layers.hold_limit(limit).reach.store()?))
+            };
+            rule.limits().iter().filter_map(home).collect::<Vec<_>>()
+        };
+        let homes: HashMap<(Space, u64), Store> = ruleset.domains().flat_map(Domain::rules).flat_map(of_rule).collect();
+        for number in 0..self.table.shards() {
+            let mut shard = self.table.lock(number);
+            for at in shard.taken() {
+                let (slot, Some(shared)) = shard.both(at) else { continue };
+                let key = slot.key();
+                let Some(home) = homes.get(&(key.space, key.window_ms)).filter(|home| **home != shared.store) else {
+                    continue;
+                };
+                shared.follow(&slot.counter);
+                shared.move_to(*home);
+                if shared.is_dirty() {
+                    self.table.enqueue(number, at, shared, false);
+                }
+            }
+        }
     }
 
     /// Removes expired keys. To be called about once a second.
@@ -408,10 +429,24 @@ fn charging(hits: Hits, charge: Charge) -> (u64, Charging) {
     }
 }
 
-/// Puts what is to be asked into a form that outlives the request's borrowed values.
-fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome) -> Inquiry {
-    let questions = &outcome.questions;
-    let is_asked = |group: usize| questions.iter().any(|asked| asked.is_judged && checks[asked.check].group == group);
+fn check<'a>(
+    key: Key<'a>,
+    held: &Held,
+    (hits, charging): (u64, Charging),
+    group: usize,
+    is_sensitive: bool,
+) -> Check<'a> {
+    let Held { scope, terms, reach, on_outage, is_cut_off, .. } = *held;
+    Check { key, terms, hits, charging, group, reach, scope, on_outage, is_cut_off, is_sensitive }
+}
+
+/// Puts what is to be asked into a form that outlives the request's borrowed values. The nearer store is asked first, and
+/// only judges if the farther one is still to be asked.
+fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome, classes: &[Option<Class>]) -> Inquiry {
+    let of = |store: Store| outcome.questions.iter().filter(move |question| question.store == store);
+    let store = if of(Store::Origin).next().is_some() { Store::Origin } else { Store::Owner };
+    let charges = store == Store::Owner || of(Store::Owner).next().is_none();
+    let is_asked = |group: usize| of(store).any(|asked| asked.is_judged && checks[asked.check].group == group);
     let is_free = |(at, group): (usize, &Group)| {
         group.is_quota && !is_asked(at) && (group.is_shadow || !decide::is_group_over(checks, &outcome.verdicts, at))
     };
@@ -421,12 +456,32 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome) -> Inquiry
         let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
         Asked {
             check: question.check,
-            key: OwnedKey::new(&check.key, check.is_sensitive, check.is_global),
+            key: OwnedKey::new(&check.key, check.is_sensitive, check.is_global()),
             terms: check.terms,
             hits: check.hits,
             judged: question.is_judged.then_some(quota),
+            is_cut_off: check.is_cut_off,
+            is_strict: check.scope == Scope::Strict,
             why: question.why,
         }
     };
-    Inquiry { checks: checks.len(), questions: questions.iter().map(asked).collect(), has_free_quota }
+    Inquiry {
+        store,
+        charges,
+        is_strict: of(store).any(|question| checks[question.check].scope == Scope::Strict),
+        class: most_important(outcome.questions.iter().map(|question| classes[question.check])),
+        checks: checks.len(),
+        questions: of(store).map(asked).collect(),
+        has_free_quota,
+    }
+}
+
+/// What is given up last of these. A limit without a class is there for comfort.
+fn most_important(classes: impl Iterator<Item = Option<Class>>) -> Class {
+    let rank = |class: &Class| match class {
+        Class::Comfort => 0,
+        Class::Cost => 1,
+        Class::Security => 2,
+    };
+    classes.map(|class| class.unwrap_or(Class::Comfort)).max_by_key(rank).unwrap_or(Class::Comfort)
 }

@@ -47,7 +47,9 @@ impl Engine {
                 };
                 let own = |rule: &'r Rule| {
                     let limits = rule.limits().iter();
-                    limits.map(|limit| (rule.space, limit.terms, Some(limit))).collect::<Vec<_>>()
+                    limits
+                        .map(|limit| (rule.space, self.layers().hold_limit(limit).terms, Some(limit)))
+                        .collect::<Vec<_>>()
                 };
                 let limits = match &found.override_terms {
                     Some((space, terms, _)) => vec![(*space, *terms, None)],
@@ -67,7 +69,7 @@ impl Engine {
         // A copy: bringing a counter up to date must not touch the one that decisions use.
         let (mut counter, abroad) = held.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
         let here = counter.look(&terms, now_ms);
-        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref() };
+        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref(), is_cut_off: false };
         let look = counter.look(&terms, now_ms);
         let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
         let fits = i128::from(look.available) >= i128::from(hits);

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::engine::abroad::{Abroad, Counts, Notable, View};
 use crate::engine::counter::{Counter, rate, weighing};
 use crate::engine::exact::CELLS as EXACT_CELLS;
+use crate::engine::layers::Store;
 use crate::engine::window::Cell;
 use crate::rules::limit::Terms;
 
@@ -29,6 +30,11 @@ const PAUSE_MS_MAX: u64 = 3_600_000;
 
 /// Two answers this far apart that tell as many holders: nobody is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
+
+/// The counts of the cell before the newest can't be behind any more.
+const CELLS_SETTLED: u8 = 1;
+/// The number of holders was told twice, some time apart, and had hardly grown.
+const HOLDERS_SETTLED: u8 = 2;
 
 /// Stands in `acked` of a cell that is not seated. Above any count.
 const UNSEATED: u64 = u64::MAX;
@@ -84,6 +90,19 @@ enum Shares {
 struct Refunds {
     asked: u64,
     acked: u64,
+    /// Hits of this process that this store knew of when the key came to it, and that the other store knows of.
+    known_here: u64,
+    known_there: u64,
+}
+
+/// What most keys do not have.
+#[derive(Clone, Debug, Default)]
+struct Rare {
+    /// Beside `shares`; few keys are ever refunded, or change their store.
+    #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
+    refunds: Option<Box<Vec<Refunds>>>,
+    /// What other regions have counted, if any has.
+    abroad: Option<Abroad>,
 }
 
 /// A key's part in the region.
@@ -92,10 +111,7 @@ pub struct Shared {
     shares: Shares,
     /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
     sequence: u32,
-    /// Beside `shares`; few keys are ever refunded.
-    refunds: Option<Box<[Refunds; EXACT_CELLS]>>,
-    /// What other regions have counted, if any has.
-    abroad: Option<Box<Abroad>>,
+    rare: Option<Box<Rare>>,
     /// This and other moments are cut off to what is needed to compare: they are never far from now.
     fresh_until_ms: u32,
     paused_until_ms: u32,
@@ -115,9 +131,10 @@ pub struct Shared {
     /// Stands in the queue of what other regions should know.
     pub is_noted: bool,
     is_failed: bool,
-    /// The counts of the cell before the newest can't be behind any more.
-    is_settled: bool,
-    are_holders_settled: bool,
+    /// What can't change behind our back any more: bits of [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`].
+    settled: u8,
+    /// Where its counts are shared.
+    pub store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
     pub is_sensitive: bool,
 }
@@ -191,8 +208,7 @@ impl Shared {
         Shared {
             shares,
             sequence: counter.sequence() as u32,
-            refunds: None,
-            abroad: None,
+            rare: None,
             fresh_until_ms: 0,
             paused_until_ms: 0,
             paused_hits: 0,
@@ -204,8 +220,8 @@ impl Shared {
             is_wanted: false,
             is_noted: false,
             is_failed: false,
-            is_settled: false,
-            are_holders_settled: false,
+            settled: 0,
+            store: Store::Origin,
             is_sensitive,
         }
     }
@@ -226,6 +242,69 @@ impl Shared {
         }
     }
 
+    fn refunds(&self) -> Option<&[Refunds]> {
+        self.rare.as_ref()?.refunds.as_ref().map(|refunds| refunds.as_slice())
+    }
+
+    fn known_refunds_mut(&mut self) -> Option<&mut [Refunds]> {
+        self.rare.as_mut()?.refunds.as_mut().map(|refunds| refunds.as_mut_slice())
+    }
+
+    /// What is known of refunds, made if nothing is.
+    fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
+        let cells = self.cells().len();
+        let rare = self.rare.get_or_insert_default();
+        rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
+    }
+
+    /// From now on another store shares the counts. It is told what this process has accepted, but for what it knows from
+    /// before.
+    pub fn move_to(&mut self, store: Store) {
+        self.store = store;
+        let mut all = std::mem::take(self.refunds_mut());
+        for (share, beside) in self.cells_mut().iter_mut().zip(all.iter_mut()) {
+            let (own, known) = match share.is_seated() {
+                true => (share.own, share.acked),
+                // Its field is what it was when the key came.
+                false => (beside.known_here.saturating_add(share.own), beside.known_here),
+            };
+            *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
+            *beside = Refunds {
+                asked: beside.asked.saturating_sub(beside.acked),
+                acked: 0,
+                known_here: beside.known_there,
+                known_there: known,
+            };
+        }
+        *self.refunds_mut() = all;
+        self.fresh_until_ms = 0;
+        self.holders = 0;
+        self.settled = 0;
+        // What is under way with the store before is about a key that is no more.
+        self.generation = self.generation.wrapping_add(1);
+        self.is_queued = false;
+        self.is_in_flight = false;
+        self.is_noted = false;
+        self.is_failed = false;
+        self.resume();
+    }
+
+    /// What this process alone has accepted, as a counter of its own. A bucket does not tell who filled it.
+    pub fn own_counts(&self, counter: &Counter) -> Counter {
+        let own = |at: usize| {
+            let asked = self.refunds().map_or(0, |all| all[at].asked);
+            let hits = self.cells()[at].own;
+            Cell { hits, refunds: asked.min(hits) }
+        };
+        let mut counts = counter.clone();
+        match &mut counts {
+            Counter::Windowed(cells) => (cells.current, cells.previous) = (own(0), own(1)),
+            Counter::Exact(cells) => (0..EXACT_CELLS).for_each(|at| cells.merge(at, |cell| *cell = own(at))),
+            Counter::Gcra(_) => {}
+        }
+        counts
+    }
+
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
     /// clock was wrong and the key has moved back, its parts move with its counts.
     pub fn follow(&mut self, counter: &Counter) {
@@ -236,13 +315,12 @@ impl Shared {
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         self.sequence = sequence;
         let Ok(steps) = usize::try_from(steps) else { return };
-        self.is_settled = false;
+        self.settled &= !CELLS_SETTLED;
         let cells = self.cells_mut();
         let steps = steps.min(cells.len());
         cells.rotate_right(steps);
         cells[..steps].fill(Share::BEGUN);
-        if let Some(refunds) = &mut self.refunds {
-            // Those behind the last cell are never read.
+        if let Some(refunds) = self.known_refunds_mut() {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
         }
@@ -254,8 +332,7 @@ impl Shared {
     }
 
     fn pending_refunds(&self) -> bool {
-        let Some(refunds) = &self.refunds else { return false };
-        refunds[..self.cells().len()].iter().any(|refunds| refunds.asked > refunds.acked)
+        self.refunds().is_some_and(|all| all.iter().any(|refunds| refunds.asked > refunds.acked))
     }
 
     /// Something would be lost with this key.
@@ -273,16 +350,16 @@ impl Shared {
         let before = self.holders.max(8);
         let now_ms = mono_ms as u32;
         if self.holders == 0 || holders > before.saturating_add(before / 8) {
-            self.are_holders_settled = false;
+            self.settled &= !HOLDERS_SETTLED;
             self.holders_grew_ms = now_ms;
         } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
-            self.are_holders_settled = true;
+            self.settled |= HOLDERS_SETTLED;
         }
         self.holders = holders;
     }
 
     pub fn are_holders_settled(&self) -> bool {
-        self.are_holders_settled
+        self.settled & HOLDERS_SETTLED != 0
     }
 
     pub fn holders(&self) -> u32 {
@@ -296,7 +373,7 @@ impl Shared {
 
     /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
     pub fn refund(&mut self, hits: u64) {
-        let refunds = self.refunds.get_or_insert_default();
+        let refunds = self.refunds_mut();
         refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
         self.resume();
     }
@@ -355,33 +432,29 @@ impl Shared {
     }
 
     pub fn abroad(&self) -> Option<&Abroad> {
-        self.abroad.as_deref()
+        self.rare.as_ref()?.abroad.as_ref()
     }
 
     /// What is known from other regions, made if nothing is.
     pub fn abroad_mut(&mut self, sequence: u64) -> &mut Abroad {
-        self.abroad.get_or_insert_with(|| Box::new(Abroad::new(sequence)))
+        self.rare.get_or_insert_default().abroad.get_or_insert_with(|| Abroad::new(sequence))
     }
 
     /// The same, if anything is.
     pub fn known_abroad(&mut self) -> Option<&mut Abroad> {
-        self.abroad.as_deref_mut()
+        self.rare.as_mut()?.abroad.as_mut()
     }
 
     /// A request asks for the key. True if none has before, and only other regions had.
     pub fn ask(&mut self) -> bool {
-        self.abroad.as_deref_mut().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))
+        self.known_abroad().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))
     }
 
     /// What others should know of the key, if anything.
     pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Counter::Windowed(cells) = counter else { return [None, None] };
-        let notable = Notable {
-            limit: terms.limit,
-            regions,
-            weighing: weighing(terms),
-            with_refunds: self.refunds.is_none() || !self.pending_refunds(),
-        };
+        let notable =
+            Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
         notable.cells(cells, self.abroad())
     }
 
@@ -395,14 +468,14 @@ impl Shared {
     /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
     /// process had nothing to say about counts just as much.
     pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
-        let has_refund = |at: usize| self.refunds.as_ref().is_some_and(|all| all[at].asked > all[at].acked);
+        let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
         let has_news = |(at, share): (usize, &Share)| share.pending() > 0 || has_refund(at);
         let oldest = self.cells().iter().enumerate().rposition(has_news).unwrap_or(0);
         let counting = counter.cells_that_count(terms);
         let is_exact = matches!(counter, Counter::Exact(_));
         let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
             true => counting,
-            false if self.is_settled => 1,
+            false if self.settled & CELLS_SETTLED != 0 => 1,
             false => counting.min(2),
         };
         self.totals(counter, terms, least.max(oldest + 1))
@@ -410,7 +483,7 @@ impl Shared {
 
     fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
         let of_cell = |(at, share): (usize, &Share)| {
-            let Refunds { asked, acked: asked_acked } = self.refunds.as_ref().map_or(Refunds::default(), |all| all[at]);
+            let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
             let known = counter.known(terms, at, share.own, share.acked());
             let abroad = self.abroad();
             Totals {
@@ -444,7 +517,7 @@ impl Shared {
             self.absorb_cell(counter, terms, heard, admitted);
         }
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
-            self.is_settled = true;
+            self.settled |= CELLS_SETTLED;
         }
         self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
         self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;
@@ -455,7 +528,7 @@ impl Shared {
 
     /// Others may have given hits back.
     pub fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
-        let mut view = View { counter, abroad: self.abroad.as_deref() };
+        let mut view = View { counter, abroad: self.abroad(), is_cut_off: false };
         if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
             self.resume();
         }
@@ -463,7 +536,9 @@ impl Shared {
 
     /// Other regions do not count the key any more.
     pub fn leave_abroad(&mut self) {
-        self.abroad = None;
+        if let Some(rare) = &mut self.rare {
+            rare.abroad = None;
+        }
     }
 
     fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64) {
@@ -513,10 +588,10 @@ impl Shared {
     /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
     fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
         let is_seated = self.cells()[at].is_seated();
-        if self.refunds.is_none() && heard.asked > 0 && !is_seated {
-            self.refunds = Some(Box::default());
+        if heard.asked > 0 && !is_seated {
+            self.refunds_mut();
         }
-        let Some(refunds) = self.refunds.as_mut().map(|refunds| &mut refunds[at]) else { return 0 };
+        let Some(refunds) = self.known_refunds_mut().map(|all| &mut all[at]) else { return 0 };
         if !is_seated {
             refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
         }
@@ -539,7 +614,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_takes_a_hundred_and_four_bytes() {
-        assert_eq!(std::mem::size_of::<Shared>(), 104);
+    fn a_part_takes_ninety_six_bytes() {
+        assert_eq!(std::mem::size_of::<Shared>(), 96);
+        assert_eq!(std::mem::size_of::<Rare>(), 104);
     }
 }

@@ -1,18 +1,19 @@
-//! Who decides a check: memory, or the origin.
+//! Who decides a check: memory, the store that shares its count, or, when that gives no answer, the rule's policy.
 //!
 //! Memory does, unless the key is cold or stale, or more hits would be pending than may be. What the origin has just
-//! denied, memory denies too.
+//! denied, memory denies too. A strict limit is always asked about, unless memory already denies.
 
 use smallvec::SmallVec;
 
 use crate::engine::allowance::Headroom;
 use crate::engine::counter::Counter;
-use crate::engine::decide::{Charging, Check, Reach, Verdict};
+use crate::engine::decide::{Charging, Check, Verdict};
+use crate::engine::layers::{Reach, Store};
 use crate::engine::share::{Freshness, Shared};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
-/// What the origin said about one check.
+/// What a store said about one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
     /// It was not asked whether this one fits.
@@ -21,40 +22,94 @@ pub enum Answered {
     Over,
 }
 
-/// The origin's answer to a request. What it admitted is charged already.
+/// A store's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
     pub is_admitted: bool,
+    /// What was admitted is charged already. Otherwise it was only judged, because a store that is farther decides.
+    pub is_charged: bool,
     /// One for each check.
     pub checks: SmallVec<[Answered; 4]>,
 }
 
-/// What a decision knows of the region, and whether it may ask.
+impl Settled {
+    pub fn answered(&self, check: usize) -> Answered {
+        self.checks.get(check).copied().unwrap_or(Answered::NotAsked)
+    }
+}
+
+/// What a decision knows of the stores, and whether it may ask.
 #[derive(Clone, Copy, Debug)]
 pub struct Consult<'a> {
     /// Monotonic time: freshness and pauses.
     pub mono_ms: u64,
-    /// Processes of the region that are alive.
-    pub live: u32,
-    pub asking: Asking<'a>,
+    pub origin: StoreView<'a>,
+    pub owner: StoreView<'a>,
+    /// Other regions can't be heard.
+    pub is_cut_off: bool,
     /// The request was looked at before: what is charged whatever happens is charged.
     pub is_again: bool,
+}
+
+/// What a decision knows of one store.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreView<'a> {
+    /// Processes that share it and are alive.
+    pub live: u32,
+    pub asking: Asking<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Asking<'a> {
     Allowed,
-    /// The origin gives no answer: memory decides.
-    Never,
+    /// It gives no answer: the rule's policy decides.
+    Never(Cause),
     Settled(&'a Settled),
 }
 
-impl Consult<'_> {
-    /// For a table that nobody shares.
-    pub const ALONE: Consult<'static> = Consult { mono_ms: 0, live: 1, asking: Asking::Never, is_again: false };
+/// Why a store gives no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Outage,
+    /// Too many wait for it already.
+    Overload,
 }
 
-/// Why the origin is asked about a check.
+impl<'a> Consult<'a> {
+    /// For a table that nobody shares.
+    pub const ALONE: Consult<'static> = Consult {
+        mono_ms: 0,
+        origin: StoreView { live: 1, asking: Asking::Never(Cause::Outage) },
+        owner: StoreView { live: 1, asking: Asking::Never(Cause::Outage) },
+        is_cut_off: false,
+        is_again: false,
+    };
+
+    pub fn of(&self, store: Store) -> &StoreView<'a> {
+        match store {
+            Store::Origin => &self.origin,
+            Store::Owner => &self.owner,
+        }
+    }
+
+    /// What the store of a check has said, if it was asked.
+    pub fn settled(&self, check: &Check<'_>) -> Option<&'a Settled> {
+        match self.of(check.reach.store()?).asking {
+            Asking::Settled(settled) => Some(settled),
+            Asking::Allowed | Asking::Never(_) => None,
+        }
+    }
+
+    /// Everything that was said.
+    pub fn all_settled(&self) -> impl Iterator<Item = &'a Settled> {
+        [self.origin.asking, self.owner.asking].into_iter().filter_map(|asking| match asking {
+            Asking::Settled(settled) => Some(settled),
+            Asking::Allowed | Asking::Never(_) => None,
+        })
+    }
+}
+
+/// Why a store is asked about a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// The key was never read, or not for a while.
@@ -63,23 +118,19 @@ pub enum Why {
     Headroom,
     /// Another check of the request asks.
     Together,
+    /// Memory never decides it.
+    Strict,
 }
 
-/// A check that the origin is to be asked about.
+/// A check that its store is to be asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Into the checks.
     pub check: usize,
+    pub store: Store,
     /// Whether it fits; otherwise only how it stands.
     pub is_judged: bool,
     pub why: Why,
-}
-
-fn slack(check: &Check<'_>) -> Option<u16> {
-    match check.reach {
-        Reach::Process => None,
-        Reach::Region { slack_permille } => Some(slack_permille),
-    }
 }
 
 fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) -> Headroom {
@@ -89,7 +140,7 @@ fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) 
     Headroom { limit, slack_permille, holders: shared.holders(), is_settled: shared.are_holders_settled(), live }
 }
 
-/// Hits that may be refused, so that the origin is asked whether they fit.
+/// Hits that may be refused, so that the store is asked whether they fit.
 pub fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
     check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
 }
@@ -109,18 +160,22 @@ pub enum Standing {
         wait_ms: u64,
     },
     Asks(Why),
+    /// The store gives no answer: the rule's policy decides.
+    Without(Cause),
 }
 
 impl Standing {
     /// Memory decides, and what it adds can wait for the next flush.
-    const AT_LEISURE: Standing = Standing::Memory { urgent_at: u64::MAX };
+    pub(super) const AT_LEISURE: Standing = Standing::Memory { urgent_at: u64::MAX };
 
     pub fn urgent_at(&self) -> u64 {
         if let Standing::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
     }
 }
 
-/// Finds out who decides: memory, unless the key is cold or stale, or more would be pending than may be.
+/// Finds out who decides. When too many wait already, nobody asks: what memory can decide it does, the rest is the
+/// policy's.
+#[inline]
 pub fn standing(
     check: &Check<'_>,
     verdict: &Verdict,
@@ -130,29 +185,59 @@ pub fn standing(
     is_quiet: bool,
     consult: &Consult<'_>,
 ) -> Standing {
-    let Some(slack_permille) = slack(check) else { return Standing::AT_LEISURE };
-    let is_settled = matches!(consult.asking, Asking::Settled(_));
-    if is_quiet || is_settled || verdict.is_over || check.charging == Charging::Refund {
+    // What nobody shares, nobody else decides.
+    let Some(store) = check.reach.store() else { return Standing::AT_LEISURE };
+    match unhurried(check, store, verdict, counter, shared, waiting, is_quiet, consult) {
+        Standing::Asks(_) if matches!(consult.of(store).asking, Asking::Never(Cause::Overload)) => {
+            Standing::Without(Cause::Overload)
+        }
+        standing => standing,
+    }
+}
+
+/// Memory decides, unless the key is cold or stale, or more would be pending than may be.
+#[expect(clippy::too_many_arguments, reason = "a decision's parts, which only here come together")]
+fn unhurried(
+    check: &Check<'_>,
+    store: Store,
+    verdict: &Verdict,
+    counter: &Counter,
+    shared: Option<&mut Shared>,
+    waiting: u64,
+    is_quiet: bool,
+    consult: &Consult<'_>,
+) -> Standing {
+    if is_quiet || check.charging == Charging::Refund {
         return Standing::AT_LEISURE;
     }
-    let may_ask = matches!(consult.asking, Asking::Allowed);
-    let Some(shared) = shared else { return if may_ask { Standing::Asks(Why::Cold) } else { Standing::AT_LEISURE } };
+    let StoreView { live, asking } = *consult.of(store);
+    match asking {
+        Asking::Settled(_) => return Standing::AT_LEISURE,
+        Asking::Never(Cause::Outage) => return Standing::Without(Cause::Outage),
+        // What is charged whatever happens needs no leave, but the owner should hear of it at once.
+        Asking::Allowed | Asking::Never(Cause::Overload)
+            if matches!(check.reach, Reach::Strict(_)) && check.charging == Charging::Always && check.hits > 0 =>
+        {
+            return Standing::Memory { urgent_at: 1 };
+        }
+        Asking::Allowed | Asking::Never(Cause::Overload) if verdict.is_over => return Standing::AT_LEISURE,
+        Asking::Allowed | Asking::Never(Cause::Overload) => {}
+    }
+    let Reach::Region { slack_permille } = check.reach else { return Standing::Asks(Why::Strict) };
+    let Some(shared) = shared else { return Standing::Asks(Why::Cold) };
     shared.follow(counter);
     let is_together = check.charging == Charging::Together && check.hits > 0;
     if is_together && let Some(wait_ms) = shared.paused_for_ms(check.hits, consult.mono_ms) {
         return Standing::Paused { wait_ms };
     }
-    if !may_ask {
-        return Standing::AT_LEISURE;
-    }
     match shared.freshness(consult.mono_ms) {
-        Freshness::Unreadable => return Standing::AT_LEISURE,
+        Freshness::Unreadable => return Standing::Without(Cause::Outage),
         Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
         Freshness::Fresh => {}
     }
     let pending = shared.pending().saturating_add(waiting);
     let wanted = pending.saturating_add(check.hits);
-    let allowance = headroom(check, slack_permille, shared, consult.live).allowance(verdict.available);
+    let allowance = headroom(check, slack_permille, shared, live).allowance(verdict.available);
     if is_together && wanted > allowance {
         return Standing::Asks(Why::Headroom);
     }

@@ -1,14 +1,14 @@
 //! Where the counts live: a sharded table with a hard cap.
 //!
-//! A shard is an [`Index`] and slots in fixed pieces, so that growing moves no slot: the longest a decision waits for
-//! growth is the rehash of one shard's words. Every shard has one short lock. A decision locks the shards of all its keys,
-//! in ascending order, judges, charges, and lets go: that is what makes a batch all or nothing, invisible until it is
-//! done, and never refused because of another batch that was itself refused.
+//! Every [`Shard`] has one short lock. A decision locks the shards of all its keys, in ascending order, judges, charges,
+//! and lets go: that is what makes a batch all or nothing, invisible until it is done, and never refused because of
+//! another batch that was itself refused.
 //!
 //! At the cap, expired slots go first, then the least used; one that is over its limit, or has hits that the origin does
-//! not know of, only if nothing else can be found.
+//! not know of, only if nothing else is found among those that a request has the time to look at. Nobody waits for growth or for a sweep: shards are small, have their
+//! room from the start, and are swept a few slots at a time.
 //!
-//! A table that is shared with other processes has a [`Shared`] beside each slot, in pieces of its own, so that one that
+//! A table that is shared with other processes has a [`Shared`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -17,359 +17,44 @@ use crossbeam::queue::SegQueue;
 use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::engine::abroad::{Abroad, View};
+use crate::engine::abroad::Abroad;
 use crate::engine::counter::Counter;
-use crate::engine::index::Index;
-use crate::engine::key::{Key, StoredIdentifier};
+use crate::engine::key::Key;
+use crate::engine::layers::Store;
+pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
+use crate::engine::shard::{Swept, floor_s};
 use crate::engine::share::Shared;
-use crate::rules::limit::{Space, Terms};
-use crate::rules::policy::Algorithm;
 
-/// Slots are allocated in pieces of this many, 32 KiB: a shard wastes half of one.
-const PIECE_SLOTS: usize = 256;
-/// Keys per shard when the table is full: so few that rehashing a shard takes some microseconds, so many that the
-/// shards themselves stay in a processor's cache.
-const KEYS_PER_SHARD: usize = 4096;
-/// Enough that two requests rarely meet.
-const SHARDS_MAX: usize = 1024;
-/// The most that the cap can be set to: half of what the shards' indexes can number, because they fill unevenly.
-pub const KEYS_MAX: usize = SHARDS_MAX * (Index::SLOTS_MAX / 2);
-/// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
-const HEAT_MAX: u8 = 15;
-/// Slots that the hand looks at before it settles for the coolest of them.
-const HAND_STEPS_MAX: usize = 64;
-/// Other shards that are looked at when every key of a shard is over its limit.
+/// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
+const KEYS_PER_SHARD: usize = 1024;
+const SHARDS_MAX: usize = 1 << 19;
+/// The most that the cap can be set to.
+pub const KEYS_MAX: usize = SHARDS_MAX * KEYS_PER_SHARD;
+/// Other shards that are looked at when nothing of a shard can be given up, and slots of them.
 const NEIGHBOURS_MAX: usize = 16;
-/// How long a shard in which everything is over its limit is taken to stay that way.
-const BARREN_MS: u64 = 1000;
+const NEIGHBOUR_SLOTS_MAX: usize = 1024;
 /// One key in so many may be here only because other regions have counted it.
 const UNASKED_PART: usize = 4;
+/// Slots that are looked at under one lock by a sweep, some microseconds at most for whoever waits for the shard; and by
+/// a request that needs room.
+const SWEEP_LOOKS: usize = 32;
+const ROOM_LOOKS: usize = 16;
 
-/// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
-#[derive(Debug)]
-#[repr(C, align(128))]
-pub struct Slot {
-    pub counter: Counter,
-    /// The terms of the last decision: eviction asks whether the key is over its limit.
-    limit: u32,
-    burst: u32,
-    heat: u8,
-    is_taken: bool,
-    algorithm: Algorithm,
-    /// Other regions count it too.
-    pub is_global: bool,
-    space: Space,
-    window_ms: u64,
-    identifier: StoredIdentifier,
-}
-
-impl Slot {
-    fn is(&self, key: &Key<'_>) -> bool {
-        self.space == key.space
-            && self.window_ms == key.window_ms
-            && self.algorithm == key.algorithm
-            && self.identifier.as_bytes() == key.identifier
-    }
-
-    pub fn key(&self) -> Key<'_> {
-        let Slot { space, window_ms, algorithm, .. } = *self;
-        Key { space, window_ms, algorithm, identifier: self.identifier.as_bytes() }
-    }
-
-    /// The terms of the last decision.
-    pub fn terms(&self) -> Terms {
-        Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
-    }
-
-    /// Remembers that it was used, and under which terms. True if they are others than the last time.
-    pub fn touch(&mut self, terms: &Terms) -> bool {
-        let is_changed = (self.limit, self.burst) != (terms.limit, terms.burst);
-        self.limit = terms.limit;
-        self.burst = terms.burst;
-        self.heat = (self.heat + 1).min(HEAT_MAX);
-        is_changed
-    }
-
-    fn expires_at_ms(&self) -> u64 {
-        self.counter.expires_at_ms(&self.terms())
-    }
-
-    fn is_over(&mut self, abroad: Option<&Abroad>, now_ms: u64) -> bool {
-        let terms = self.terms();
-        View { counter: &mut self.counter, abroad }.look(&terms, now_ms).available < 1
-    }
-}
-
-/// A key to add.
-#[derive(Debug)]
-pub struct Entry<'a> {
-    pub key: Key<'a>,
-    pub hash: u64,
-    pub terms: Terms,
-    pub counter: Counter,
-    /// Its values are known outside of this process only by a keyed digest.
-    pub is_sensitive: bool,
-    /// Other regions count it too.
-    pub is_global: bool,
-}
-
-/// Where a slot is, and which of the keys that it has held is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SlotRef {
-    pub shard: u32,
-    pub slot: u32,
-    pub generation: u16,
-}
-
-/// One part of the table, behind its lock.
-#[derive(Debug, Default)]
-pub struct Shard {
-    index: Index,
-    pieces: Vec<Vec<Slot>>,
-    /// Beside each slot, in a table that is shared; otherwise none.
-    shared: Vec<Vec<Shared>>,
-    /// Beside each piece, so that they grow together and nothing is ever moved.
-    #[expect(clippy::vec_box, reason = "two kilobytes each: moving them when the list grows is what boxes avoid")]
-    notes: Vec<Box<Notes>>,
-    /// Slots that were ever used.
-    slots: usize,
-    /// The smallest `due_s` of all, or smaller.
-    next_due_s: u32,
-    free: Vec<u32>,
-    hand: u64,
-    barren_until_ms: u64,
-}
-
-/// What is known of the slots of a piece without touching them.
-#[derive(Debug)]
-struct Notes {
-    /// The half of the key's hash that the index uses.
-    tag: [u32; PIECE_SLOTS],
-    /// When the slot may have expired, in whole seconds, rounded up. Only ever too early, because use moves the real time
-    /// forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
-    due_s: [u32; PIECE_SLOTS],
-}
-
-impl Shard {
-    pub fn slot(&mut self, number: u32) -> &mut Slot {
-        &mut self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
-    }
-
-    /// A slot, and its part in the region if the table is shared.
-    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut Shared>) {
-        let (piece, at) = (number as usize / PIECE_SLOTS, number as usize % PIECE_SLOTS);
-        (&mut self.pieces[piece][at], self.shared.get_mut(piece).map(|shared| &mut shared[at]))
-    }
-
-    /// A slot's counter as decisions see it.
-    pub fn view(&mut self, number: u32) -> View<'_> {
-        let (slot, shared) = self.both(number);
-        View { counter: &mut slot.counter, abroad: shared.and_then(|shared| shared.abroad()) }
-    }
-
-    fn slot_ref(&self, number: u32) -> &Slot {
-        &self.pieces[number as usize / PIECE_SLOTS][number as usize % PIECE_SLOTS]
-    }
-
-    /// A slot and its part, if the slot still holds the key that is meant.
-    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut Shared)> {
-        let (slot, shared) = self.both(at.slot);
-        let shared = shared.filter(|shared| shared.generation == at.generation)?;
-        slot.is_taken.then_some((slot, shared))
-    }
-
-    pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
-        self.index.find(tag(hash), |slot| self.slot_ref(slot).is(key))
-    }
-
-    /// Where a key is, if it is here and shared. The shard's own number is `shard`.
-    pub fn find_ref(&mut self, key: &Key<'_>, hash: u64, shard: u32) -> Option<SlotRef> {
-        let slot = self.find(key, hash)?;
-        let (_, shared) = self.both(slot);
-        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
-    }
-
-    fn insert(&mut self, entry: Entry<'_>, mut shared: Option<Shared>, now_ms: u64) -> u32 {
-        let Entry { key, hash, terms, counter, is_global, .. } = entry;
-        let slot = Slot {
-            space: key.space,
-            window_ms: key.window_ms,
-            counter,
-            identifier: StoredIdentifier::new(key.identifier),
-            limit: terms.limit,
-            burst: terms.burst,
-            algorithm: key.algorithm,
-            heat: 0,
-            is_taken: true,
-            is_global,
-        };
-        let due_s = ceil_s(slot.expires_at_ms());
-        let number = match self.free.pop() {
-            Some(number) => {
-                let (old, old_shared) = self.both(number);
-                *old = slot;
-                if let (Some(old), Some(mut new)) = (old_shared, shared.take()) {
-                    new.generation = old.generation.wrapping_add(1);
-                    *old = new;
-                }
-                number
-            }
-            None => {
-                if self.slots.is_multiple_of(PIECE_SLOTS) {
-                    self.pieces.push(Vec::with_capacity(PIECE_SLOTS));
-                    self.shared.extend(shared.is_some().then(|| Vec::with_capacity(PIECE_SLOTS)));
-                    self.notes.push(Box::new(Notes { tag: [0; PIECE_SLOTS], due_s: [u32::MAX; PIECE_SLOTS] }));
-                }
-                self.pieces[self.slots / PIECE_SLOTS].push(slot);
-                if let (Some(piece), Some(shared)) = (self.shared.get_mut(self.slots / PIECE_SLOTS), shared) {
-                    piece.push(shared);
-                }
-                self.slots += 1;
-                (self.slots - 1) as u32
-            }
-        };
-        *self.due_s(number) = due_s;
-        self.next_due_s = if self.len() == 1 { due_s } else { self.next_due_s.min(due_s) };
-        // Nothing of it is known from elsewhere yet.
-        if !self.slot(number).is_over(None, now_ms) {
-            self.barren_until_ms = 0;
+/// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
+/// held for some tens of nanoseconds. Who looks all the time takes its line away from who works on it, and who sleeps has
+/// to be woken, by who should be working.
+#[cold]
+fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    /// Together some microseconds: whoever holds it for longer has lost its processor.
+    const LOOKS: usize = 16;
+    const PAUSES: usize = 32;
+    for _ in 0..LOOKS {
+        (0..PAUSES).for_each(|_| std::hint::spin_loop());
+        if let Some(guard) = shard.try_lock() {
+            return guard;
         }
-        let notes = &mut self.notes;
-        notes[number as usize / PIECE_SLOTS].tag[number as usize % PIECE_SLOTS] = tag(hash);
-        self.index.insert(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
-        number
     }
-
-    fn due_s(&mut self, number: u32) -> &mut u32 {
-        &mut self.notes[number as usize / PIECE_SLOTS].due_s[number as usize % PIECE_SLOTS]
-    }
-
-    /// Forgets a key. True if only other regions had asked for it.
-    fn remove(&mut self, number: u32) -> bool {
-        let notes = &self.notes;
-        self.index.remove(number, |slot| notes[slot as usize / PIECE_SLOTS].tag[slot as usize % PIECE_SLOTS]);
-        let (slot, shared) = self.both(number);
-        slot.is_taken = false;
-        slot.identifier = StoredIdentifier::EMPTY;
-        slot.counter = Counter::Windowed(Default::default());
-        let mut is_unasked = false;
-        if let Some(shared) = shared {
-            is_unasked = shared.ask();
-            let generation = shared.generation.wrapping_add(1);
-            *shared = Shared::new(&slot.counter, generation, false, false);
-        }
-        *self.due_s(number) = u32::MAX;
-        self.free.push(number);
-        is_unasked
-    }
-
-    fn len(&self) -> usize {
-        self.slots - self.free.len()
-    }
-
-    /// Removes what has expired, at most so many, and returns how many, and how many of them nobody here had asked for.
-    fn expire(&mut self, now_ms: u64, most: usize, pinned: &[u32]) -> (usize, usize) {
-        let now_s = floor_s(now_ms);
-        if self.next_due_s > now_s || self.len() == 0 {
-            return (0, 0);
-        }
-        let (mut removed, mut unasked) = (0, 0);
-        let mut next_due_s = u32::MAX;
-        for number in 0..self.slots as u32 {
-            let due_s = *self.due_s(number);
-            if due_s > now_s {
-                next_due_s = next_due_s.min(due_s);
-                continue;
-            }
-            let (slot, shared) = self.both(number);
-            let abroad = shared.and_then(|shared| shared.abroad());
-            let expires_at_ms =
-                slot.expires_at_ms().max(abroad.map_or(0, |abroad| abroad.expires_at_ms(slot.window_ms)));
-            if expires_at_ms > now_ms {
-                *self.due_s(number) = ceil_s(expires_at_ms);
-                next_due_s = next_due_s.min(ceil_s(expires_at_ms));
-            } else if removed < most && !pinned.contains(&number) {
-                unasked += usize::from(self.remove(number));
-                removed += 1;
-            } else {
-                next_due_s = next_due_s.min(due_s);
-            }
-        }
-        self.next_due_s = next_due_s;
-        (removed, unasked)
-    }
-
-    /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
-    /// established ones before a flood, do not lie in a row under it.
-    fn next_under_hand(&mut self) -> u32 {
-        // Larger than any number of slots, and prime, so that no two turns of a round meet.
-        const STRIDE: u64 = 2_654_435_761;
-        let slots = self.slots as u64;
-        self.hand = (self.hand + 1) % slots;
-        (self.hand * STRIDE % slots) as u32
-    }
-
-    /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
-    fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
-        if now_ms < self.barren_until_ms {
-            return None;
-        }
-        let slots = self.slots;
-        let mut coolest: Option<(u8, u32)> = None;
-        let mut coolest_dirty: Option<(u8, u32)> = None;
-        for step in 0..slots {
-            let number = self.next_under_hand();
-            let (slot, shared) = self.both(number);
-            let abroad = shared.as_deref().and_then(Shared::abroad);
-            if !slot.is_taken || pinned.contains(&number) || slot.is_over(abroad, now_ms) {
-                continue;
-            }
-            // Its hits would be lost: only if nothing else is found soon.
-            let is_dirty = shared.is_some_and(|shared| shared.is_dirty());
-            if slot.heat == 0 && !is_dirty {
-                return Some(number);
-            }
-            slot.heat = slot.heat.saturating_sub(1);
-            let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
-            if candidate.is_none_or(|(heat, _)| slot.heat < heat) {
-                *candidate = Some((slot.heat, number));
-            }
-            if step >= HAND_STEPS_MAX {
-                break;
-            }
-        }
-        let coolest = coolest.or(coolest_dirty);
-        if coolest.is_none() {
-            self.barren_until_ms = now_ms.saturating_add(BARREN_MS);
-        }
-        coolest.map(|(_, number)| number)
-    }
-
-    /// Any slot at all, over its limit or not: the last resort.
-    fn sacrifice(&mut self, pinned: &[u32]) -> Option<u32> {
-        let slots = self.slots;
-        for _ in 0..slots {
-            let number = self.next_under_hand();
-            if self.slot(number).is_taken && !pinned.contains(&number) {
-                return Some(number);
-            }
-        }
-        None
-    }
-}
-
-/// The half of the hash that the index uses; the other half chooses the shard.
-fn tag(hash: u64) -> u32 {
-    (hash >> 32) as u32
-}
-
-/// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
-fn floor_s(at_ms: u64) -> u32 {
-    u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
-}
-
-fn ceil_s(at_ms: u64) -> u32 {
-    u32::try_from(at_ms.div_ceil(1000)).unwrap_or(u32::MAX - 1)
+    shard.lock()
 }
 
 /// What became of keys, since the start.
@@ -390,6 +75,8 @@ pub struct TableStats {
 pub struct Table {
     /// Padded, so that neighbours do not slow each other down.
     shards: Box<[CachePadded<Mutex<Shard>>]>,
+    /// When something of a shard may have expired, in whole seconds: who looks for it locks no shard for nothing.
+    due_s: Box<[AtomicU32]>,
     hasher: ahash::RandomState,
     keys_max: usize,
     keys: AtomicUsize,
@@ -402,7 +89,8 @@ pub struct Table {
     /// When a key last expired.
     expired_at_ms: AtomicU64,
     is_shared: bool,
-    grown: Grown,
+    /// For the origin, and for the owner of strict limits.
+    grown: [Grown; 2],
     regions: u32,
     noted: SegQueue<SlotRef>,
     hidden: SegQueue<SlotRef>,
@@ -412,7 +100,7 @@ pub struct Table {
     nothing_due_s: AtomicU32,
 }
 
-/// Slots with something to tell the origin. Each stands here once at most, or twice when it is urgent.
+/// Slots with something to tell a store. Each stands here once at most, or twice when it is urgent.
 #[derive(Debug, Default)]
 pub struct Grown {
     pub all: SegQueue<SlotRef>,
@@ -437,11 +125,13 @@ impl Table {
     }
 
     fn with(keys_max: usize, is_shared: bool, regions: u32) -> Table {
-        let shards = (keys_max / KEYS_PER_SHARD).next_power_of_two().clamp(1, SHARDS_MAX);
+        let keys_max = keys_max.clamp(1, KEYS_MAX);
+        let shards = keys_max.div_ceil(KEYS_PER_SHARD);
         Table {
             shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
+            due_s: (0..shards).map(|_| AtomicU32::new(u32::MAX)).collect(),
             hasher: ahash::RandomState::new(),
-            keys_max: keys_max.clamp(1, KEYS_MAX),
+            keys_max,
             keys: AtomicUsize::new(0),
             expired: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -450,7 +140,7 @@ impl Table {
             lost_hits: AtomicU64::new(0),
             expired_at_ms: AtomicU64::new(0),
             is_shared,
-            grown: Grown::default(),
+            grown: Default::default(),
             regions,
             noted: SegQueue::new(),
             hidden: SegQueue::new(),
@@ -463,12 +153,15 @@ impl Table {
         key.hash(&self.hasher)
     }
 
+    /// By the lower half of the hash: as far into the shards as it is into its range.
     pub fn shard_of(&self, hash: u64) -> u32 {
-        (hash as u32) & (self.shards.len() as u32 - 1)
+        ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
     }
 
+    #[inline]
     pub fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
-        self.shards[shard as usize].lock()
+        let shard = &self.shards[shard as usize];
+        shard.try_lock().unwrap_or_else(|| wait_for(shard))
     }
 
     /// A copy of a key's counter and of its part in the world, without marking the key as used.
@@ -477,11 +170,11 @@ impl Table {
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
         let (slot, shared) = shard.both(slot);
-        Some((slot.counter.clone(), shared.and_then(|shared| shared.abroad().copied())))
+        Some((slot.counter.clone(), shared.and_then(|shared| shared.abroad().cloned())))
     }
 
     /// A key's part in the region, before anything is known of it.
-    pub fn new_shared(&self, counter: &Counter, is_sensitive: bool, now_ms: u64) -> Shared {
+    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> Shared {
         // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
         let is_bucket = matches!(counter, Counter::Gcra(_));
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
@@ -489,15 +182,17 @@ impl Table {
             _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
         };
         let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
-        Shared::new(counter, 0, is_sensitive, is_first)
+        let mut shared = Shared::new(counter, 0, is_sensitive, is_first);
+        shared.store = store;
+        shared
     }
 
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    pub fn grown(&self) -> &Grown {
-        &self.grown
+    pub fn grown(&self, store: Store) -> &Grown {
+        &self.grown[store as usize]
     }
 
     /// Puts a slot of a locked shard into the queue of what is to be told.
@@ -505,10 +200,10 @@ impl Table {
         let at = SlotRef { shard, slot, generation: shared.generation };
         if !shared.is_queued {
             shared.is_queued = true;
-            self.grown.all.push(at);
+            self.grown(shared.store).all.push(at);
         }
         if is_urgent {
-            self.grown.urgent.push(at);
+            self.grown(shared.store).urgent.push(at);
         }
     }
 
@@ -560,17 +255,12 @@ impl Table {
     }
 
     /// Whether pending hits should be told at once.
-    pub fn is_urgent(&self) -> bool {
-        !self.grown.urgent.is_empty()
+    pub fn is_urgent(&self, store: Store) -> bool {
+        !self.grown(store).urgent.is_empty()
     }
 
     pub fn shards(&self) -> u32 {
         self.shards.len() as u32
-    }
-
-    /// Every slot that is taken, of a locked shard.
-    pub fn slots_of(shard: &Shard) -> Vec<u32> {
-        (0..shard.slots as u32).filter(|slot| shard.slot_ref(*slot).is_taken).collect()
     }
 
     pub fn keys_max(&self) -> usize {
@@ -578,61 +268,120 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs.
-    pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> u32 {
+    /// the decision at hand still needs. `None` if there is room for none but those: a request that names thousands of keys
+    /// meets a table for a few, and what it takes of the rest is not counted.
+    pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
-        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.is_sensitive, now_ms));
-        if self.keys.fetch_add(1, Ordering::Relaxed) >= self.keys_max {
-            self.make_room(shard, pinned, now_ms);
-        }
+        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
+        if shard.is_full() && !self.make_room_in(number, shard, pinned, now_ms) {
+            return None;
+        }
+        self.keys.fetch_add(1, Ordering::Relaxed);
+        // Twice: a request whose keys are more than the cap has gone beyond it, and those that follow bring it back.
+        for _ in 0..2 {
+            if self.keys.load(Ordering::Relaxed) > self.keys_max {
+                self.make_room(number, shard, pinned, now_ms);
+            }
+        }
         let at = shard.insert(entry, shared, now_ms);
+        self.note_due(number, shard);
         if let (slot, Some(shared)) = shard.both(at) {
             self.hide(number, at, slot, shared);
         }
-        at
+        Some(at)
     }
 
-    fn make_room(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
-        if self.expire_in(shard, pinned, now_ms) > 0 || self.expire_elsewhere(now_ms) {
+    /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
+    #[cold]
+    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+        if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
+            return true;
+        }
+        let Some(victim) = shard.victim(now_ms, pinned) else { return self.evict_any(shard, pinned, now_ms) };
+        self.evict(shard, victim, false);
+        true
+    }
+
+    #[cold]
+    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
+        if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return;
         }
         if let Some(victim) = shard.victim(now_ms, pinned) {
             self.evict(shard, victim, false);
             return;
         }
-        // Everything here is over its limit: perhaps a neighbour has something cooler.
-        let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
-        for offset in 0..NEIGHBOURS_MAX.min(self.shards.len()) {
-            let Some(mut neighbour) = self.shards[(start + offset) % self.shards.len()].try_lock() else { continue };
+        // Everything here is over its limit: perhaps a neighbour has something cooler. Some slots of them are searched at
+        // most; those that are known to have nothing cost none.
+        let mut searched = 0;
+        for mut neighbour in self.neighbours() {
+            if neighbour.is_barren(now_ms) {
+                continue;
+            }
             if let Some(victim) = neighbour.victim(now_ms, &[]) {
                 self.evict(&mut neighbour, victim, false);
                 return;
             }
+            searched += neighbour.slots();
+            if searched >= NEIGHBOUR_SLOTS_MAX {
+                break;
+            }
         }
-        if let Some(victim) = shard.sacrifice(pinned) {
-            self.evict(shard, victim, true);
+        if !self.evict_any(shard, pinned, now_ms) {
+            let _ = self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, &[], now_ms));
         }
     }
 
-    /// Looks for an expired key in the other shards, unless nothing was due anywhere in this second already. Shards that
-    /// others hold are passed over, so this can't deadlock.
+    /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
+    fn neighbours(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+        let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
+        let numbers =
+            (0..NEIGHBOURS_MAX.min(self.shards.len())).map(move |offset| (start + offset) % self.shards.len());
+        numbers.filter_map(move |number| self.shards[number].try_lock())
+    }
+
+    /// Gives up a key whether it is over its limit or not. False if there is none.
+    fn evict_any(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+        let Some(victim) = shard.sacrifice(pinned) else { return false };
+        let is_over = shard.is_over(victim, now_ms);
+        self.evict(shard, victim, is_over);
+        true
+    }
+
+    /// Looks for an expired key in a shard that may have one, unless nothing was due anywhere in this second already. A
+    /// shard that somebody else holds is passed over, so this can't deadlock.
     fn expire_elsewhere(&self, now_ms: u64) -> bool {
         let now_s = floor_s(now_ms);
         if self.nothing_due_s.load(Ordering::Relaxed) == now_s {
             return false;
         }
         let start = self.neighbour.load(Ordering::Relaxed);
+        let (mut searched, mut is_all) = (0, true);
         for offset in 0..self.shards.len() {
             let at = (start + offset) % self.shards.len();
-            let Some(mut shard) = self.shards[at].try_lock() else { continue };
-            if self.expire_in(&mut shard, &[], now_ms) > 0 {
-                // The next search goes on here.
-                self.neighbour.store(at, Ordering::Relaxed);
+            if self.due_s[at].load(Ordering::Relaxed) > now_s {
+                continue;
+            }
+            let Some(mut shard) = self.shards[at].try_lock() else {
+                is_all = false;
+                continue;
+            };
+            // The next search goes on here.
+            self.neighbour.store(at, Ordering::Relaxed);
+            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, &[], now_ms);
+            if swept.removed > 0 {
                 return true;
             }
+            is_all &= swept.is_whole;
+            searched += 1;
+            if searched == NEIGHBOURS_MAX {
+                return false;
+            }
         }
-        self.nothing_due_s.store(now_s, Ordering::Relaxed);
+        if is_all {
+            self.nothing_due_s.store(now_s, Ordering::Relaxed);
+        }
         false
     }
 
@@ -650,23 +399,39 @@ impl Table {
         }
     }
 
-    fn expire_in(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> usize {
-        /// A pause of some tens of microseconds at most for whoever waits for the shard.
-        const REMOVED_MAX: usize = 256;
-        let (removed, unasked) = shard.expire(now_ms, REMOVED_MAX, pinned);
-        self.unasked.fetch_sub(unasked, Ordering::Relaxed);
-        if removed > 0 {
+    /// Sweeps a part of a locked shard.
+    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &[u32], now_ms: u64) -> Swept {
+        let swept = shard.expire(now_ms, looks_max, pinned);
+        self.note_due(number, shard);
+        if swept.removed > 0 {
+            self.unasked.fetch_sub(swept.unasked, Ordering::Relaxed);
             self.expired_at_ms.fetch_max(now_ms, Ordering::Relaxed);
+            self.keys.fetch_sub(swept.removed, Ordering::Relaxed);
+            self.expired.fetch_add(swept.removed as u64, Ordering::Relaxed);
         }
-        self.keys.fetch_sub(removed, Ordering::Relaxed);
-        self.expired.fetch_add(removed as u64, Ordering::Relaxed);
-        removed
+        swept
     }
 
-    /// Removes expired keys, shard by shard, each locked only for a moment.
+    /// Remembers when something of a locked shard may have expired.
+    fn note_due(&self, number: u32, shard: &Shard) {
+        let due_s = &self.due_s[number as usize];
+        if due_s.load(Ordering::Relaxed) != shard.next_due_s() {
+            due_s.store(shard.next_due_s(), Ordering::Relaxed);
+        }
+    }
+
+    /// Removes expired keys: a few of each shard in turn, so that whoever wants a shard soon has it.
     pub fn expire(&self, now_ms: u64) {
-        for shard in &self.shards {
-            while self.expire_in(&mut shard.lock(), &[], now_ms) > 0 {}
+        let now_s = floor_s(now_ms);
+        let mut is_whole = false;
+        while !is_whole {
+            is_whole = true;
+            for number in 0..self.shards() {
+                if self.due_s[number as usize].load(Ordering::Relaxed) <= now_s {
+                    let mut shard = self.lock(number);
+                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, &[], now_ms).is_whole;
+                }
+            }
         }
     }
 

@@ -59,12 +59,18 @@ impl Cells {
     /// Moves to the window of `now` and returns the key's own time, which never runs backwards: if the clock is behind
     /// the key, the key waits at the start of its window. Behind by more than a window, the clock was wrong before and is
     /// right now: the key moves back with its counts.
+    #[inline]
     pub fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
         // Nearly always still the same window, and a multiplication tells so much faster than a division.
         let start_ms = self.sequence * window_ms;
         if now_ms >= start_ms && now_ms - start_ms < window_ms {
             return now_ms;
         }
+        self.leave(start_ms, now_ms, window_ms)
+    }
+
+    /// Moves to another window, or stays and waits for it.
+    fn leave(&mut self, start_ms: u64, now_ms: u64, window_ms: u64) -> u64 {
         let sequence = now_ms / window_ms;
         if sequence > self.sequence {
             self.previous = if sequence == self.sequence + 1 { self.current } else { Cell::default() };
@@ -80,13 +86,18 @@ impl Cells {
     }
 
     /// What counts against the limit at a time within the current window.
+    #[inline]
     pub fn effective(&self, now_ms: u64, window_ms: u64, weighing: Weighing) -> u64 {
         let current = self.current.count();
         match weighing {
             Weighing::Fixed => current,
             Weighing::Sliding => {
+                let previous = self.previous.count();
+                if previous == 0 {
+                    return current;
+                }
                 let left_ms = window_ms - (now_ms - self.sequence * window_ms);
-                current.saturating_add(weighed(self.previous.count(), left_ms, window_ms))
+                current.saturating_add(weighed(previous, left_ms, window_ms))
             }
         }
     }
@@ -137,9 +148,6 @@ impl Cells {
 
 /// `floor(count * left / window)`, exactly.
 fn weighed(count: u64, left_ms: u64, window_ms: u64) -> u64 {
-    if count == 0 {
-        return 0;
-    }
     match count.checked_mul(left_ms) {
         Some(product) => product / window_ms,
         // left <= window, so the quotient is at most the count.

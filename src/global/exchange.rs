@@ -167,7 +167,7 @@ impl Exchange {
     fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut Shared)) {
         for number in 0..self.table().shards() {
             let mut shard = self.table().lock(number);
-            for at in Table::slots_of(&shard) {
+            for at in shard.taken() {
                 if let (slot, Some(shared)) = shard.both(at) {
                     visit(number, at, slot, shared);
                 }

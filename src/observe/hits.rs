@@ -7,13 +7,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::engine::decide::Basis;
+use crate::engine::reason::Reason;
 use crate::engine::{Decision, Limited, Status, StatusKind};
 use crate::observe::by_value::ByValue;
 use crate::observe::labels::Labels;
 use crate::observe::stripes::Stripes;
 use crate::request::{Hits, Request};
 use crate::rules::limit::Rule;
-use crate::rules::policy::Algorithm;
+use crate::rules::policy::{Algorithm, OnOutage};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Ruleset};
 
 /// Levels that labels tell apart: deeper ones are added up.
@@ -76,7 +78,9 @@ fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32
     let mut counts = Counts::default();
     let mut set = |count: Count, hits: u64| counts[count as usize] = hits;
     set(Count::Total, hits);
-    if verdict.is_over {
+    if verdict.is_over && !is_by_count(limited) {
+        // Denied for another reason than its count.
+    } else if verdict.is_over {
         let fitting = limit.saturating_sub(before);
         let over = hits.saturating_sub(fitting).max(hits.min(1));
         set(Count::OverLimit, over);
@@ -91,6 +95,16 @@ fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32
         set(Count::NearLimit, before.saturating_add(hits).saturating_sub(near.max(before)));
     }
     counts
+}
+
+/// Whether a denial is a matter of the limit: what an outage or too much load denies is not over it.
+fn is_by_count(limited: &Limited<'_>) -> bool {
+    match limited.emergency() {
+        None | Some(Reason::Outage(OnOutage::Local | OnOutage::Allow)) => true,
+        Some(Reason::Overload) => false,
+        // Of the region's part, while its own store answers.
+        Some(_) => limited.is_cut_off && !matches!(limited.verdict.basis, Basis::Without(..)),
+    }
 }
 
 /// Where a rule's hits are counted.

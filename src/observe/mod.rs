@@ -7,6 +7,7 @@ pub mod global;
 pub mod histogram;
 pub mod hits;
 pub mod labels;
+pub mod layers;
 pub mod logging;
 pub mod outcome;
 pub mod process;

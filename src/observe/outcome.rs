@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use crate::engine::reason::Reason;
 use crate::engine::{Decision, StatusKind};
 use crate::observe::histogram::Histogram;
 use crate::observe::stripes::Stripes;
+use crate::rules::policy::{Class, OnOutage, Word};
 
 /// What a decision said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,15 +17,24 @@ pub enum Outcome {
     Shadow,
     /// OK because nothing limits it.
     NoRule,
+    /// Denied because Redis gave no answer.
+    Outage,
+    /// Denied because too many waited for one.
+    Overload,
 }
 
 impl Outcome {
-    pub const ALL: [Outcome; 4] = [Outcome::Ok, Outcome::OverLimit, Outcome::Shadow, Outcome::NoRule];
+    pub const ALL: [Outcome; 6] =
+        [Outcome::Ok, Outcome::OverLimit, Outcome::Shadow, Outcome::NoRule, Outcome::Outage, Outcome::Overload];
 
     pub fn of(decision: &Decision<'_>) -> Outcome {
         let mut statuses = decision.statuses.iter();
         if decision.is_over {
-            Outcome::OverLimit
+            match decision.reason() {
+                Reason::Overload => Outcome::Overload,
+                Reason::Outage(OnOutage::Deny | OnOutage::Share) => Outcome::Outage,
+                _ => Outcome::OverLimit,
+            }
         } else if decision.is_globally_shadowed || decision.statuses.iter().any(|status| status.is_shadowed) {
             Outcome::Shadow
         } else if statuses.all(|status| matches!(status.kind, StatusKind::Unmatched)) {
@@ -39,6 +50,8 @@ impl Outcome {
             Outcome::OverLimit => "over_limit",
             Outcome::Shadow => "shadow",
             Outcome::NoRule => "no_rule",
+            Outcome::Outage => "outage",
+            Outcome::Overload => "overload",
         }
     }
 }
@@ -84,15 +97,19 @@ impl Failure {
 
 const GLOBALLY_SHADOWED: usize = Outcome::ALL.len();
 const UNKNOWN_DOMAIN: usize = GLOBALLY_SHADOWED + 1;
+/// For each policy, OK and denied.
+const OUTAGES: usize = UNKNOWN_DOMAIN + 1;
+const SHED: usize = OUTAGES + 2 * OnOutage::ALL.len();
+const ALL: usize = SHED + Class::ALL.len();
 
 /// Everything that is counted for all requests together.
 #[derive(Debug, Default)]
 pub struct Outcomes {
-    decisions: Stripes<{ UNKNOWN_DOMAIN + 1 }>,
+    decisions: Stripes<ALL>,
     failures: Stripes<{ Failure::ALL.len() }>,
     /// From the message to its answer.
     pub decision_time: Histogram,
-    /// From the arrival of a gRPC call to the end of its answer.
+    /// From the arrival of a gRPC call until its answer was there to be sent.
     pub response_time: Histogram,
 }
 
@@ -101,7 +118,24 @@ impl Outcomes {
         self.decisions.add(Outcome::of(decision) as usize, 1);
         self.decisions.add(GLOBALLY_SHADOWED, u64::from(decision.is_globally_shadowed));
         self.decisions.add(UNKNOWN_DOMAIN, u64::from(decision.domain.is_none()));
+        if let Some(policy) = decision.outage_policy() {
+            self.decisions.add(OUTAGES + 2 * policy as usize + usize::from(decision.is_over), 1);
+        }
         self.decision_time.record(took);
+    }
+
+    /// A request was answered without waiting, because too many wait.
+    pub fn record_shed(&self, class: Class) {
+        self.decisions.add(SHED + class as usize, 1);
+    }
+
+    /// Requests that a policy has answered in an outage.
+    pub fn outages(&self, policy: OnOutage, is_over: bool) -> u64 {
+        self.decisions.sum(OUTAGES + 2 * policy as usize + usize::from(is_over))
+    }
+
+    pub fn shed(&self, class: Class) -> u64 {
+        self.decisions.sum(SHED + class as usize)
     }
 
     pub fn record_failure(&self, failure: Failure) {

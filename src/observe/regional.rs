@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::MetricType;
 use serde_json::{Map, Value, json};
 
+pub use crate::engine::reason::DecidedBy;
 use crate::observe::histogram::Histogram;
 use crate::observe::scrape::{Page, Times};
 use crate::observe::stripes::Stripes;
@@ -16,31 +17,10 @@ use crate::regional::call::ProcessId;
 use crate::regional::redis::ConnectionStatus;
 use crate::regional::region::Operation;
 
-/// Who decided a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecidedBy {
-    Memory,
-    Origin,
-    /// Memory, because the origin gave no answer.
-    Outage,
-}
-
-impl DecidedBy {
-    pub const ALL: [DecidedBy; 3] = [DecidedBy::Memory, DecidedBy::Origin, DecidedBy::Outage];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            DecidedBy::Memory => "memory",
-            DecidedBy::Origin => "origin",
-            DecidedBy::Outage => "outage",
-        }
-    }
-}
-
 /// Counts since the start.
 #[derive(Debug, Default)]
 pub struct RegionalMetrics {
-    decisions: Stripes<3>,
+    decisions: Stripes<{ DecidedBy::ALL.len() }>,
     /// For each operation.
     times: [Histogram; 3],
     errors: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
@@ -91,7 +71,7 @@ impl RegionalMetrics {
 #[derive(Clone, Debug)]
 pub struct RegionalFigures {
     pub process: ProcessId,
-    pub decisions: [(DecidedBy, u64); 3],
+    pub decisions: [(DecidedBy, u64); DecidedBy::ALL.len()],
     pub times: [(Operation, Times); 3],
     pub errors: BTreeMap<(&'static str, &'static str), u64>,
     pub hydrations: u64,
@@ -176,23 +156,11 @@ impl RegionalFigures {
         let decisions = self.decisions.iter().map(|(by, count)| (vec![("by", by.word())], *count));
         page.family(
             "tidegate_regional_decisions_total",
-            "Decisions by who made them: memory, the origin, or memory because the origin gave no answer",
+            "Decisions by who made them: memory, Redis, the owner of strict limits, or the rule's policy without an answer",
             MetricType::Counter,
             decisions,
         )?;
-        let calls = Operation::ALL.map(|operation| (vec![("operation", operation.word())], self.calls(operation)));
-        page.family("tidegate_origin_calls_total", "Calls to Redis", MetricType::Counter, calls)?;
-        let times = self.times.iter().map(|(operation, times)| (vec![("operation", operation.word())], times));
-        page.histograms("tidegate_origin_duration_seconds", "Calls to Redis that were answered", times)?;
-        let errors = self
-            .errors
-            .iter()
-            .map(|((operation, reason), count)| (vec![("operation", *operation), ("reason", *reason)], *count));
-        page.family("tidegate_origin_errors_total", "Calls to Redis without an answer", MetricType::Counter, errors)?;
-        let open = self.breakers.map(|(name, is_open, _)| (vec![("breaker", name)], u64::from(is_open)));
-        page.family("tidegate_origin_breaker_open", "1 while nobody asks", MetricType::Gauge, open)?;
-        let opened = self.breakers.map(|(name, _, opened)| (vec![("breaker", name)], opened));
-        page.family("tidegate_origin_breaker_opened_total", "How often it opened", MetricType::Counter, opened)?;
+        self.write_calls("origin", page)?;
         page.counter("tidegate_regional_hydrations_total", "Cold or stale keys that were read", self.hydrations)?;
         page.counter(
             "tidegate_regional_checks_total",
@@ -209,17 +177,46 @@ impl RegionalFigures {
             self.lost_hits,
         )?;
         page.gauge("tidegate_regional_live_processes", "Processes of the region that are alive", self.live)?;
+        Ok(())
+    }
+
+    /// The calls to the owner of strict limits, under names of their own.
+    pub(super) fn write_as_owner(&self, page: &mut Page<'_>) -> fmt::Result {
+        page.gauge("tidegate_owner_live_processes", "Processes of all regions that ask the owner", self.live)?;
         page.gauge(
-            "tidegate_origin_clock_offset_seconds",
+            "tidegate_owner_pending_hits",
+            "Hits that it had not heard of when the last flush began",
+            self.pending_hits,
+        )?;
+        self.write_calls("owner", page)
+    }
+
+    fn write_calls(&self, who: &str, page: &mut Page<'_>) -> fmt::Result {
+        let name = |what: &str| format!("tidegate_{who}_{what}");
+        let calls = Operation::ALL.map(|operation| (vec![("operation", operation.word())], self.calls(operation)));
+        page.family(&name("calls_total"), "Calls to Redis", MetricType::Counter, calls)?;
+        let times = self.times.iter().map(|(operation, times)| (vec![("operation", operation.word())], times));
+        page.histograms(&name("duration_seconds"), "Calls to Redis that were answered", times)?;
+        let errors = self
+            .errors
+            .iter()
+            .map(|((operation, reason), count)| (vec![("operation", *operation), ("reason", *reason)], *count));
+        page.family(&name("errors_total"), "Calls to Redis without an answer", MetricType::Counter, errors)?;
+        let open = self.breakers.map(|(name, is_open, _)| (vec![("breaker", name)], u64::from(is_open)));
+        page.family(&name("breaker_open"), "1 while nobody asks", MetricType::Gauge, open)?;
+        let opened = self.breakers.map(|(name, _, opened)| (vec![("breaker", name)], opened));
+        page.family(&name("breaker_opened_total"), "How often it opened", MetricType::Counter, opened)?;
+        page.gauge(
+            &name("clock_offset_seconds"),
             "The clock of Redis minus this one",
             self.clock_offset_ms as f64 / 1000.0,
         )?;
         page.gauge(
-            "tidegate_origin_connected",
+            &name("connected"),
             "1 while there are connections",
             u64::from(self.connection.connected_since.is_some()),
         )?;
-        page.counter("tidegate_origin_connections_total", "Connections made", self.connection.connections)
+        page.counter(&name("connections_total"), "Connections made", self.connection.connections)
     }
 }
 
@@ -272,7 +269,7 @@ mod tests {
         assert_eq!(shown["calls"]["beat"], json!({"answered": 1, "failed": 0, "p50_us": null, "p99_us": null}));
         assert_eq!(shown["calls"]["replay"]["answered"], 0);
         assert_eq!(shown["breakers"]["checks"], json!({"is_open": true, "opened": 2}));
-        assert_eq!(shown["decisions"], json!({"memory": 1, "origin": 0, "outage": 0}));
+        assert_eq!(shown["decisions"], json!({"memory": 1, "origin": 0, "owner": 0, "outage": 0, "overload": 0}));
         assert_eq!(
             (&shown["redis"]["connected_since_s"], &shown["redis"]["last_error"]["at_s"]),
             (&json!(9), &json!(7))

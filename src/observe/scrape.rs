@@ -18,9 +18,11 @@ use crate::observe::global::GlobalFigures;
 use crate::observe::histogram::{BUCKETS, Histogram};
 use crate::observe::hits::{Count, Counts};
 use crate::observe::labels::Labels;
+use crate::observe::layers::{self, LayerFigures};
 use crate::observe::outcome::{Failure, Outcome, Outcomes};
 use crate::observe::process::ProcessFigures;
 use crate::observe::regional::RegionalFigures;
+use crate::rules::policy::{Class, OnOutage, Word};
 use crate::rules::problem::Severity;
 use crate::sources::config::{Config, now_s};
 
@@ -82,6 +84,8 @@ pub struct OutcomeFigures {
     pub failures: [(Failure, u64); Failure::ALL.len()],
     pub globally_shadowed: u64,
     pub unknown_domain: u64,
+    outages: Vec<(OnOutage, [u64; 2])>,
+    shed: Vec<(Class, u64)>,
     decision_time: Times,
     response_time: Times,
 }
@@ -93,6 +97,11 @@ impl OutcomeFigures {
             failures: Failure::ALL.map(|failure| (failure, outcomes.failures(failure))),
             globally_shadowed: outcomes.globally_shadowed(),
             unknown_domain: outcomes.unknown_domain(),
+            outages: OnOutage::ALL
+                .iter()
+                .map(|policy| (*policy, [false, true].map(|is_over| outcomes.outages(*policy, is_over))))
+                .collect(),
+            shed: Class::ALL.iter().map(|class| (*class, outcomes.shed(*class))).collect(),
             decision_time: Times::of(&outcomes.decision_time),
             response_time: Times::of(&outcomes.response_time),
         }
@@ -118,10 +127,17 @@ pub struct Figures {
     pub keys_max: usize,
     pub in_flight: usize,
     pub in_flight_max: usize,
+    /// Requests that wait for Redis.
+    pub waiting: usize,
+    /// How long requests have waited for the owner of strict limits; `None` if there is none.
+    pub strict_time: Option<Times>,
+    pub layers: Vec<LayerFigures>,
     pub connections: ConnectionFigures,
     pub config: Config,
     /// `None` when counts are not shared.
     pub regional: Option<RegionalFigures>,
+    /// `None` when strict limits have no owner of their own.
+    pub owner: Option<RegionalFigures>,
     /// `None` when nothing is shared with other regions.
     pub global: Option<GlobalFigures>,
     pub process: ProcessFigures,
@@ -152,7 +168,9 @@ impl Collector for Scrape {
         self.of_the_reference(&mut page)?;
         self.of_decisions(&mut page)?;
         self.of_config(&mut page)?;
+        self.of_outages(&mut page)?;
         self.figures.regional.iter().try_for_each(|regional| regional.write(&mut page))?;
+        self.figures.owner.iter().try_for_each(|owner| owner.write_as_owner(&mut page))?;
         self.figures.global.iter().try_for_each(|global| global.write(&mut page))?;
         self.of_the_process(&mut page)
     }
@@ -241,6 +259,32 @@ impl Scrape {
             "New certificates that were refused",
             connections.certificate_reload_failures,
         )
+    }
+
+    fn of_outages(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Figures { outcomes, layers, waiting, strict_time, .. } = &self.figures;
+        layers::write(layers, page)?;
+        let answered = outcomes.outages.iter().flat_map(|(policy, [ok, over])| {
+            let labels = |code| vec![("policy", policy.word()), ("code", code)];
+            [(labels("ok"), *ok), (labels("over_limit"), *over)]
+        });
+        page.family(
+            "tidegate_outage_decisions_total",
+            "Requests that a rule's on_outage has answered",
+            MetricType::Counter,
+            answered,
+        )?;
+        let shed = outcomes.shed.iter().map(|(class, count)| (vec![("class", class.word())], *count));
+        page.family(
+            "tidegate_shed_total",
+            "Requests that were not let wait for Redis, because too many did",
+            MetricType::Counter,
+            shed,
+        )?;
+        page.gauge("tidegate_requests_waiting", "Requests that wait for Redis", *waiting)?;
+        let Some(strict_time) = strict_time else { return Ok(()) };
+        let help = "How long requests have waited for the owner of strict limits";
+        page.histogram("tidegate_strict_duration_seconds", help, &[], strict_time)
     }
 
     fn of_config(&self, page: &mut Page<'_>) -> fmt::Result {

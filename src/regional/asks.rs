@@ -83,7 +83,7 @@ impl Waiting {
     /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
     pub fn settled(&self, is_split: bool) -> Settled {
         let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
-        Settled { is_admitted, checks: self.answers.clone() }
+        Settled { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
     }
 
     fn is_over(&self, asked: &Asked) -> bool {
@@ -244,12 +244,22 @@ impl Asks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::layers::Store;
+    use crate::rules::policy::Class;
 
     const KEY: OriginKey = OriginKey([1; 20]);
     const OTHER: OriginKey = OriginKey([2; 20]);
 
     fn waiting(keys: &[OriginKey]) -> Waiting {
-        let inquiry = Inquiry { checks: 1, questions: SmallVec::new(), has_free_quota: false };
+        let inquiry = Inquiry {
+            store: Store::Origin,
+            charges: true,
+            is_strict: false,
+            class: Class::Comfort,
+            checks: 1,
+            questions: SmallVec::new(),
+            has_free_quota: false,
+        };
         Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
     }
 

@@ -9,18 +9,34 @@ const REMEMBERED_US: u64 = 1_000_000;
 const OUTCOMES_MAX: usize = 64;
 /// Of fewer outcomes nothing is concluded.
 const OUTCOMES_MIN: usize = 3;
-/// How long after it opened, and after each probe that failed, the next probe is due.
-const PROBE_INTERVAL_US: u64 = 200_000;
-/// The longest it gets for an origin that passes probes and fails at once again.
+/// The longest the time between probes gets for an origin that passes probes and fails at once again.
 const PROBE_INTERVAL_US_MAX: u64 = 1_000_000;
 /// A breaker that opens again this soon was closed in vain.
 const RELAPSE_US: u64 = 500_000;
 
+/// How long a breaker waits: before it opens, and between probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BreakerOptions {
+    /// When nothing at all was answered for so long, a second failure is enough.
+    pub outage_after_us: u64,
+    /// How long after it opened, and after each probe that failed, the next probe is due.
+    pub probe_interval_us: u64,
+}
+
+impl Default for BreakerOptions {
+    fn default() -> BreakerOptions {
+        BreakerOptions { outage_after_us: 500_000, probe_interval_us: 200_000 }
+    }
+}
+
 /// One breaker.
 #[derive(Clone, Debug, Default)]
 pub struct Breaker {
+    options: BreakerOptions,
     /// When, and whether it succeeded; the oldest first.
     outcomes: std::collections::VecDeque<(u64, bool)>,
+    /// Since when nothing was answered that was asked.
+    unanswered_us: Option<u64>,
     /// When the next probe is due, if it is open.
     open: Option<Open>,
     closed_at_us: Option<u64>,
@@ -37,6 +53,10 @@ struct Open {
 }
 
 impl Breaker {
+    pub fn new(options: BreakerOptions) -> Breaker {
+        Breaker { options, ..Breaker::default() }
+    }
+
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
@@ -46,7 +66,8 @@ impl Breaker {
         self.open.map(|open| now_us.saturating_sub(open.since_us))
     }
 
-    /// Takes note of a call's end. True if that opens the breaker: at least half of the recent calls have failed.
+    /// Takes note of a call's end. True if that opens the breaker: at least half of the recent calls have failed, or all
+    /// of them for too long.
     pub fn record(&mut self, is_success: bool, now_us: u64) -> bool {
         if self.open.is_some() {
             return false;
@@ -57,17 +78,30 @@ impl Breaker {
         {
             self.outcomes.pop_front();
         }
+        if is_success {
+            self.answered();
+        } else {
+            self.unanswered_us.get_or_insert(now_us);
+        }
         let failed = self.outcomes.iter().filter(|(_, is_success)| !is_success).count();
-        if is_success || failed < OUTCOMES_MIN || failed * 2 < self.outcomes.len() {
+        let is_most = failed >= OUTCOMES_MIN && failed * 2 >= self.outcomes.len();
+        let is_silence =
+            self.unanswered_us.is_some_and(|since_us| now_us.saturating_sub(since_us) >= self.options.outage_after_us);
+        if is_success || !(is_most || is_silence) {
             return false;
         }
         self.outcomes.clear();
         self.opened += 1;
         let is_relapse = self.closed_at_us.is_some_and(|closed_us| now_us < closed_us + RELAPSE_US);
         let interval_us = if is_relapse { self.interval_us.saturating_mul(2) } else { 0 };
-        self.interval_us = interval_us.clamp(PROBE_INTERVAL_US, PROBE_INTERVAL_US_MAX);
+        self.interval_us = interval_us.min(PROBE_INTERVAL_US_MAX).max(self.options.probe_interval_us);
         self.open = Some(Open { since_us: now_us, probe_at_us: now_us + self.interval_us, is_probing: false });
         true
+    }
+
+    /// Something else was answered, so that it is not silent.
+    pub fn answered(&mut self) {
+        self.unanswered_us = None;
     }
 
     /// True if a probe is due; whoever is told so makes it and reports with [`Breaker::probed`].
@@ -86,6 +120,7 @@ impl Breaker {
         let Some(open) = &mut self.open else { return false };
         if is_success {
             self.open = None;
+            self.unanswered_us = None;
             self.closed_at_us = Some(now_us);
             return true;
         }
@@ -116,7 +151,21 @@ mod tests {
         let mut breaker = Breaker::default();
         for second in 0..10 {
             assert!(!breaker.record(false, second * 600_000));
+            breaker.answered();
         }
+    }
+
+    #[test]
+    fn silence_opens_it_too() {
+        let mut breaker = Breaker::default();
+        assert!(!breaker.record(false, 0) && breaker.record(false, 600_000), "nothing was answered for half a second");
+        let mut breaker = Breaker::default();
+        breaker.record(true, 0);
+        assert!(!breaker.record(false, 100_000));
+        breaker.record(true, 400_000);
+        assert!(!breaker.record(false, 700_000), "something was");
+        let mut breaker = Breaker::new(BreakerOptions { outage_after_us: 3_000_000, ..BreakerOptions::default() });
+        assert!(!breaker.record(false, 0) && !breaker.record(false, 2_000_000) && breaker.record(false, 4_000_000));
     }
 
     #[test]

@@ -82,6 +82,22 @@ impl Redis {
         self.inner.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await
     }
 
+    /// Runs a script, and has so many replicas acknowledge what it wrote. Not in a Cluster. What others ask over the same
+    /// connection waits as well.
+    pub async fn replicated_script(
+        &self,
+        lane: Lane,
+        script: &'static Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+        replicas: u32,
+        within: Duration,
+    ) -> Result<Value, OriginError> {
+        let live = self.inner.lanes.live(lane)?;
+        let asking = live.link.replicated_script(script, keys, args, replicas, within);
+        self.inner.lanes.answer(lane, &live, within, asking).await
+    }
+
     /// Runs commands, each where its key is, and answers in their order. One that is refused fails them all, but all
     /// are sent.
     pub async fn commands(&self, lane: Lane, commands: Vec<Cmd>, within: Duration) -> Result<Vec<Value>, OriginError> {

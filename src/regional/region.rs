@@ -17,13 +17,14 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::engine::counter::Counter;
-use crate::engine::decide::Asking;
+use crate::engine::decide::{Asking, Cause};
 use crate::engine::key::{Key, OwnedKey};
+use crate::engine::layers::Store;
 use crate::engine::share::{Moment, Shared};
 use crate::engine::table::{Entry, Slot, SlotRef, Table};
 use crate::engine::{Engine, Inquiry};
 use crate::regional::asks::{AskId, AskOutcome, Asks, Waiting};
-use crate::regional::breaker::Breaker;
+use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
 use crate::regional::keying::Keying;
 use crate::regional::region::checking::Check;
@@ -78,6 +79,8 @@ pub struct Outgoing {
     pub id: CallId,
     pub operation: Operation,
     pub call: Call,
+    /// A strict limit is decided by it.
+    pub is_strict: bool,
     /// After this it has failed.
     pub within_us: u64,
 }
@@ -129,12 +132,15 @@ struct State {
 /// How a process takes part in its region.
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
+    /// Which store is at the other end: the region's, or the one that all regions ask about strict limits.
+    pub store: Store,
     pub process: ProcessId,
     pub keying: Keying,
     /// Keys of one call have to be in one slot of the Cluster.
     pub is_cluster: bool,
     /// How long requests wait for the origin at most.
     pub deadline_us: u64,
+    pub breaker: BreakerOptions,
     /// Of choices that should differ between processes.
     pub seed: u64,
 }
@@ -162,8 +168,8 @@ impl Region {
             under_way: HashMap::new(),
             next_call: 0,
             replays_under_way: 0,
-            checks: Breaker::default(),
-            replays: Breaker::default(),
+            checks: Breaker::new(options.breaker),
+            replays: Breaker::new(options.breaker),
             flush_at_us: 0,
             heal_next: None,
             behind_since_us: None,
@@ -185,6 +191,10 @@ impl Region {
         self.options.process
     }
 
+    pub fn store(&self) -> Store {
+        self.options.store
+    }
+
     fn table(&self) -> &Table {
         self.engine.table()
     }
@@ -200,7 +210,7 @@ impl Region {
 
     /// Whether requests may ask, or decide from memory because the origin does not answer.
     pub fn asking(&self) -> Asking<'static> {
-        if self.may_ask.load(Ordering::Relaxed) { Asking::Allowed } else { Asking::Never }
+        if self.may_ask.load(Ordering::Relaxed) { Asking::Allowed } else { Asking::Never(Cause::Outage) }
     }
 
     /// A request has to ask. It waits until `until_us` at the latest.
@@ -249,7 +259,7 @@ impl Region {
             state.asks.tidy(now.mono_us);
             self.heal_some(state);
             effects.join(self.flush(state, true, now));
-        } else if self.table().is_urgent() {
+        } else if self.table().is_urgent(self.store()) {
             effects.join(self.flush(state, false, now));
         }
         effects
@@ -285,7 +295,7 @@ impl Region {
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.heal_next.is_some();
-        is_healing || !state.under_way.is_empty() || !self.table().grown().all.is_empty()
+        is_healing || !state.under_way.is_empty() || !self.table().grown(self.store()).all.is_empty()
     }
 
     /// Hits that were pending when the last flush began.
@@ -302,6 +312,23 @@ impl Region {
     pub fn breakers(&self) -> [(bool, u64); 2] {
         let state = self.state.lock();
         [&state.checks, &state.replays].map(|breaker| (breaker.is_open(), breaker.opened))
+    }
+
+    /// A heartbeat was answered, or not. Nothing else may be going on that would show it.
+    pub fn beaten(&self, is_answered: bool, now: Now) {
+        let state = &mut *self.state.lock();
+        state.replays.record(is_answered, now.mono_us);
+        if is_answered {
+            state.checks.answered();
+        } else {
+            state.checks.record(false, now.mono_us);
+            self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
+        }
+    }
+
+    /// For how long it has been given up, if it is.
+    pub fn down_for_us(&self, now: Now) -> Option<u64> {
+        self.state.lock().checks.open_for_us(now.mono_us)
     }
 
     /// Whether a probe is due. Whoever is told so makes one, and says how it went.
@@ -343,6 +370,19 @@ impl Region {
         }
     }
 
+    /// A check was answered, but its answer does not count. That says nothing about calls of other kinds.
+    pub fn disregarded(&self, id: CallId, now: Now) -> Effects {
+        let state = &mut *self.state.lock();
+        match state.under_way.remove(&id) {
+            Some(UnderWay::Check(check)) => self.unchecked(state, &check, now),
+            Some(other) => {
+                state.under_way.insert(id, other);
+                Effects::default()
+            }
+            None => Effects::default(),
+        }
+    }
+
     /// A call came back without an answer, or not in time.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
         let state = &mut *self.state.lock();
@@ -370,7 +410,13 @@ impl Region {
     }
 
     fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {
-        self.options.keying.origin_key(key, is_sensitive)
+        let mut origin = self.options.keying.origin_key(key, is_sensitive);
+        if self.store() == Store::Owner {
+            // A key that becomes strict starts there with what each process has accepted. Should it be the same server, that
+            // must not come on top of what is there from before.
+            origin.0[0] ^= 0xff;
+        }
+        origin
     }
 
     /// Finds or makes the slot of a key.
@@ -386,14 +432,16 @@ impl Region {
         let hash = table.hash(&borrowed);
         let number = table.shard_of(hash);
         let mut shard = table.lock(number);
-        let slot = shard.find(&borrowed, hash).unwrap_or_else(|| {
+        let slot = shard.find(&borrowed, hash).or_else(|| {
             let counter = Counter::new(terms, now.wall_ms);
             let OwnedKey { is_sensitive, is_global, .. } = *key;
-            let entry = Entry { key: borrowed, hash, terms: *terms, counter, is_sensitive, is_global };
+            let store = self.store();
+            let entry = Entry { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
             table.insert(&mut shard, &[], entry, now.wall_ms)
-        });
+        })?;
         let (found, shared) = shard.both(slot);
-        let shared = shared?;
+        // Under other rules the key may be another store's by now.
+        let shared = shared.filter(|shared| shared.store == self.store())?;
         let at = SlotRef { shard: number, slot, generation: shared.generation };
         let changed = change(found, shared);
         table.note(number, slot, found, shared);

@@ -13,6 +13,7 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use crate::engine::abroad::Counts;
+use crate::engine::layers::Store;
 
 use super::call::{AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, OriginKey, Part, ProcessId, Reply, Told};
 
@@ -27,6 +28,16 @@ pub static LEAVE: &str = include_str!("scripts/leave.lua");
 
 /// Where the origin keeps the live processes.
 pub const PROCESSES_KEY: &str = "tidegate:processes";
+
+/// The same for those that ask the owner of strict limits, which may be a region's origin too.
+pub const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
+
+fn processes_key(store: Store) -> &'static str {
+    match store {
+        Store::Origin => PROCESSES_KEY,
+        Store::Owner => STRICT_PROCESSES_KEY,
+    }
+}
 
 /// What a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,17 +157,17 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
 }
 
 /// Writes a heartbeat for [`BEAT`].
-pub fn encode_beat(process: ProcessId) -> Invocation {
-    encode_sign(process, "beat")
+pub fn encode_beat(store: Store, process: ProcessId) -> Invocation {
+    encode_sign(store, process, "beat")
 }
 
 /// Writes a process's last sign for [`BEAT`].
-pub fn encode_leave(process: ProcessId) -> Invocation {
-    encode_sign(process, "leave")
+pub fn encode_leave(store: Store, process: ProcessId) -> Invocation {
+    encode_sign(store, process, "leave")
 }
 
-fn encode_sign(process: ProcessId, what: &str) -> Invocation {
-    Invocation { keys: vec![PROCESSES_KEY.into()], args: vec![process.to_string().into_bytes(), what.into()] }
+fn encode_sign(store: Store, process: ProcessId, what: &str) -> Invocation {
+    Invocation { keys: vec![processes_key(store).into()], args: vec![process.to_string().into_bytes(), what.into()] }
 }
 
 /// A JSON array in the making.

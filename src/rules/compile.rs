@@ -12,7 +12,7 @@ use crate::rules::limit::{
 };
 use crate::rules::policy::{Algorithm, Policy};
 use crate::rules::problem::{Place, Problems};
-use crate::rules::tree::{Label, Level, Node, Tree, Values};
+use crate::rules::tree::{Label, Level, Node, Number, Tree, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
 
@@ -51,6 +51,7 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
                 gather_sensitive(descriptor, &mut compiler.tree.sensitive_keys);
             }
             compiler.level(&descriptors, &Path::default());
+            compiler.tree.open();
             let override_space = Space::new(&name, OVERRIDE_RULE_ID);
             let domain = Domain { number, name: name.clone(), tree: compiler.tree, override_space };
             (name, domain)
@@ -122,7 +123,7 @@ struct Gathered<'f> {
 
 impl Compiler<'_> {
     /// Compiles the descriptors of one level; returns its index. `path` is the rule id so far.
-    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> u32 {
+    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> Number {
         let index = self.tree.levels.len();
         self.tree.levels.push(Level::default());
         let mut keys: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
@@ -154,14 +155,18 @@ impl Compiler<'_> {
         }
         let level = keys.into_iter().map(|(key, gathered)| {
             let Gathered { mut values, patterns, places } = gathered;
-            values.patterns = Patterns::new(patterns);
-            let is_sensitive = self.tree.sensitive_keys.contains(key);
-            warn_of_shadowed((key, is_sensitive), &values, &places, self.problems);
+            if !patterns.is_empty() {
+                let patterns = Patterns::new(patterns);
+                let is_sensitive = self.tree.sensitive_keys.contains(key);
+                warn_of_shadowed((key, is_sensitive), &patterns, &places, self.problems);
+                values.patterns = Some(Number::new(self.tree.patterns.len()));
+                self.tree.patterns.push(patterns);
+            }
             (key.into(), values)
         });
         let level: Level = level.collect();
         self.tree.levels[index] = level;
-        index as u32
+        Number::new(index)
     }
 
     fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
@@ -227,7 +232,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str, steps: &[PathStep]) -> Option<u32> {
+    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str, steps: &[PathStep]) -> Option<Number> {
         let first = descriptor.limits.first()?;
         let demand = match &first.terms {
             None => Demand::Unlimited { name: name(first), replaces: replaces(first) },
@@ -238,9 +243,9 @@ impl Compiler<'_> {
             written: step.written.clone(),
             takes_value: step.has_open_value && (descriptor.detailed_metric || step.value_to_metric),
         });
-        let number = self.tree.rules.len() as u32;
+        let number = Number::new(self.tree.rules.len());
         self.tree.rules.push(Rule {
-            number,
+            number: number.get(),
             id: id.into(),
             space: Space::new(self.domain, id),
             demand,
@@ -286,17 +291,17 @@ fn limit(file: &LimitFile) -> Option<Limit> {
 /// Wildcards behind one that matches all that they match, and keys alone behind a `*`, are never reached.
 fn warn_of_shadowed(
     (key, is_sensitive): (&str, bool),
-    values: &Values,
+    all: &Patterns,
     places: &[(Option<&str>, Place)],
     problems: &mut Problems,
 ) {
     let shown = |pattern: &Pattern| in_message(pattern.text(), is_sensitive).to_owned();
     let places: HashMap<Option<&str>, &Place> = places.iter().map(|(value, place)| (*value, place)).collect();
     let place_of = |wanted: Option<&str>| places.get(&wanted).copied();
-    let patterns: Vec<&Pattern> = values.patterns.iter().map(|(pattern, _)| pattern).collect();
+    let patterns: Vec<&Pattern> = all.iter().map(|(pattern, _)| pattern).collect();
     for (index, pattern) in patterns.iter().enumerate() {
         // A pattern that matches another's text, stars and all, matches everything that the other does.
-        let Some(winner) = values.patterns.position(pattern.text()).filter(|winner| *winner < index) else { continue };
+        let Some(winner) = all.position(pattern.text()).filter(|winner| *winner < index) else { continue };
         let (Some(place), Some(first)) = (place_of(Some(pattern.text())), place_of(Some(patterns[winner].text())))
         else {
             continue;

@@ -36,10 +36,10 @@ fn descend<'a>(tree: &'a Tree, level: u32, path: &mut Vec<(&'a str, Expect<'a>)>
         for (expect, node) in exact.chain(values.any.iter().map(|node| (Expect::Any, node))) {
             path.push((key, expect));
             if let Some(rule) = node.rule {
-                found.push(Expected { entries: path.clone(), rule: &tree.rules[rule as usize] });
+                found.push(Expected { entries: path.clone(), rule: &tree.rules[rule.index()] });
             }
             if let Some(below) = node.level {
-                descend(tree, below, path, found);
+                descend(tree, below.get(), path, found);
             }
             path.pop();
         }

@@ -8,7 +8,8 @@ use crate::request::Entry;
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
 use crate::rules::problem::Place;
-use crate::rules::tree::{Node, Tree, Via};
+use crate::rules::tree::{Node, Number, Tree, Via};
+use crate::rules::wildcard::Patterns;
 
 /// Rules passed over that are named for one entry; the rest is counted.
 const PASSED_OVER_MAX: usize = 20;
@@ -85,9 +86,9 @@ pub fn explain<'r>(domain: &'r Domain, entries: Vec<Entry<'r>>) -> Explanation<'
         if node.leaves_open(via) {
             explanation.identifier.push(entry.value.to_owned());
         }
-        level = node.level;
+        level = node.level.map(Number::get);
         if index + 1 == entries.len() {
-            let rule = node.rule.map(|rule| &tree.rules[rule as usize]);
+            let rule = node.rule.map(|rule| &tree.rules[rule.index()]);
             let path = &tree.labels[node.number as usize].path;
             explanation.outcome = match (rule, node.level) {
                 (Some(rule), _) => format!("rule {} at {}", rule.id, rule.at),
@@ -113,9 +114,7 @@ fn why_nothing(tree: &Tree, level: u32, entry: &Entry<'_>) -> String {
     match level.get(entry.key) {
         Some(_) => format!("no rule for the key {} matches the value '{}'", entry.key, entry.value),
         None => {
-            let mut keys: Vec<&str> = level.keys().map(|key| &**key).collect();
-            keys.sort_unstable();
-            keys.truncate(PASSED_OVER_MAX);
+            let keys: Vec<&str> = level.keys().map(|key| &**key).take(PASSED_OVER_MAX).collect();
             format!("the key {} is not among those of this level ({})", entry.key, keys.join(", "))
         }
     }
@@ -146,7 +145,9 @@ fn step(tree: &Tree, level: u32, entry: &Entry<'_>) -> Step {
             pass_over(node.number, "another value".into());
         }
     }
-    for (pattern, node) in values.patterns.iter().filter(|(_, node)| Some(node.number) != chosen_node) {
+    for (pattern, node) in
+        tree.patterns(values).into_iter().flat_map(Patterns::iter).filter(|(_, node)| Some(node.number) != chosen_node)
+    {
         let why = match (pattern.matches(entry.value), chosen) {
             (false, _) => "the wildcard does not match",
             (true, Some((_, Via::Exact))) => "an exact value comes before wildcards",

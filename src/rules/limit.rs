@@ -29,6 +29,9 @@ pub struct Terms {
 pub struct Space([u64; 2]);
 
 impl Space {
+    /// Names nothing.
+    pub const NONE: Space = Space([0; 2]);
+
     /// The first half of a SHA-256 over the length-prefixed parts: no two pairs of names share one.
     pub fn new(domain: &str, rule_id: &str) -> Space {
         let mut digest = Sha256::new();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::request::Bounds;
 use crate::rules::file::{DescriptorFile, DomainFile};
 use crate::rules::limit::Rule;
-use crate::rules::policy::{Algorithm, OnOutage, Scope};
+use crate::rules::policy::Scope;
 use crate::rules::problem::{Problem, Problems, Severity};
-use crate::rules::{Domain, Loaded, Ruleset};
+use crate::rules::{Domain, Loaded};
 
 /// Warnings that the files as written give rise to.
 pub fn lint(files: &[DomainFile], problems: &mut Problems) {
@@ -92,48 +92,17 @@ pub fn refuse_sensitive(loaded: &mut Loaded) {
     loaded.ruleset = None;
 }
 
-/// What this process can't do for the rules, as one sentence each. Without a store to share counts through, every scope is
-/// this process and no outage can happen; with one, the widest scope is the region, and memory decides in an outage.
-pub fn not_honoured(ruleset: &Ruleset, is_shared: bool, is_global: bool) -> Vec<String> {
-    let limits = || {
-        ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
-    };
-    let mut sentences = Vec::new();
-    let mut say = |what: &str, ids: Vec<&str>, why: &str| {
-        if let Some(first) = ids.first() {
-            let others = match ids.len() - 1 {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            sentences.push(format!("{what} of rule {first}{others} has no effect: {why}"));
-        }
-    };
-    let with_scope = limits().filter(|(_, limit)| match limit.policy.scope {
-        Some(Scope::Regional) if is_shared => false,
-        // What `gcra` and `exact_window` default to, so nobody asked for it.
-        Some(Scope::Regional) => matches!(limit.terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow),
-        Some(Scope::Global) => !is_global,
-        scope => matches!(scope, Some(Scope::Split | Scope::Strict)),
+/// Refuses strict rules where several regions have no owner that all of them could ask.
+pub fn refuse_strict(loaded: &mut Loaded) {
+    let Some(ruleset) = &loaded.ruleset else { return };
+    let is_strict = |rule: &&Rule| rule.limits().iter().any(|limit| limit.policy.scope == Some(Scope::Strict));
+    let Some(rule) = ruleset.domains().flat_map(Domain::rules).find(is_strict) else { return };
+    loaded.problems.push(Problem {
+        place: rule.at.clone(),
+        severity: Severity::Error,
+        message: format!("rule {} is strict, and no Redis is named that all regions ask", rule.id),
+        help: "name it with --strict-redis-url (STRICT_REDIS_URL), the same in all regions, or write another scope:"
+            .into(),
     });
-    say(
-        "scope",
-        with_scope.map(|(rule, _)| &*rule.id).collect(),
-        match (is_shared, is_global) {
-            (_, true) => "counts are shared between regions, every limit holds for all of them together",
-            (true, false) => "counts are shared within the region, every limit holds for all of its processes together",
-            (false, false) => "counts are not shared, every limit holds for this process alone",
-        },
-    );
-    let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local);
-    say(
-        "on_outage",
-        with_outage.map(|(rule, _)| &*rule.id).collect(),
-        match is_shared {
-            true => "when Redis gives no answer, decisions are made from memory",
-            false => "decisions are made from memory, there is nothing whose outage could matter",
-        },
-    );
-    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && !is_shared);
-    say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "every decision is exact");
-    sentences
+    loaded.ruleset = None;
 }

@@ -4,12 +4,14 @@
 //! written) -> [`compile`] (the [`tree`]) -> [`Ruleset::domain`] and [`Domain::find`] on every request.
 
 pub mod compile;
+pub mod ends;
 pub mod expected;
 pub mod explain;
 pub mod fields;
 pub mod file;
 pub mod limit;
 pub mod lint;
+pub mod lookup;
 pub mod metadata;
 pub mod policy;
 pub mod problem;

@@ -109,6 +109,12 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Thousandths of the limit that may be admitted before the origin knows, unless that is left to the setting. What is
+    /// split asks every time: only then can the regions together never admit more than the limit.
+    pub fn slack_permille(&self) -> Option<u16> {
+        self.slack_permille.or((self.scope == Some(Scope::Split)).then_some(0))
+    }
+
     /// Explicit fields first, then the class's defaults, then ours. `gcra` and `exact_window` reach the region at most.
     pub fn resolve(
         algorithm: Algorithm,
@@ -156,6 +162,13 @@ mod tests {
         assert_eq!((policy.scope, policy.on_outage), (None, OnOutage::Local));
         let policy = Policy::resolve(Algorithm::Gcra, None, None, None, None);
         assert_eq!(policy.scope, Some(Scope::Regional));
+    }
+
+    #[test]
+    fn what_is_split_is_exact_unless_it_says_otherwise() {
+        let slack = |scope, slack| Policy::resolve(Algorithm::Gcra, None, scope, None, slack).slack_permille();
+        assert_eq!((slack(Some(Scope::Split), None), slack(Some(Scope::Split), Some(50))), (Some(0), Some(50)));
+        assert_eq!((slack(Some(Scope::Regional), None), slack(None, Some(50))), (None, Some(50)));
     }
 
     #[test]

@@ -3,12 +3,18 @@
 //! One level per entry. At each level an exact value beats wildcards, the first declared wildcard beats the key alone,
 //! and there is no way back: what was chosen is chosen, even if it has no rule below. Only the last entry's limit counts.
 //! On the way, the values that the rules leave open are collected: they make up the identifier.
+//!
+//! The levels are for people. Requests find their way by two tables over all of them, one of keys and one of values, so
+//! that a step costs the same in a small and in a large tree.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::request::Entry;
 use crate::rules::limit::Rule;
+use crate::rules::lookup::{Filed, Lookup};
 use crate::rules::problem::Place;
 use crate::rules::wildcard::Patterns;
 
@@ -19,15 +25,33 @@ pub trait Identifier {
     fn push(&mut self, value: &str);
 }
 
+/// A place in a list. An optional one takes no more room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number(NonZeroU32);
+
+impl Number {
+    pub fn new(place: usize) -> Number {
+        Number(NonZeroU32::MIN.saturating_add(u32::try_from(place).unwrap_or(u32::MAX)))
+    }
+
+    pub fn get(self) -> u32 {
+        self.0.get() - 1
+    }
+
+    pub fn index(self) -> usize {
+        self.get() as usize
+    }
+}
+
 /// Somewhere in the tree. Small, and kept where the way to it is looked up.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
     /// Into `Tree::labels`.
     pub number: u32,
     /// Into `Tree::rules`.
-    pub rule: Option<u32>,
+    pub rule: Option<Number>,
     /// Into `Tree::levels`.
-    pub level: Option<u32>,
+    pub level: Option<Number>,
     pub is_pattern: bool,
     /// All values that the pattern matches share one count.
     pub is_shared: bool,
@@ -37,13 +61,14 @@ pub struct Node {
 #[derive(Debug, Default)]
 pub struct Values {
     /// By value, the texts of patterns included: a value that literally is a pattern's text means that pattern.
-    pub exact: Map<Node>,
-    pub patterns: Patterns,
+    pub exact: BTreeMap<Box<str>, Node>,
+    /// Into `Tree::patterns`.
+    pub patterns: Option<Number>,
     /// The key alone, any value.
     pub any: Option<Node>,
 }
 
-pub type Level = Map<Values>;
+pub type Level = BTreeMap<Box<str>, Values>;
 
 /// How a node was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,26 +91,64 @@ pub struct Tree {
     /// By node.
     pub labels: Vec<Label>,
     pub levels: Vec<Level>,
+    pub patterns: Vec<Patterns>,
     pub rules: Vec<Rule>,
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
     /// foresees.
     pub sensitive_keys: HashSet<Box<str>>,
+    ways: Ways,
+}
+
+/// How requests find their way through the levels.
+#[derive(Debug, Default)]
+struct Ways {
+    hashing: ahash::RandomState,
+    /// By level and key.
+    keys: Lookup<Key, 30>,
+    /// By key and value.
+    values: Lookup<Node, 38>,
+}
+
+/// A key of a level.
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    /// What its values are filed under, if it has any.
+    values: Option<Number>,
+    patterns: Option<Number>,
+    any: Option<Node>,
 }
 
 impl Tree {
     /// The level of the first entry, which is always there.
     pub const ROOT: u32 = 0;
 
+    /// Opens the ways. To be called once, when all levels are there.
+    pub fn open(&mut self) {
+        self.ways = Ways::new(&self.levels);
+    }
+
+    /// The wildcards below a key, in the order of declaration.
+    pub fn patterns(&self, values: &Values) -> Option<&Patterns> {
+        values.patterns.map(|patterns| &self.patterns[patterns.index()])
+    }
+
     /// The child of a level that an entry leads to.
+    #[inline]
     pub fn step(&self, level: u32, entry: &Entry<'_>) -> Option<(Node, Via)> {
-        let values = self.levels[level as usize].get(entry.key)?;
-        if let Some(&node) = values.exact.get(entry.value) {
+        let ways = &self.ways;
+        let hash = ways.hash_key(level, entry.key);
+        let key = ways.keys.find(level, entry.key, hash)?;
+        if let Some(values) = key.values
+            && let Some(&node) = ways.values.find(values.get(), entry.value, ways.hash_value(hash, entry.value))
+        {
             return Some((node, Via::Exact));
         }
-        match values.patterns.find(entry.value) {
-            Some(node) => Some((node, Via::Pattern)),
-            None => Some((values.any?, Via::Any)),
+        if let Some(patterns) = key.patterns
+            && let Some(node) = self.patterns[patterns.index()].find(entry.value)
+        {
+            return Some((node, Via::Pattern));
         }
+        Some((key.any?, Via::Any))
     }
 
     /// The rule that the entries lead to. The identifier is complete only if there is one.
@@ -97,13 +160,65 @@ impl Tree {
             if node.leaves_open(via) {
                 identifier.push(entry.value);
             }
-            level = node.level?;
+            level = node.level?.get();
         }
         let (node, via) = self.step(level, last)?;
         if node.leaves_open(via) {
             identifier.push(last.value);
         }
-        node.rule.map(|rule| &self.rules[rule as usize])
+        node.rule.map(|rule| &self.rules[rule.index()])
+    }
+}
+
+impl Ways {
+    fn new(levels: &[Level]) -> Ways {
+        loop {
+            // Only two equal hashes of 64 bits need another try.
+            if let Some(ways) = Ways::hashed(levels, ahash::RandomState::new()) {
+                return ways;
+            }
+        }
+    }
+
+    fn hashed(levels: &[Level], hashing: ahash::RandomState) -> Option<Ways> {
+        let mut ways = Ways { hashing, ..Ways::default() };
+        let mut keys = Vec::new();
+        let mut values = Vec::new();
+        for (number, level) in (0..).zip(levels) {
+            for (text, below) in level {
+                let hash = ways.hash_key(number, text);
+                let scope = Number::new(keys.len());
+                for (value, &node) in &below.exact {
+                    let hash = ways.hash_value(hash, value);
+                    values.push(Filed { scope: scope.get(), text: value, hash, target: node });
+                }
+                let target = Key {
+                    values: (!below.exact.is_empty()).then_some(scope),
+                    patterns: below.patterns,
+                    any: below.any,
+                };
+                keys.push(Filed { scope: number, text, hash, target });
+            }
+        }
+        ways.keys = Lookup::new(&keys)?;
+        ways.values = Lookup::new(&values)?;
+        Some(ways)
+    }
+
+    #[inline]
+    fn hash_key(&self, level: u32, key: &str) -> u64 {
+        let mut hasher = self.hashing.build_hasher();
+        hasher.write_u32(level);
+        hasher.write(key.as_bytes());
+        hasher.finish()
+    }
+
+    /// Goes by the key's hash, not by its number: so neither hash waits for a table.
+    #[inline]
+    fn hash_value(&self, key_hash: u64, value: &str) -> u64 {
+        let mut hasher = self.hashing.build_hasher();
+        hasher.write(value.as_bytes());
+        hasher.finish() ^ key_hash.rotate_left(32)
     }
 }
 
@@ -115,5 +230,17 @@ impl Node {
             Via::Pattern => !self.is_shared,
             Via::Any => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a step reads of a table is one cache line.
+    #[test]
+    fn a_node_is_small() {
+        assert_eq!(size_of::<Option<Node>>(), 16);
+        assert_eq!(size_of::<Key>(), 24);
     }
 }

@@ -1,19 +1,33 @@
 //! The wildcard values of one key at one level: which of them, the first declared, matches a value?
 //!
 //! `*` stands for any number of characters, anywhere and as often as you like. A few patterns are tried in turn. Of many,
-//! each is filed under the literal that sets it apart best, so that only patterns whose literal occurs are tried at all:
-//! literals at an end of the value are looked up by their length, those in between found in one pass of an automaton.
+//! each is filed under a literal that few of them share, so that only patterns whose literal occurs are tried at all: those
+//! at an end of the value are found by one way down a tree, those in between by one from each place where they may begin,
+//! or in one pass of an automaton.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use aho_corasick::automaton::Automaton;
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{Anchored, MatchKind, PatternID, dfa::DFA};
+use smallvec::SmallVec;
 
-use crate::rules::tree::{Map, Node};
+use crate::rules::ends::{End, Ends};
+use crate::rules::tree::Node;
 
-/// Up to here, trying each pattern beats the automaton.
+/// Up to here, trying each pattern beats finding them.
 const TRY_EACH_MAX: usize = 8;
 
-/// Literals up to this length together are compiled into the fastest automaton.
+/// So many patterns are tried rather than told apart by a literal between two stars, which takes the whole value to find.
+const SHARED_END_MAX: usize = 4;
+
+/// In values up to this length, literals between two stars are sought from each place where one may begin. That is twice as
+/// fast as the automaton, but may take the product of both lengths, while the automaton never takes more than the value's.
+const SEEK_BYTES_MAX: usize = 64;
+
+/// Literals up to this length together are compiled into the fastest automaton, which takes some hundred bytes for each
+/// byte of them.
 const DFA_BYTES_MAX: usize = 64 * 1024;
 
 /// A value with at least one `*`.
@@ -42,7 +56,7 @@ impl Pattern {
         if self.first_star == self.last_star {
             return true;
         }
-        for middle in self.text[self.first_star + 1..self.last_star].split('*') {
+        for middle in self.between().split('*') {
             match rest.find(middle) {
                 Some(at) => rest = &rest[at + middle.len()..],
                 None => return false,
@@ -51,12 +65,24 @@ impl Pattern {
         true
     }
 
+    /// Of a pattern with one literal between two stars, which stands there: is the rest as it has to be?
+    fn matches_around(&self, value: &str, at: &Range<usize>) -> bool {
+        let (prefix, suffix) = (self.prefix(), self.suffix());
+        let has_room = prefix.len() <= at.start && at.end + suffix.len() <= value.len();
+        has_room && value.starts_with(prefix) && value.ends_with(suffix)
+    }
+
     fn prefix(&self) -> &str {
         &self.text[..self.first_star]
     }
 
     fn suffix(&self) -> &str {
         &self.text[self.last_star + 1..]
+    }
+
+    /// What stands between the first and the last star.
+    fn between(&self) -> &str {
+        self.text.get(self.first_star + 1..self.last_star).unwrap_or_default()
     }
 
     fn literals(&self) -> impl Iterator<Item = &str> {
@@ -74,26 +100,55 @@ pub struct Patterns {
 /// Each pattern is filed once: under its prefix, its suffix, or a literal in between.
 #[derive(Debug)]
 struct Finder {
-    prefixes: Anchored,
-    suffixes: Anchored,
+    prefixes: Ends<Filed>,
+    suffixes: Ends<Filed>,
     middles: Option<Middles>,
     /// The first pattern without any literal: it matches everything.
     catch_all: Option<u32>,
 }
 
-/// Patterns by a literal at one end of the value. Few lengths, so few lookups.
-#[derive(Debug, Default)]
-struct Anchored {
-    lengths: Vec<usize>,
-    filed: Map<Vec<u32>>,
+/// The patterns under one literal, in the order of their declaration.
+type Filed = SmallVec<[Candidate; 2]>;
+
+/// A pattern whose literal occurs in the value.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    pattern: u32,
+    rest: Rest,
 }
 
-/// Patterns by a literal somewhere inside the value, found in one pass of an automaton.
+/// What else a pattern asks for.
+#[derive(Clone, Copy, Debug)]
+enum Rest {
+    Nothing,
+    /// Its literal stands between two stars; before the first and behind the last there may be others.
+    Ends,
+    /// Whatever: all of it is tried.
+    Everything,
+}
+
+/// Patterns by a literal somewhere inside the value.
 #[derive(Debug)]
 struct Middles {
-    literals: AhoCorasick,
-    /// By literal: the patterns filed under it, in order.
-    filed: Vec<Vec<u32>>,
+    /// Bytes that a literal begins with.
+    first_bytes: Box<[bool; 256]>,
+    /// What stands before a literal at least, and from its beginning to the value's end.
+    before_bytes_min: usize,
+    from_bytes_min: usize,
+    /// Numbers of literals.
+    begun: Ends<usize>,
+    literals: Literals,
+    /// By literal.
+    filed: Vec<Filed>,
+}
+
+/// The same literals for longer values.
+#[derive(Debug)]
+enum Literals {
+    /// One step a byte.
+    Few(DFA),
+    /// Several steps a byte, in less memory.
+    Many(NFA),
 }
 
 impl Patterns {
@@ -116,30 +171,58 @@ impl Patterns {
 
     /// What the first declared pattern that matches leads to.
     pub fn find(&self, value: &str) -> Option<Node> {
-        if self.patterns.is_empty() {
-            return None;
-        }
         self.position(value).map(|position| self.patterns[position].1)
     }
 }
 
-impl Anchored {
-    /// More lengths than this cost more than the automaton.
-    const LENGTHS_MAX: usize = 8;
+/// Where patterns are filed while they are gathered, in their order.
+#[derive(Default)]
+struct Files<'p> {
+    prefixes: BTreeMap<&'p str, Filed>,
+    suffixes: BTreeMap<&'p str, Filed>,
+    middles: BTreeMap<&'p str, Filed>,
+    catch_all: Option<u32>,
+}
 
-    fn file(&mut self, literal: &str, pattern: u32) {
-        if !self.lengths.contains(&literal.len()) {
-            self.lengths.push(literal.len());
-        }
-        self.filed.entry(literal.into()).or_default().push(pattern);
+impl<'p> Files<'p> {
+    fn file(&mut self, pattern: &'p Pattern, number: u32, uses: &HashMap<&str, usize>) {
+        let Some(choice) = choose(pattern, uses) else {
+            self.catch_all = self.catch_all.or(Some(number));
+            return;
+        };
+        let (file, literal) = match choice {
+            Choice::Prefix => (&mut self.prefixes, pattern.prefix()),
+            Choice::Suffix => (&mut self.suffixes, pattern.suffix()),
+            Choice::Middle(literal) => (&mut self.middles, literal),
+        };
+        let rest = match choice {
+            _ if pattern.literals().count() == 1 => Rest::Nothing,
+            Choice::Middle(literal) if pattern.between() == literal => Rest::Ends,
+            _ => Rest::Everything,
+        };
+        file.entry(literal).or_default().push(Candidate { pattern: number, rest });
     }
+}
 
-    fn find<'v>(&self, cut: impl Fn(usize) -> Option<&'v str>, mut try_each: impl FnMut(&[u32])) {
-        for literal in self.lengths.iter().filter_map(|length| cut(*length)) {
-            if let Some(filed) = self.filed.get(literal) {
-                try_each(filed);
-            }
-        }
+/// The literal that a pattern is filed under.
+#[derive(Clone, Copy)]
+enum Choice<'p> {
+    Prefix,
+    Suffix,
+    Middle(&'p str),
+}
+
+/// An end that few patterns share, otherwise the literal that fewest share. `None` if there is no literal.
+fn choose<'p>(pattern: &'p Pattern, uses: &HashMap<&str, usize>) -> Option<Choice<'p>> {
+    let uses = |literal: &str| uses.get(literal).copied().unwrap_or_default();
+    // The longer of two that are as rare sets more values apart.
+    let rarity = |literal: &str| (uses(literal), usize::MAX - literal.len());
+    let rarest = pattern.literals().min_by_key(|literal| rarity(literal))?;
+    let ends = [(pattern.prefix(), Choice::Prefix), (pattern.suffix(), Choice::Suffix)];
+    let end = ends.into_iter().filter(|(end, _)| !end.is_empty()).min_by_key(|(end, _)| rarity(end));
+    match end.filter(|(end, _)| uses(end) <= SHARED_END_MAX.max(uses(rarest))) {
+        Some((_, choice)) => Some(choice),
+        None => Some(Choice::Middle(rarest)),
     }
 }
 
@@ -147,70 +230,101 @@ impl Finder {
     /// `None` if the automaton can't be built (it would be too large); then each pattern is tried.
     fn new(patterns: &[(Pattern, Node)]) -> Option<Finder> {
         let mut uses: HashMap<&str, usize> = HashMap::new();
-        let mut ends: [HashSet<usize>; 2] = Default::default();
         for (pattern, _) in patterns {
             pattern.literals().for_each(|literal| *uses.entry(literal).or_default() += 1);
-            ends[0].insert(pattern.prefix().len());
-            ends[1].insert(pattern.suffix().len());
         }
-        let is_filed_by_end = ends.map(|lengths| lengths.len() <= Anchored::LENGTHS_MAX);
-        let mut finder =
-            Finder { prefixes: Anchored::default(), suffixes: Anchored::default(), middles: None, catch_all: None };
-        let mut ids: HashMap<&str, usize> = HashMap::new();
-        let mut literals: Vec<&str> = Vec::new();
-        let mut filed: Vec<Vec<u32>> = Vec::new();
+        let mut files = Files::default();
         for (index, (pattern, _)) in patterns.iter().enumerate() {
-            let index = u32::try_from(index).ok()?;
-            // The literal that fewest patterns share, then the longest.
-            let literal = pattern.literals().min_by_key(|literal| (uses[literal], usize::MAX - literal.len()));
-            let Some(literal) = literal else {
-                finder.catch_all = finder.catch_all.or(Some(index));
-                continue;
-            };
-            if is_filed_by_end[0] && uses.get(pattern.prefix()) == Some(&uses[literal]) {
-                finder.prefixes.file(pattern.prefix(), index);
-            } else if is_filed_by_end[1] && uses.get(pattern.suffix()) == Some(&uses[literal]) {
-                finder.suffixes.file(pattern.suffix(), index);
-            } else {
-                let id = *ids.entry(literal).or_insert_with(|| {
-                    literals.push(literal);
-                    filed.push(Vec::new());
-                    literals.len() - 1
-                });
-                filed[id].push(index);
-            }
+            files.file(pattern, u32::try_from(index).ok()?, &uses);
         }
-        if !literals.is_empty() {
-            // A DFA takes one step a byte, but some hundred bytes for each byte of the literals.
-            let is_small = literals.iter().map(|literal| literal.len()).sum::<usize>() <= DFA_BYTES_MAX;
-            let kind = is_small.then_some(AhoCorasickKind::DFA);
-            let literals = AhoCorasick::builder().match_kind(MatchKind::Standard).kind(kind).build(&literals).ok()?;
-            finder.middles = Some(Middles { literals, filed });
-        }
-        Some(finder)
+        let Files { prefixes, suffixes, middles, catch_all } = files;
+        Some(Finder {
+            prefixes: Ends::new(End::Front, prefixes),
+            suffixes: Ends::new(End::Back, suffixes),
+            middles: if middles.is_empty() { None } else { Some(Middles::new(middles, patterns)?) },
+            catch_all,
+        })
     }
 
     fn position(&self, patterns: &[(Pattern, Node)], value: &str) -> Option<usize> {
         let mut best = self.catch_all;
-        let mut try_each = |filed: &[u32]| {
-            for &candidate in filed {
-                if best.is_some_and(|best| candidate >= best) {
-                    break;
-                }
-                if patterns[candidate as usize].0.matches(value) {
-                    best = Some(candidate);
-                    break;
-                }
-            }
+        // `at` is where the literal stands, if it is not at an end.
+        let mut try_each = |filed: &Filed, at: Range<usize>| {
+            let before = |candidate: &&Candidate| best.is_none_or(|best| candidate.pattern < best);
+            let matches = |candidate: &&Candidate| match (candidate.rest, &patterns[candidate.pattern as usize].0) {
+                (Rest::Nothing, _) => true,
+                (Rest::Ends, pattern) => pattern.matches_around(value, &at),
+                (Rest::Everything, pattern) => pattern.matches(value),
+            };
+            best = filed.iter().take_while(before).find(matches).map(|it| it.pattern).or(best);
         };
-        self.prefixes.find(|length| value.get(..length), &mut try_each);
-        self.suffixes.find(|length| value.get(value.len().checked_sub(length)?..), &mut try_each);
+        self.prefixes.find(value.as_bytes()).for_each(|(filed, _)| try_each(filed, 0..0));
+        self.suffixes.find(value.as_bytes()).for_each(|(filed, _)| try_each(filed, 0..0));
         if let Some(middles) = &self.middles {
-            for found in middles.literals.find_overlapping_iter(value) {
-                try_each(&middles.filed[found.pattern().as_usize()]);
-            }
+            middles.find(value, try_each);
         }
         best.map(|position| position as usize)
+    }
+}
+
+impl Middles {
+    /// `None` if the automaton would be too large.
+    fn new(filed: BTreeMap<&str, Filed>, patterns: &[(Pattern, Node)]) -> Option<Middles> {
+        let pattern = |candidate: &Candidate| &patterns[candidate.pattern as usize].0;
+        let before = |filed: &Filed| filed.iter().map(|it| pattern(it).prefix().len()).min().unwrap_or_default();
+        let behind = |filed: &Filed| filed.iter().map(|it| pattern(it).suffix().len()).min().unwrap_or_default();
+        let before_bytes_min = filed.values().map(before).min().unwrap_or_default();
+        let from_bytes_min = filed.iter().map(|(it, filed)| it.len() + behind(filed)).min().unwrap_or_default();
+        let (literals, filed): (Vec<&str>, Vec<Filed>) = filed.into_iter().unzip();
+        let mut first_bytes = Box::new([false; 256]);
+        literals.iter().filter_map(|literal| literal.bytes().next()).for_each(|it| first_bytes[usize::from(it)] = true);
+        let begun = Ends::new(End::Front, literals.iter().copied().zip(0..));
+        let is_small = literals.iter().map(|literal| literal.len()).sum::<usize>() <= DFA_BYTES_MAX;
+        // Values are short: looking ahead for where a literal may begin costs more than it saves.
+        let literals = if is_small {
+            Literals::Few(DFA::builder().match_kind(MatchKind::Standard).prefilter(false).build(&literals).ok()?)
+        } else {
+            Literals::Many(NFA::builder().match_kind(MatchKind::Standard).prefilter(false).build(&literals).ok()?)
+        };
+        Some(Middles { first_bytes, before_bytes_min, from_bytes_min, begun, literals, filed })
+    }
+
+    fn find(&self, value: &str, mut try_each: impl FnMut(&Filed, Range<usize>)) {
+        let mut found = |literal: usize, at: Range<usize>| {
+            if let Some(filed) = self.filed.get(literal) {
+                try_each(filed, at);
+            }
+        };
+        match &self.literals {
+            _ if value.len() <= SEEK_BYTES_MAX => self.seek(value.as_bytes(), found),
+            Literals::Few(automaton) => scan(automaton, value, |literal, at| found(literal.as_usize(), at)),
+            Literals::Many(automaton) => scan(automaton, value, |literal, at| found(literal.as_usize(), at)),
+        }
+    }
+
+    /// Every literal where its pattern leaves it room, from each place where one may begin.
+    fn seek(&self, value: &[u8], mut found: impl FnMut(usize, Range<usize>)) {
+        let starts = (value.len() + 1).saturating_sub(self.from_bytes_min);
+        for (start, byte) in value.iter().enumerate().take(starts).skip(self.before_bytes_min) {
+            if self.first_bytes[usize::from(*byte)] {
+                let begun = self.begun.find(&value[start..]);
+                begun.for_each(|(literal, length)| found(*literal, start..start + length));
+            }
+        }
+    }
+}
+
+/// Every literal wherever it occurs, in one pass.
+fn scan(automaton: &impl Automaton, value: &str, mut found: impl FnMut(PatternID, Range<usize>)) {
+    let Ok(mut state) = automaton.start_state(Anchored::No) else { return };
+    for (end, byte) in (1..).zip(value.bytes()) {
+        state = automaton.next_state(Anchored::No, state, byte);
+        if automaton.is_special(state) && automaton.is_match(state) {
+            for at in 0..automaton.match_len(state) {
+                let literal = automaton.match_pattern(state, at);
+                found(literal, end - automaton.pattern_len(literal)..end);
+            }
+        }
     }
 }
 
@@ -252,14 +366,20 @@ mod tests {
         assert_eq!(patterns.position("other"), Some(50));
     }
 
-    /// The slow way, straight from the definition.
+    /// The slow way, straight from the definition: which beginnings of the value does the pattern so far match?
     fn naive(pattern: &[u8], value: &[u8]) -> bool {
-        match (pattern, value) {
-            ([], []) => true,
-            ([b'*', rest @ ..], _) => naive(rest, value) || (!value.is_empty() && naive(pattern, &value[1..])),
-            ([p, rest @ ..], [v, others @ ..]) if p == v => naive(rest, others),
-            _ => false,
+        let mut matched = vec![true];
+        matched.resize(value.len() + 1, false);
+        for &expected in pattern {
+            let before = matched.clone();
+            for at in 0..=value.len() {
+                matched[at] = match expected {
+                    b'*' => before[..=at].contains(&true),
+                    _ => at > 0 && before[at - 1] && value[at - 1] == expected,
+                };
+            }
         }
+        matched[value.len()]
     }
 
     proptest! {
@@ -267,7 +387,10 @@ mod tests {
         fn matching_agrees_with_the_definition(
             texts in prop::collection::vec("[ab]{0,3}\\*[ab*]{0,5}", 1..40),
             value in "[ab]{0,8}",
+            // Longer values are sought in by other means.
+            repeated in prop_oneof![Just(1), Just(10)],
         ) {
+            let value = value.repeat(repeated);
             let patterns: Vec<_> =
                 texts.iter().enumerate().map(|(n, text)| (Pattern::new(text).unwrap(), node(n))).collect();
             let expected = texts.iter().position(|text| naive(text.as_bytes(), value.as_bytes()));

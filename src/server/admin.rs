@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::observe::global::GlobalFigures;
+use crate::observe::layers::LayerFigures;
 use crate::observe::process::ProcessFigures;
 use crate::observe::regional::RegionalFigures;
-use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
+use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions, Times};
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::explain::{self, Unexplained};
 use crate::server::log_budget::LogBudget;
@@ -97,6 +98,9 @@ impl Admin {
             keys_max: table.keys_max(),
             in_flight: service.in_flight(),
             in_flight_max: service.options().in_flight_max,
+            waiting: service.waiting(),
+            strict_time: service.engine().layers().owner.map(|_| Times::of(service.strict_time())),
+            layers: service.layers(),
             connections: ConnectionFigures {
                 open: self.connections.open(),
                 refused: self.connections.refused(),
@@ -106,6 +110,7 @@ impl Admin {
             },
             config: self.config.read(),
             regional: service.regional().map(|regional| regional.figures(table.stats().lost_hits)),
+            owner: service.owner().map(|owner| owner.figures(0)),
             global: service.global().map(|global| global.figures()),
             process: ProcessFigures::of("self").unwrap_or_default(),
             started_at_s: self.started_at_s,
@@ -229,6 +234,7 @@ async fn stats(State(admin): State<Admin>) -> Response {
         "requests": {
             "in_flight": figures.in_flight,
             "in_flight_max": figures.in_flight_max,
+            "waiting": figures.waiting,
             "decisions": named(&mut figures.outcomes.decisions.iter().map(|(outcome, count)| (outcome.word(), *count))),
             "errors": named(&mut figures.outcomes.failures.iter().map(|(failure, count)| (failure.word(), *count))),
             "unknown_domain": figures.outcomes.unknown_domain,
@@ -238,7 +244,9 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "refused": figures.connections.refused,
             "handshake_failures": figures.connections.handshake_failures,
         },
+        "layers": figures.layers.iter().map(LayerFigures::to_json).collect::<Vec<_>>(),
         "regional": figures.regional.as_ref().map(RegionalFigures::to_json),
+        "strict": figures.owner.as_ref().map(RegionalFigures::to_json),
         "global": figures.global.as_ref().map(GlobalFigures::to_json),
         "process": {
             "cpu_s": figures.process.cpu.as_secs_f64(),

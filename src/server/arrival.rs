@@ -3,7 +3,8 @@
 //! To open a call costs a client a few bytes, so calls that never say anything could take every place there is. When all
 //! places are taken, the call that has waited longest for its message is ended, and the newcomer has its place. Clients
 //! send a message right after its headers: to push one of them out in that moment, a stranger would have to open as many
-//! calls as there are places.
+//! calls as there are places. A call whose message came along with it needs no place: it is decided at once, or joins those
+//! that wait for Redis, who are counted on their own.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,10 +15,9 @@ use std::task::{Context, Poll};
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tonic::Status;
 
 use crate::server::grpc;
-use crate::server::service::Service;
+use crate::server::service::{NoAnswer, Service};
 
 /// The calls that wait, in the order in which they began to.
 #[derive(Debug, Default)]
@@ -35,17 +35,42 @@ impl Arrivals {
         self.0.lock().calls.pop_first().is_some()
     }
 
-    fn wait(&self) -> (u64, oneshot::Receiver<Infallible>) {
-        let (sender, ended) = oneshot::channel();
-        let mut waiting = self.0.lock();
-        let number = waiting.next;
-        waiting.next += 1;
-        waiting.calls.insert(number, sender);
-        (number, ended)
-    }
-
     fn leave(&self, number: u64) {
         self.0.lock().calls.remove(&number);
+    }
+}
+
+/// A place among those that wait. Held to the end of the message: who sends a byte now and then does not become a newcomer
+/// by it.
+#[derive(Debug)]
+pub struct Place {
+    service: Arc<Service>,
+    number: u64,
+    ended: oneshot::Receiver<Infallible>,
+}
+
+impl Place {
+    pub fn take(service: Arc<Service>) -> Place {
+        let (sender, ended) = oneshot::channel();
+        let number = {
+            let mut waiting = service.arrivals().0.lock();
+            let number = waiting.next;
+            waiting.next += 1;
+            waiting.calls.insert(number, sender);
+            number
+        };
+        Place { service, number, ended }
+    }
+
+    /// Ready once the call has to give way.
+    pub fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<NoAnswer> {
+        Pin::new(&mut self.ended).poll(context).map(|_| self.service.overload())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.service.arrivals().leave(self.number);
     }
 }
 
@@ -56,22 +81,14 @@ pub struct Arriving<B> {
     body: B,
     /// `None` for a call that holds no place while it waits.
     service: Option<Arc<Service>>,
-    /// Taken at the first wait and kept to the end: who sends a byte now and then does not become a newcomer by it.
-    place: Option<(u64, oneshot::Receiver<Infallible>)>,
+    /// Taken at the first wait.
+    place: Option<Place>,
 }
 
 impl<B> Arriving<B> {
     /// A body that is waited for, at the cost of a place in the service if there is one given.
     pub fn new(body: B, service: Option<Arc<Service>>) -> Arriving<B> {
         Arriving { body, service, place: None }
-    }
-}
-
-impl<B> Drop for Arriving<B> {
-    fn drop(&mut self) {
-        if let (Some(service), Some((number, _))) = (&self.service, &self.place) {
-            service.arrivals().leave(*number);
-        }
     }
 }
 
@@ -92,12 +109,8 @@ where
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let Some(service) = &this.service else { return Poll::Pending };
-        let (_, ended) = this.place.get_or_insert_with(|| service.arrivals().wait());
-        if Pin::new(ended).poll(context).is_pending() {
-            return Poll::Pending;
-        }
-        let status: Status = grpc::status(&service.overload());
-        Poll::Ready(Some(Err(status.into())))
+        let place = this.place.get_or_insert_with(|| Place::take(service.clone()));
+        place.poll_ended(context).map(|overload| Some(Err(grpc::status(&overload).into())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -9,37 +9,25 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::server::call::Calls;
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::Drain;
+use crate::server::http2::Http2;
 use crate::server::listener::{GrpcListener, Listen, Peer, Transport};
 use crate::server::log_budget::LogBudget;
 use crate::server::preface::{Greeted, NotGreeted};
 use crate::server::tls::{HandshakeFailure, Tls};
+use crate::server::workers::Workers;
 
 /// A client that has not finished its TLS handshake and begun HTTP/2 by then never will.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Once the port closes, for those who had just connected.
 const LATE_GREETING_TIMEOUT: Duration = Duration::from_millis(500);
-
-const STREAMS_MAX: u32 = 1024;
-/// Streams that a client may make us reset before the connection is closed (rapid reset).
-const RESET_STREAMS_MAX: usize = 1024;
-const FRAME_BYTES_MAX: u32 = 16 * 1024;
-const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests are small: this is some dozens of them in full flight.
-const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionBounds {
@@ -58,6 +46,8 @@ pub struct GrpcPort {
     pub tls: Option<Arc<Tls>>,
     pub bounds: ConnectionBounds,
     pub stats: Arc<ConnectionStats>,
+    /// Where connections are served.
+    pub workers: Arc<Workers>,
 }
 
 /// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
@@ -71,8 +61,23 @@ pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
 async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
     let log = Arc::new(LogBudget::default());
     let room = Room { max: port.bounds.connections_max, when_full: WhenFull::Refuse, stats: port.stats.clone() };
-    accept(listener, "gRPC", room, drain, move |stream, drain| serve_one(stream, port.clone(), log.clone(), drain))
-        .await;
+    accept(listener, "gRPC", room, drain, move |stream: L::Stream, drain| {
+        let (port, log) = (port.clone(), log.clone());
+        // Taken here, where one connection comes after the other.
+        let seat = port.workers.seat();
+        async move {
+            let served = async { serve_one(stream.moved()?, port, log, drain).await };
+            seat.runtime().spawn(served).await.inspect_err(report_panic)?
+        }
+    })
+    .await;
+}
+
+/// What can't happen should be heard of if it does: all calls of the connection ended with it.
+fn report_panic(error: &JoinError) {
+    if error.is_panic() {
+        tracing::error!(%error, "a connection was lost to a bug");
+    }
 }
 
 /// How many connections a port has, and what becomes of one more.
@@ -244,30 +249,15 @@ async fn talk<C>(connection: C, port: GrpcPort, mut drain: Drain) -> anyhow::Res
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(port.calls);
-    let connection = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_local_error_reset_streams(RESET_STREAMS_MAX)
-        .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(connection), service);
-    let mut connection = pin!(connection);
+    let connection = Http2::begin(connection, port.calls).await?;
     let aged = Instant::now() + jittered(port.bounds.age);
-    tokio::select! {
-        ended = connection.as_mut() => return Ok(ended?),
-        () = tokio::time::sleep_until(aged) => {}
-        () = drain.closing() => {}
-    }
-    connection.as_mut().graceful_shutdown();
-    match timeout(port.bounds.grace, connection).await {
-        Ok(ended) => Ok(ended?),
-        Err(_) => Ok(()),
-    }
+    let time_to_go = async {
+        tokio::select! {
+            () = tokio::time::sleep_until(aged) => {}
+            () = drain.closing() => {}
+        }
+    };
+    Ok(connection.serve(time_to_go, port.bounds.grace).await?)
 }
 
 /// Give or take a tenth, so that clients that came together do not leave together.
@@ -301,8 +291,9 @@ mod tests {
             let bounds =
                 ConnectionBounds { connections_max, age: Duration::from_secs(60), grace: Duration::from_secs(1) };
             let stats = Arc::new(ConnectionStats::default());
-            let calls = Calls::new(tonic::service::Routes::default(), service::idle());
-            let port = GrpcPort { calls, tls: None, bounds, stats: stats.clone() };
+            let calls = Calls::new(tonic::service::Routes::default(), service::idle(), 1024);
+            let workers = Arc::new(Workers::start(2).unwrap());
+            let port = GrpcPort { calls, tls: None, bounds, stats: stats.clone(), workers };
             let (drainer, drain) = drain::channel();
             let served = tokio::spawn(serve(GrpcListener::Tcp(listener), port, drain));
             Port { address, stats, drainer, served }

@@ -44,6 +44,10 @@ pub struct Global {
     publishing: tokio::sync::Mutex<()>,
     /// When each complaint was last made.
     warned: Mutex<BTreeMap<(Turn, &'static str), Instant>>,
+    /// It is given up after so long.
+    outage_after: Duration,
+    is_down: AtomicBool,
+    fallen: Mutex<Fallen>,
     pub metrics: GlobalMetrics,
 }
 
@@ -61,6 +65,7 @@ impl Global {
         place: String,
         options: ExchangeOptions,
         migrates: bool,
+        outage_after: Duration,
     ) -> Arc<Global> {
         let began = Instant::now();
         let global = Arc::new(Global {
@@ -72,12 +77,16 @@ impl Global {
             is_leaving: AtomicBool::new(false),
             publishing: tokio::sync::Mutex::default(),
             warned: Mutex::default(),
+            outage_after,
+            is_down: AtomicBool::new(false),
+            fallen: Mutex::default(),
             metrics: GlobalMetrics::default(),
         });
         tokio::spawn(global.clone().prepare(migrates));
         tokio::spawn(global.clone().publish());
         tokio::spawn(global.clone().import());
         tokio::spawn(global.clone().reveal());
+        tokio::spawn(global.clone().watch());
         global
     }
 
@@ -88,6 +97,46 @@ impl Global {
     /// The moment of one of the exchange's turns.
     fn at(&self, mono_us: u64) -> tokio::time::Instant {
         (self.began + Duration::from_micros(mono_us.saturating_sub(MONO_START_US))).into()
+    }
+
+    /// Without password.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Whether other regions can't be heard, or can't hear this one.
+    pub fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// For how long that has been so, if it is, and how often it came to it.
+    pub fn standing(&self) -> (Option<Duration>, u64) {
+        let fallen = self.fallen.lock();
+        (fallen.since.map(|since| since.elapsed()), fallen.times)
+    }
+
+    /// Notices when the table has been out of reach for too long, and when it is not any more.
+    async fn watch(self: Arc<Self>) {
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let status = self.exchange.status(self.now());
+            let too_long_us = u64::try_from(self.outage_after.as_micros()).unwrap_or(u64::MAX);
+            let running_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let is_late = |ago_us: Option<u64>| ago_us.unwrap_or(running_us) > too_long_us;
+            let is_down =
+                is_late(status.imported_ago_us) || (status.is_publish_open && is_late(status.published_ago_us));
+            if self.is_down.swap(is_down, Ordering::Relaxed) == is_down {
+                continue;
+            }
+            let mut fallen = self.fallen.lock();
+            fallen.since = is_down.then(Instant::now);
+            fallen.times += u64::from(is_down);
+            if is_down {
+                tracing::warn!("MySQL is out of reach: limits hold in the region, on the last counts of the others");
+            } else {
+                tracing::warn!("MySQL is within reach again: limits hold over all regions");
+            }
+        }
     }
 
     pub fn figures(&self) -> GlobalFigures {
@@ -296,6 +345,16 @@ impl Global {
         }
         let _ = timeout(LEAVE_TIMEOUT, self.mysql.close()).await;
     }
+}
+
+/// How often it is looked at whether the table is out of reach.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Since when the table has been out of reach, and how often it was.
+#[derive(Debug, Default)]
+struct Fallen {
+    since: Option<Instant>,
+    times: u64,
 }
 
 /// Monotonic time starts here: zero stands for never.

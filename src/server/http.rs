@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use axum::routing::{any, get};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -24,13 +24,15 @@ use tokio::time::timeout;
 use crate::observe::outcome::Failure;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
-use crate::server::service::{Answered, Service};
+use crate::server::service::{Answered, Moment, Service};
 use crate::server::skim::Announced;
 use crate::server::tls::Tls;
-use crate::server::{connection, grpc};
+use crate::server::{connection, grpc, wire};
 
 /// Names the reason of a refusal: the body says the same to everybody.
 const ERROR_HEADER: &str = "x-tidegate-error";
+
+const REASON: HeaderName = HeaderName::from_static(wire::REASON);
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -111,11 +113,30 @@ pub fn router(
 
 /// Ready is: rules are loaded (unless the start was forced without) and nobody has asked us to stop. The port is open, or
 /// this would not run.
-async fn ready(State(port): State<Port>) -> Response {
-    if (port.service.has_rules() || port.is_ready_without_rules) && !port.drain.has_begun() {
-        return respond(StatusCode::OK, "text/plain; charset=utf-8", "OK");
+async fn ready(State(port): State<Port>, RawQuery(query): RawQuery) -> Response {
+    let is_ready = (port.service.has_rules() || port.is_ready_without_rules) && !port.drain.has_begun();
+    let status = if is_ready { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+    let wants_all = query.is_some_and(|query| query.split('&').any(|part| part == "verbose" || part == "verbose=true"));
+    let text = match (wants_all, is_ready) {
+        (true, _) => readiness(&port, is_ready),
+        (false, true) => "OK".to_owned(),
+        (false, false) => String::new(),
+    };
+    respond(status, "text/plain; charset=utf-8", text)
+}
+
+/// Everything that readiness depends on, and the layers, which it does not.
+fn readiness(port: &Port, is_ready: bool) -> String {
+    let sign = |is_good: bool| if is_good { '+' } else { '-' };
+    let rules = port.service.in_force().map_or(0, |rules| rules.ruleset.rules_count());
+    let has_rules = port.service.has_rules();
+    let is_serving = !port.drain.has_begun();
+    let mut text = format!("[{}] rules: {rules} in force\n", sign(has_rules));
+    text += &format!("[{}] serving: {}\n", sign(is_serving), if is_serving { "yes" } else { "draining" });
+    for layer in port.service.layers() {
+        text += &format!("{layer}\n");
     }
-    respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", "")
+    text + if is_ready { "ready\n" } else { "not ready\n" }
 }
 
 /// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT.
@@ -136,8 +157,8 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
         Ok(message) => message,
         Err(error) => return port.refuse(Failure::Malformed, &error),
     };
-    let answered = match port.service.answer(&message) {
-        Ok(Answered::Now(answer)) => Ok(answer),
+    let answered = match port.service.answer(&message, Moment::now()) {
+        Ok(Answered::Now { answer, .. }) => Ok(answer),
         Ok(Answered::Later(later)) => port.service.answer_later(&message, *later, None).await,
         Err(error) => Err(error),
     };
@@ -145,14 +166,19 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
         Ok(answer) => answer,
         Err(error) => return bad_request(&error.to_string()),
     };
-    let is_over = answer.response.overall_code == Code::OverLimit as i32;
-    let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
-    let Ok(text) = port.json.response(&answer.response) else {
+    let (Ok(read), Ok(text)) = (RateLimitResponse::decode(answer.message()), port.json.response(answer.message()))
+    else {
         return respond(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", "Internal Server Error\n");
     };
+    let is_over = read.overall_code == Code::OverLimit as i32;
+    let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let mut response = respond(status, "application/json", text);
-    if let Some(wait_s) = answer.retry_after_s {
-        response.headers_mut().insert(header::RETRY_AFTER, wait_s.into());
+    // This port says in its own way what Envoy would be asked to say.
+    for (name, said_as) in [(header::RETRY_AFTER, wire::RETRY_AFTER), (REASON, wire::REASON)] {
+        let said = read.response_headers_to_add.iter().find(|header| header.key == said_as);
+        if let Some(value) = said.and_then(|header| HeaderValue::from_str(&header.value).ok()) {
+            response.headers_mut().insert(name, value);
+        }
     }
     response
 }
@@ -190,17 +216,18 @@ impl Json {
         Ok(Json { request: message("RateLimitRequest")?, response: message("RateLimitResponse")? })
     }
 
-    fn request(&self, body: &[u8]) -> Result<RateLimitRequest, String> {
+    /// The encoded message.
+    fn request(&self, body: &[u8]) -> Result<Vec<u8>, String> {
         let mut json = serde_json::Deserializer::from_slice(body);
         let options = DeserializeOptions::new().deny_unknown_fields(true);
         let dynamic = DynamicMessage::deserialize_with_options(self.request.clone(), &mut json, &options)
             .map_err(|error| error.to_string())?;
         json.end().map_err(|error| error.to_string())?;
-        dynamic.transcode_to().map_err(|error| error.to_string())
+        Ok(dynamic.encode_to_vec())
     }
 
-    fn response(&self, response: &RateLimitResponse) -> anyhow::Result<String> {
-        let dynamic = DynamicMessage::decode(self.response.clone(), response.encode_to_vec().as_slice())?;
+    fn response(&self, message: &[u8]) -> anyhow::Result<String> {
+        let dynamic = DynamicMessage::decode(self.response.clone(), message)?;
         Ok(serde_json::to_string(&dynamic)?)
     }
 }
@@ -208,6 +235,7 @@ impl Json {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
     #[test]
     fn json_takes_both_cases_and_nothing_unknown() {
@@ -216,7 +244,7 @@ mod tests {
             r#"{"domain":"d","hitsAddend":3,"descriptors":[{"entries":[{"key":"a","value":"b"}],"hitsAddend":"7"}]}"#,
             r#"{"domain":"d","hits_addend":3,"descriptors":[{"entries":[{"key":"a","value":"b"}],"hits_addend":7}]}"#,
         ] {
-            let request = json.request(text.as_bytes()).unwrap();
+            let request = RateLimitRequest::decode(&*json.request(text.as_bytes()).unwrap()).unwrap();
             assert_eq!((request.domain.as_str(), request.hits_addend), ("d", 3));
             assert_eq!(request.descriptors[0].hits_addend.as_ref().unwrap().value, 7);
         }
@@ -227,7 +255,8 @@ mod tests {
 
     #[test]
     fn answers_leave_out_what_is_zero() {
-        let text = Json::new().unwrap().response(&RateLimitResponse { overall_code: 1, ..Default::default() }).unwrap();
+        let response = RateLimitResponse { overall_code: 1, ..Default::default() };
+        let text = Json::new().unwrap().response(&response.encode_to_vec()).unwrap();
         assert_eq!(text, r#"{"overallCode":"OK"}"#);
     }
 }

@@ -24,7 +24,10 @@ pub trait Listen: Send {
 }
 
 /// A connection as the system gives it.
-pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
+    /// Moves the connection to the runtime on which this is called: events of it then come from there.
+    fn moved(self) -> io::Result<Self>;
+
     /// Makes the connection ready for small messages, and says who is at the other end.
     fn prepare(&self) -> io::Result<Peer>;
 }
@@ -56,6 +59,10 @@ impl Listen for TcpListener {
 }
 
 impl Transport for TcpStream {
+    fn moved(self) -> io::Result<TcpStream> {
+        TcpStream::from_std(self.into_std()?)
+    }
+
     fn prepare(&self) -> io::Result<Peer> {
         self.set_nodelay(true)?;
         Ok(Peer::Address(self.peer_addr()?))
@@ -93,6 +100,10 @@ impl Listen for UnixSocket {
 }
 
 impl Transport for UnixStream {
+    fn moved(self) -> io::Result<UnixStream> {
+        UnixStream::from_std(self.into_std()?)
+    }
+
     fn prepare(&self) -> io::Result<Peer> {
         let peer = self.peer_cred()?;
         Ok(Peer::Process { id: peer.pid(), user: peer.uid() })

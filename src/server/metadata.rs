@@ -6,11 +6,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value, value::Kind};
 
-use crate::engine::{Decision, Status, StatusKind};
-use crate::observe::regional::DecidedBy;
+use crate::engine::{Decision, StatusKind};
 use crate::request::Request;
 use crate::rules::Ruleset;
-use crate::rules::policy::Scope;
+use crate::rules::policy::{Scope, Word};
 
 /// Stands for the value of a key that a rule marks as sensitive.
 const HIDDEN: &str = "<sensitive>";
@@ -21,7 +20,7 @@ pub fn dynamic_metadata(
     request: &Request<'_>,
     decision: &Decision<'_>,
     ruleset: &Ruleset,
-    by: Option<DecidedBy>,
+    is_cut_off: bool,
 ) -> Struct {
     let mut fields = Struct::default();
     let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
@@ -36,7 +35,7 @@ pub fn dynamic_metadata(
     if !metadata.is_empty() {
         set("metadata", structure(&metadata));
     }
-    set("tidegate", account(decision, by));
+    set("tidegate", account(decision, is_cut_off));
     fields
 }
 
@@ -84,30 +83,21 @@ fn join(into: &mut serde_json::Map<String, serde_json::Value>, from: &serde_json
 }
 
 /// Which rule settled the answer, and why.
-fn account(decision: &Decision<'_>, by: Option<DecidedBy>) -> Value {
+fn account(decision: &Decision<'_>, is_cut_off: bool) -> Value {
     let unlimited = || decision.statuses.iter().find(|status| matches!(status.kind, StatusKind::Unlimited));
     let decisive = decision.decisive().or_else(unlimited);
-    let is_shadowed = decision.is_globally_shadowed || decision.statuses.iter().any(|status| status.is_shadowed);
-    let is_local = |status: &Status<'_>| match &status.kind {
-        StatusKind::Limited(limited) => limited.limit.is_some_and(|limit| limit.policy.scope == Some(Scope::Local)),
-        StatusKind::Unmatched | StatusKind::Unlimited => true,
-    };
-    let is_regional = by.is_some() && decisive.is_some_and(|status| !is_local(status));
-    let reason = match decisive {
-        _ if is_regional && by == Some(DecidedBy::Outage) => "outage_local",
-        _ if decision.is_over => "over_limit",
-        _ if is_shadowed => "shadow",
-        None => "no_rule",
-        Some(_) => "within_limit",
-    };
     let mut fields = Struct::default();
     let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
-    set("reason", string(reason));
+    set("reason", string(decision.reason().word()));
     if let Some(status) = decisive {
         set("rule", string(status.rule.map_or(crate::rules::OVERRIDE_RULE_ID, |rule| &*rule.id)));
-        set("scope", string(if is_regional { "regional" } else { "local" }));
-        let is_by_origin = is_regional && by == Some(DecidedBy::Origin);
-        set("layer", string(if is_by_origin { "regional" } else { "local" }));
+        let (scope, layer, by) = match &status.kind {
+            StatusKind::Limited(limited) => (limited.scope, limited.layer(is_cut_off), limited.decided_by().word()),
+            StatusKind::Unmatched | StatusKind::Unlimited => (Scope::Local, Scope::Local, "memory"),
+        };
+        set("scope", string(scope.word()));
+        set("layer", string(layer.word()));
+        set("by", string(by));
         if let StatusKind::Limited(limited) = &status.kind {
             set("reset_ms", number(limited.verdict.reset_ms as f64));
         }

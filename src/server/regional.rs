@@ -1,5 +1,7 @@
 //! The region's state machines, brought to life: clocks, timers, connections, and the requests that wait.
 //!
+//! The same serves the owner of strict limits, when that is not the region's own Redis.
+//!
 //! A request that has to ask waits here, for one deadline in all. The call that it caused is a task of its own: others
 //! may be in the same call, so it does not end with the request. Flushes, heartbeats and probes run beside, and none of
 //! them is ever waited for by a request.
@@ -15,14 +17,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until, timeout_at};
 
-use crate::engine::decide::{Asking, Consult, Why};
+use crate::engine::decide::{StoreView, Why};
+use crate::engine::layers::Store;
 use crate::engine::{Engine, Inquiry};
 use crate::observe::regional::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
 use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Region, RegionOptions};
 use crate::regional::replay::REPLAY_TIMEOUT_US;
-use crate::regional::script;
+use crate::regional::script::{self, Invocation};
 use crate::server::service::wall_ms;
 
 static ORIGIN: Script = Script::new(script::ORIGIN);
@@ -30,7 +33,7 @@ static BEAT: Script = Script::new(script::BEAT);
 static LEAVE: Script = Script::new(script::LEAVE);
 
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Until the first heartbeat has been answered.
+/// Until the first heartbeat, or one after others that were lost, has been answered.
 const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
 const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Clocks may be apart by one part in so many of the shortest window.
@@ -67,7 +70,32 @@ pub struct Regional {
     is_anonymous: AtomicBool,
     /// When it was last said that Redis refuses something.
     warned: Mutex<Option<Instant>>,
+    /// Has replicas acknowledge what strict limits were charged. Waiting for them holds a connection up, so it has its own.
+    replicated: Option<Replicated>,
     pub metrics: RegionalMetrics,
+}
+
+/// Connections on which so many replicas are waited for.
+pub struct Replicated {
+    pub redis: Redis,
+    pub replicas: u32,
+}
+
+impl Replicated {
+    async fn script(&self, written: &Invocation, within: Duration) -> Result<redis::Value, OriginError> {
+        let Invocation { keys, args } = written;
+        self.redis.replicated_script(Lane::Checks, &ORIGIN, keys, args, self.replicas, within).await
+    }
+}
+
+/// How to take part.
+pub struct RegionalOptions {
+    pub region: RegionOptions,
+    /// How long a request waits.
+    pub deadline: Duration,
+    pub replicated: Option<Replicated>,
+    /// What all moments of the process are counted from.
+    pub began: Instant,
 }
 
 impl fmt::Debug for Regional {
@@ -78,16 +106,18 @@ impl fmt::Debug for Regional {
 
 impl Regional {
     /// Starts to take part. Must be called on the runtime.
-    pub fn start(engine: Arc<Engine>, redis: Redis, mut options: RegionOptions, deadline: Duration) -> Arc<Regional> {
-        options.is_cluster = redis.is_cluster();
+    pub fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<Regional> {
+        let RegionalOptions { mut region, deadline, replicated, began } = options;
+        region.is_cluster = redis.is_cluster();
         let regional = Arc::new(Regional {
-            region: Region::new(engine, options),
+            region: Region::new(engine, region),
             redis,
             waiting: Mutex::default(),
             wake: Notify::new(),
             runtime: Handle::current(),
-            began: Instant::now(),
+            began,
             deadline,
+            replicated,
             is_leaving: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
             identity: Mutex::default(),
@@ -148,32 +178,33 @@ impl Regional {
         self.shortest_window_ms.store(window_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// What a request's first look may know of the region.
-    pub fn consult(&self, at: Instant) -> Consult<'static> {
-        // As `mono_us`, but for every request.
+    /// The moment, in whole milliseconds, that freshness and pauses go by. As `mono_us`, but for every request.
+    pub fn mono_ms(&self, at: Instant) -> u64 {
         let passed = at.saturating_duration_since(self.began);
-        Consult {
-            mono_ms: (passed.as_secs() + 1) * 1000 + u64::from(passed.subsec_millis()),
-            live: self.region.live(),
-            asking: self.region.asking(),
-            is_again: false,
-        }
+        (passed.as_secs() + 1) * 1000 + u64::from(passed.subsec_millis())
+    }
+
+    /// What a request may know of the store.
+    pub fn view(&self) -> StoreView<'static> {
+        StoreView { live: self.region.live(), asking: self.region.asking() }
     }
 
     /// To be called after a decision that was made from memory.
-    pub fn decided(&self, consult: &Consult<'_>, engine: &Engine) -> DecidedBy {
-        let by = if matches!(consult.asking, Asking::Never) { DecidedBy::Outage } else { DecidedBy::Memory };
-        self.metrics.decided(by);
-        if engine.table().is_urgent() {
+    pub fn decided(&self, engine: &Engine) {
+        if engine.table().is_urgent(self.region.store()) {
             self.wake.notify_one();
         }
-        by
+    }
+
+    /// How long requests wait at most.
+    pub fn patience(&self) -> Duration {
+        self.deadline
     }
 
     /// The moment until which a request waits for the origin.
-    pub fn deadline(&self, now: Instant, grpc_timeout: Option<Duration>) -> Instant {
-        let before = grpc_timeout.map_or(self.deadline, |timeout| timeout.saturating_sub(BEFORE_DEADLINE));
-        now + self.deadline.min(before)
+    pub fn deadline(began: Instant, patience: Duration, grpc_timeout: Option<Duration>) -> Instant {
+        let before = grpc_timeout.map_or(patience, |timeout| timeout.saturating_sub(BEFORE_DEADLINE));
+        began + patience.min(before)
     }
 
     /// Asks the origin, until the deadline at most.
@@ -226,12 +257,15 @@ impl Regional {
     }
 
     async fn call(self: Arc<Self>, outgoing: Outgoing) {
-        let Outgoing { id, operation, call, within_us } = outgoing;
+        let Outgoing { id, operation, call, is_strict, within_us } = outgoing;
         let lane = if operation == Operation::Check { Lane::Checks } else { Lane::Replays };
         let began = Instant::now();
         let written = script::encode(&call);
         let within = Duration::from_micros(within_us);
-        let answered = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
+        let answered = match &self.replicated {
+            Some(replicated) if is_strict => replicated.script(&written, within).await,
+            _ => self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await,
+        };
         let reply = answered.and_then(|value| script::decode(&call, &value).map_err(|_| OriginError::BadReply));
         let effects = match reply {
             Ok(reply) => {
@@ -247,7 +281,12 @@ impl Regional {
                 self.metrics.failed(operation, error.reason());
                 self.warn(&error);
                 tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
-                self.region.failed(id, self.now())
+                // Limits that are not strict do without replicas.
+                let is_apart = is_strict && self.replicated.is_some() && self.region.store() == Store::Origin;
+                match is_apart {
+                    true => self.region.disregarded(id, self.now()),
+                    false => self.region.failed(id, self.now()),
+                }
             }
         };
         self.perform(effects);
@@ -273,13 +312,15 @@ impl Regional {
         let mut was_heard = false;
         let mut has_warned = false;
         let mut are_apart = false;
-        let written = script::encode_beat(self.region.process());
+        let written = script::encode_beat(self.region.store(), self.region.process());
         while !self.is_leaving.load(Ordering::Relaxed) {
             let began = Instant::now();
+            let mut is_lost = false;
             let answered = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, BEAT_TIMEOUT).await;
             let beat = answered.and_then(|value| script::decode_beat(&value).map_err(|_| OriginError::BadReply));
             match beat {
                 Ok(beat) => {
+                    self.region.beaten(true, self.now());
                     let took = began.elapsed();
                     self.metrics.called(Operation::Beat, took);
                     self.region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
@@ -295,9 +336,13 @@ impl Regional {
                     was_heard = true;
                     self.identify(&mut has_warned).await;
                 }
-                Err(error) => self.metrics.failed(Operation::Beat, error.reason()),
+                Err(error) => {
+                    self.region.beaten(false, self.now());
+                    self.metrics.failed(Operation::Beat, error.reason());
+                    is_lost = true;
+                }
             }
-            sleep(if was_heard { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
+            sleep(if was_heard && !is_lost { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
         }
     }
 
@@ -351,13 +396,19 @@ impl Regional {
     /// Finds out whether an origin that did not answer does again.
     async fn probe(self: Arc<Self>) {
         let mut was_open = [false; 2];
+        let who = match self.region.store() {
+            Store::Origin => "the origin",
+            Store::Owner => "the owner of strict limits",
+        };
         loop {
             sleep(PROBE_LOOK).await;
             let is_open = self.region.breakers().map(|(is_open, _)| is_open);
             for ((name, was), is) in ["checks", "replays"].into_iter().zip(was_open).zip(is_open) {
                 match (was, is) {
-                    (false, true) => tracing::warn!(breaker = name, "the origin does not answer: memory decides"),
-                    (true, false) => tracing::warn!(breaker = name, "the origin answers again"),
+                    (false, true) => {
+                        tracing::warn!(breaker = name, "{who} does not answer: each rule's on_outage decides")
+                    }
+                    (true, false) => tracing::warn!(breaker = name, "{who} answers again"),
                     _ => {}
                 }
             }
@@ -377,22 +428,28 @@ impl Regional {
     async fn is_served(&self, lane: Lane) -> bool {
         let within = match lane {
             Lane::Checks => self.deadline,
-            Lane::Replays => Duration::from_micros(REPLAY_TIMEOUT_US),
+            Lane::Replays => Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline),
         };
         let written = script::encode(&self.region.trial(self.now()));
-        let served = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
+        let served = match &self.replicated {
+            // An owner whose replicas do not acknowledge decides nothing.
+            Some(replicated) if lane == Lane::Checks && self.region.store() == Store::Owner => {
+                replicated.script(&written, within).await
+            }
+            _ => self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await,
+        };
         served.inspect_err(|error| self.warn(error)).is_ok()
     }
 
     /// Says once a minute why Redis refuses; that it does not answer is said by the breakers.
     fn warn(&self, error: &OriginError) {
-        if !matches!(error, OriginError::Refused { .. } | OriginError::BadReply) {
+        if !matches!(error, OriginError::Refused { .. } | OriginError::BadReply | OriginError::Unreplicated { .. }) {
             return;
         }
         let mut warned = self.warned.lock();
         if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
             *warned = Some(Instant::now());
-            tracing::warn!(%error, "Redis refuses what it is asked");
+            tracing::warn!(%error, "Redis does not do what it is asked");
         }
     }
 
@@ -425,7 +482,7 @@ impl Regional {
                 return;
             }
         }
-        let written = script::encode_leave(self.region.process());
+        let written = script::encode_leave(self.region.store(), self.region.process());
         let left = until.saturating_duration_since(Instant::now());
         // Others notice within three seconds anyway.
         let _ = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, left).await;

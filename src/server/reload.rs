@@ -8,9 +8,12 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
+use crate::engine::layers::{Layers, Reach};
+use crate::rules::limit::{Limit, Rule};
 use crate::rules::lint;
+use crate::rules::policy::{Algorithm, OnOutage, Scope};
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::rules::{Domain, Loaded, Options, Ruleset, Source};
 use crate::server::service::{InForce, Service};
 use crate::sources::config::ConfigStatus;
 use crate::sources::files::{self, Location};
@@ -46,6 +49,10 @@ impl Reloader {
         if self.service.engine().table().is_shared() && !self.has_secret {
             lint::refuse_sensitive(&mut loaded);
         }
+        let layers = self.service.engine().layers();
+        if layers.place.regions > 1 && layers.owner.is_none() {
+            lint::refuse_strict(&mut loaded);
+        }
         match loaded.ruleset {
             Some(ruleset) => {
                 self.install(ruleset, loaded.problems.clone(), began);
@@ -66,9 +73,8 @@ impl Reloader {
 
     /// What this process can't do for the rules in force, a sentence each.
     pub fn not_honoured(&self) -> Vec<String> {
-        let engine = self.service.engine();
-        let (is_shared, is_global) = (engine.is_regional(), engine.table().regions() > 1);
-        let sentences = |in_force: Arc<InForce>| lint::not_honoured(&in_force.ruleset, is_shared, is_global);
+        let layers = self.service.engine().layers();
+        let sentences = |in_force: Arc<InForce>| not_honoured(&in_force.ruleset, layers);
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
@@ -136,6 +142,67 @@ impl Reloader {
         }
         outcome
     }
+}
+
+/// What the layers that there are can't do for the rules, as one sentence each.
+fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
+    let limits = || {
+        ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
+    };
+    let mut sentences = Vec::new();
+    let mut say = |what: &str, ids: Vec<&str>, why: &str| {
+        if let Some(first) = ids.first() {
+            let others = match ids.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            sentences.push(format!("{what} of rule {first}{others} {why}"));
+        }
+    };
+    let is_reduced = |wanted: Scope| {
+        let is_reduced = move |(_, limit): &(&Rule, &Limit)| {
+            // What `gcra` and `exact_window` default to, so nobody asked for it.
+            let is_default =
+                wanted == Scope::Regional && matches!(limit.terms.algorithm, Algorithm::Gcra | Algorithm::ExactWindow);
+            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Local && !is_default
+        };
+        limits().filter(is_reduced).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
+    };
+    let scopes = [Scope::Regional, Scope::Global, Scope::Split, Scope::Strict];
+    let alone: Vec<&str> = scopes.into_iter().flat_map(is_reduced).collect();
+    say("scope", alone, "has no effect: counts are not shared (REDIS_URL), every limit holds for this process alone");
+    let split_alone = |(_, limit): &(&Rule, &Limit)| {
+        let held = layers.hold_limit(limit);
+        held.scope == Scope::Split && held.reach == Reach::Process
+    };
+    let split_alone = limits().filter(split_alone).map(|(rule, _)| &*rule.id).collect();
+    say("scope: split", split_alone, "gives each process the region's part: without REDIS_URL nobody counts together");
+    let within = |wanted: Scope| {
+        let within = move |(_, limit): &(&Rule, &Limit)| {
+            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Regional
+        };
+        limits().filter(within).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
+    };
+    say(
+        "scope: global",
+        within(Scope::Global),
+        "holds for the region only: nothing is exchanged with other regions for it",
+    );
+    say("scope: split", within(Scope::Split), "gives this region all of it: there is no other (TIDEGATE_REGIONS)");
+    let without_part = limits().filter(|(_, limit)| limit.terms.limit > 0 && layers.hold_limit(limit).terms.limit == 0);
+    let without_part = without_part.map(|(rule, _)| &*rule.id).collect();
+    say(
+        "scope: split",
+        without_part,
+        "leaves nothing for this region: the limit is smaller than the number of regions",
+    );
+    let is_idle = |limit: &Limit| layers.hold_limit(limit).reach == Reach::Process;
+    let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local && is_idle(limit));
+    let with_outage = with_outage.map(|(rule, _)| &*rule.id).collect();
+    say("on_outage", with_outage, "has no effect: memory decides it, there is nothing whose outage could matter");
+    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && is_idle(limit));
+    say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "has no effect: every decision is exact");
+    sentences
 }
 
 /// Takes a management server's rules, and tells when there are new ones.

@@ -5,22 +5,29 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use parking_lot::Mutex;
+use prost::Message;
 use thiserror::Error;
 
-use crate::engine::decide::{Asking, Consult};
+use crate::engine::decide::{Asking, Cause, Consult, Settled, Store, StoreView};
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
+use crate::observe::histogram::Histogram;
 use crate::observe::hits::HitMetrics;
 use crate::observe::outcome::{Failure, Outcomes};
-use crate::observe::regional::DecidedBy;
 use crate::regional::asks::AskOutcome;
 use crate::request::{Bounds, Refused, Request};
 use crate::rules::Ruleset;
+use crate::rules::policy::Class;
 use crate::server::arrival::Arrivals;
 use crate::server::global::Global;
+use crate::server::metadata;
 use crate::server::regional::Regional;
 use crate::server::skim::Announced;
+#[cfg(test)]
+use crate::server::wire::ReasonHeader;
+use crate::server::wire::protobuf::Malformed;
+use crate::server::wire::write::Answer;
 use crate::server::wire::{self, AnswerOptions};
 
 /// How requests are read, decided and answered.
@@ -30,9 +37,15 @@ pub struct ServiceOptions {
     pub modes: Modes,
     pub answers: AnswerOptions,
     pub in_flight_max: usize,
+    /// How long a request waits for the owner of strict limits.
+    pub strict_timeout: Duration,
     /// The share of a limit from which on hits count as near it.
     pub near_limit_ratio: f32,
 }
+
+/// Places beyond the bound, where there is a Redis to wait for: those who wait may take up all the others, and a burst has to
+/// be read before anyone is told to wait or not to. As many as one connection may have open.
+const SPARE: usize = 1024;
 
 /// Rules, and the counters that belong to them.
 #[derive(Debug)]
@@ -51,11 +64,19 @@ pub struct Service {
     /// milliseconds to drop, which no request should pay.
     retired: Mutex<Vec<Arc<InForce>>>,
     options: ServiceOptions,
+    /// What moments are counted from.
+    began: Instant,
     in_flight: AtomicUsize,
+    /// Of those, requests that wait for Redis.
+    waiting: AtomicUsize,
     arrivals: Arrivals,
     outcomes: Outcomes,
     /// Set once, when counts are shared with other processes.
     regional: OnceLock<Arc<Regional>>,
+    /// Set once, when strict limits have an owner of their own.
+    owner: OnceLock<Arc<Regional>>,
+    /// How long requests have waited for the owner of strict limits.
+    strict_time: Histogram,
     /// Set once, when counts are shared with other regions.
     global: OnceLock<Arc<Global>>,
 }
@@ -65,6 +86,8 @@ pub struct Service {
 pub enum NoAnswer {
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
     #[error("no rate limit configuration loaded")]
     NoRules,
     #[error("{max} requests are open, which is the most that is allowed (TIDEGATE_MAX_IN_FLIGHT)")]
@@ -77,6 +100,7 @@ impl NoAnswer {
     pub fn failure(&self) -> Failure {
         match self {
             NoAnswer::Refused(_) => Failure::Invalid,
+            NoAnswer::Malformed(_) => Failure::Malformed,
             NoAnswer::NoRules => Failure::NoRules,
             NoAnswer::Overload { .. } => Failure::Overload,
             NoAnswer::Deadline => Failure::Deadline,
@@ -84,19 +108,13 @@ impl NoAnswer {
     }
 }
 
-/// An answer and what goes around it.
-#[derive(Debug)]
-pub struct Answer {
-    pub response: RateLimitResponse,
-    /// What `Retry-After` says, for ports that say it in their own way.
-    pub retry_after_s: Option<u64>,
-}
-
 /// What a first look at a request came to.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly every answer is there at once, and needs no heap for it")]
 pub enum Answered {
-    Now(Answer),
+    Now {
+        answer: Answer,
+        finished: Instant,
+    },
     /// The origin has to be asked.
     Later(Box<Later>),
 }
@@ -106,7 +124,56 @@ pub enum Answered {
 pub struct Later {
     rules: Arc<InForce>,
     inquiry: Inquiry,
+    /// What the stores have said so far.
+    heard: [Heard; 2],
     began: Instant,
+    _place: WaitingPlace,
+}
+
+/// What a store has said to a request.
+#[derive(Clone, Debug)]
+enum Heard {
+    Nothing,
+    Settled(Settled),
+    NoAnswer,
+}
+
+impl Heard {
+    /// A request keeps to its first view of a store that it can't ask.
+    fn at_first(view: &StoreView<'_>) -> Heard {
+        match view.asking {
+            Asking::Never(_) => Heard::NoAnswer,
+            Asking::Allowed | Asking::Settled(_) => Heard::Nothing,
+        }
+    }
+
+    fn view<'a>(&'a self, now: StoreView<'a>) -> StoreView<'a> {
+        let asking = match self {
+            Heard::Nothing => now.asking,
+            Heard::Settled(settled) => Asking::Settled(settled),
+            Heard::NoAnswer => Asking::Never(Cause::Outage),
+        };
+        StoreView { asking, ..now }
+    }
+}
+
+/// A place among those that wait for Redis, for as long as this lives.
+#[derive(Debug)]
+struct WaitingPlace(Arc<Service>);
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many percent of the open requests may be waiting for Redis before one of its class is not let wait any more.
+fn waiting_percent_max(class: Class) -> usize {
+    match class {
+        Class::Comfort => 90,
+        Class::Cost => 95,
+        Class::Security => 100,
+    }
 }
 
 /// A request that is open, for as long as this lives.
@@ -126,10 +193,14 @@ impl Service {
             in_force: ArcSwapOption::empty(),
             retired: Mutex::default(),
             options,
+            began: Instant::now(),
             in_flight: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             arrivals: Arrivals::default(),
             outcomes: Outcomes::default(),
             regional: OnceLock::new(),
+            owner: OnceLock::new(),
+            strict_time: Histogram::default(),
             global: OnceLock::new(),
         }
     }
@@ -144,6 +215,48 @@ impl Service {
 
     pub fn regional(&self) -> Option<&Arc<Regional>> {
         self.regional.get()
+    }
+
+    /// Has strict limits decided by their owner from now on.
+    pub fn join_owner(&self, owner: Arc<Regional>) {
+        let shortest = self.in_force().and_then(|in_force| in_force.ruleset.shortest_window_ms());
+        owner.set_shortest_window(shortest);
+        // Once at most.
+        let _ = self.owner.set(owner);
+    }
+
+    pub fn owner(&self) -> Option<&Arc<Regional>> {
+        self.owner.get()
+    }
+
+    fn store(&self, store: Store) -> Option<&Arc<Regional>> {
+        match store {
+            Store::Origin => self.regional.get(),
+            Store::Owner => self.owner.get(),
+        }
+    }
+
+    /// How long requests have waited for the owner of strict limits.
+    pub fn strict_time(&self) -> &Histogram {
+        &self.strict_time
+    }
+
+    /// Other regions can't be heard.
+    pub fn is_cut_off(&self) -> bool {
+        self.global.get().is_some_and(|global| global.is_down())
+    }
+
+    /// What a request may know of the stores.
+    fn consult(&self, at: Instant) -> Consult<'static> {
+        let any = self.regional.get().or_else(|| self.owner.get());
+        let view = |store: Store| self.store(store).map_or(Consult::ALONE.origin, |regional| regional.view());
+        Consult {
+            mono_ms: any.map_or(0, |regional| regional.mono_ms(at)),
+            origin: view(Store::Origin),
+            owner: view(Store::Owner),
+            is_cut_off: self.is_cut_off(),
+            is_again: false,
+        }
     }
 
     /// Takes part in the exchange between regions from now on.
@@ -161,7 +274,7 @@ impl Service {
 
     /// Puts rules into force. Requests that are being decided finish with those they began with.
     pub fn install(&self, ruleset: Ruleset) {
-        if let Some(regional) = self.regional.get() {
+        for regional in [&self.regional, &self.owner].into_iter().filter_map(OnceLock::get) {
             regional.set_shortest_window(ruleset.shortest_window_ms());
         }
         if let Some(global) = self.global.get() {
@@ -173,7 +286,10 @@ impl Service {
             Some(before) => HitMetrics::new(&ruleset, &before.hits),
             None => HitMetrics::new(&ruleset, &HitMetrics::default()),
         };
-        self.in_force.store(Some(Arc::new(InForce { ruleset, hits })));
+        let in_force = Arc::new(InForce { ruleset, hits });
+        self.in_force.store(Some(in_force.clone()));
+        // Also what nobody asks for any more: its hits count where the rules say now.
+        self.engine.rehome(&in_force.ruleset);
         retired.extend(before);
         retired.retain(is_seen_by_others);
     }
@@ -193,6 +309,10 @@ impl Service {
         self.in_force.load().is_some()
     }
 
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -210,19 +330,45 @@ impl Service {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// Requests that wait for Redis now.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A place among those that wait, unless too many do for a request of this class.
+    fn place_to_wait(self: &Arc<Self>, class: Class) -> Option<WaitingPlace> {
+        let places = (self.options.in_flight_max.saturating_mul(waiting_percent_max(class)) / 100).max(1);
+        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let place = WaitingPlace(self.clone());
+        (before < places).then_some(place)
+    }
+
     /// Requests of which not all has arrived.
     pub fn arrivals(&self) -> &Arrivals {
         &self.arrivals
     }
 
-    /// Admits a request to be read and decided, unless too many are open and none of them can be ended for it.
-    pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
+    /// Admits a request to be read and decided, unless too many are open.
+    pub fn enter_if_room(self: &Arc<Self>) -> Option<InFlight> {
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let in_flight = InFlight(self.clone());
-        if before < self.options.in_flight_max || self.arrivals.end_longest() {
-            return Ok(in_flight);
+        (before < self.options.in_flight_max || self.has_spare_room(before)).then_some(in_flight)
+    }
+
+    /// The same, and if one that is open can be ended for it.
+    pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
+        let in_flight = self.enter_if_room();
+        if in_flight.is_none() && self.arrivals.end_longest() {
+            self.in_flight.fetch_add(1, Ordering::Relaxed);
+            return Ok(InFlight(self.clone()));
         }
-        Err(self.overload())
+        in_flight.ok_or_else(|| self.overload())
+    }
+
+    /// Those who wait for Redis do not keep others from being read: these are decided by memory, or answered at once.
+    fn has_spare_room(&self, in_flight: usize) -> bool {
+        let can_wait = self.regional.get().is_some() || self.owner.get().is_some();
+        can_wait && in_flight < self.options.in_flight_max.saturating_add(SPARE)
     }
 
     /// There is no room for a request.
@@ -236,79 +382,139 @@ impl Service {
         reason
     }
 
-    /// Refuses a message that announces more than a request may have.
+    /// Refuses a text that announces more than a request may have.
     pub fn skim(&self, announced: Announced) -> Result<(), NoAnswer> {
         announced.check(&self.options.bounds).map_err(|refused| self.fail(refused.into()))
     }
 
-    /// Answers a request, if memory can.
-    pub fn answer(&self, message: &RateLimitRequest) -> Result<Answered, NoAnswer> {
-        let began = Instant::now();
-        let request = wire::request(message, &self.options.bounds).map_err(|refused| self.fail(refused.into()))?;
+    /// Answers a request, if memory can. The message is the encoded RateLimitRequest.
+    pub fn answer(self: &Arc<Self>, message: &[u8], at: Moment) -> Result<Answered, NoAnswer> {
+        let request = self.read(message)?;
         let in_force = self.in_force.load();
         let Some(rules) = in_force.as_ref() else { return Err(self.fail(NoAnswer::NoRules)) };
-        let consult = self.regional.get().map(|regional| (regional, regional.consult(began)));
-        let may_know = consult.as_ref().map_or(&Consult::ALONE, |(_, consult)| consult);
-        match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), may_know) {
+        let consult = self.consult(at.instant);
+        let attempt = |consult: &Consult<'_>| {
+            self.engine.attempt(&rules.ruleset, &request, self.options.modes, at.wall_ms, consult)
+        };
+        let inquiry = match attempt(&consult) {
             Attempt::Decided(decision) => {
-                let by = consult.as_ref().map(|(regional, consult)| regional.decided(consult, &self.engine));
-                Ok(Answered::Now(self.conclude(message, &request, rules, (&decision, by), began)))
+                let (answer, finished) = self.conclude(message, &request, rules, &decision, at.instant);
+                return Ok(Answered::Now { answer, finished });
             }
-            Attempt::Asks(inquiry) => Ok(Answered::Later(Box::new(Later { rules: rules.clone(), inquiry, began }))),
+            Attempt::Asks(inquiry) => inquiry,
+        };
+        if let Some(place) = self.place_to_wait(inquiry.class) {
+            let heard = [&consult.origin, &consult.owner].map(Heard::at_first);
+            let later = Later { rules: rules.clone(), inquiry, heard, began: at.instant, _place: place };
+            return Ok(Answered::Later(Box::new(later)));
+        }
+        self.outcomes.record_shed(inquiry.class);
+        let hurried = |view: StoreView<'static>| match view.asking {
+            Asking::Allowed => StoreView { asking: Asking::Never(Cause::Overload), ..view },
+            Asking::Never(_) | Asking::Settled(_) => view,
+        };
+        let consult =
+            Consult { origin: hurried(consult.origin), owner: hurried(consult.owner), is_again: true, ..consult };
+        match attempt(&consult) {
+            Attempt::Decided(decision) => {
+                let (answer, finished) = self.conclude(message, &request, rules, &decision, at.instant);
+                Ok(Answered::Now { answer, finished })
+            }
+            Attempt::Asks(_) => Err(self.fail(self.overload())),
         }
     }
 
-    /// Answers a request that has to ask the origin first, by the same rules as its first look.
+    fn read<'a>(&self, message: &'a [u8]) -> Result<Request<'a>, NoAnswer> {
+        wire::read::request(message, &self.options.bounds).map_err(|reason| self.fail(reason))
+    }
+
+    /// Answers a request that has to ask first, by the same rules as its first look: the nearer store, then the farther.
     pub async fn answer_later(
         &self,
-        message: &RateLimitRequest,
+        message: &[u8],
         later: Later,
         grpc_timeout: Option<Duration>,
     ) -> Result<Answer, NoAnswer> {
-        let Later { rules, mut inquiry, began } = later;
-        let request = wire::request(message, &self.options.bounds).map_err(|refused| self.fail(refused.into()))?;
-        let Some(regional) = self.regional.get() else { return Err(self.fail(NoAnswer::NoRules)) };
-        let deadline = regional.deadline(began, grpc_timeout);
+        let Later { rules, mut inquiry, mut heard, began, _place } = later;
+        let request = self.read(message)?;
         loop {
-            let outcome = regional.ask(inquiry, deadline).await;
-            let (asking, by) = match &outcome {
-                AskOutcome::Settled(settled) => (Asking::Settled(settled), DecidedBy::Origin),
-                AskOutcome::Again if Instant::now() < deadline => (regional.region().asking(), DecidedBy::Memory),
-                AskOutcome::Again | AskOutcome::NoAnswer => (Asking::Never, DecidedBy::Outage),
-            };
-            let consult = Consult { asking, is_again: true, ..regional.consult(Instant::now()) };
+            let store = inquiry.store;
+            heard[store as usize] = self.ask(inquiry, began, grpc_timeout).await;
+            let now = self.consult(Instant::now());
+            let [origin, owner] = &heard;
+            let consult =
+                Consult { origin: origin.view(now.origin), owner: owner.view(now.owner), is_again: true, ..now };
             match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), &consult) {
-                Attempt::Decided(decision) => {
-                    regional.metrics.decided(by);
-                    return Ok(self.conclude(message, &request, &rules, (&decision, Some(by)), began));
-                }
+                Attempt::Decided(decision) => return Ok(self.conclude(message, &request, &rules, &decision, began).0),
                 Attempt::Asks(again) => inquiry = again,
             }
         }
     }
 
+    /// Asks a store, for as long as there is time.
+    async fn ask(&self, inquiry: Inquiry, began: Instant, grpc_timeout: Option<Duration>) -> Heard {
+        let Some(regional) = self.store(inquiry.store) else { return Heard::NoAnswer };
+        let is_strict = inquiry.is_strict;
+        let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
+        let deadline = Regional::deadline(began, patience, grpc_timeout);
+        let asked = Instant::now();
+        let outcome = regional.ask(inquiry, deadline).await;
+        if is_strict {
+            self.strict_time.record(asked.elapsed());
+        }
+        match outcome {
+            AskOutcome::Settled(settled) => Heard::Settled(settled),
+            AskOutcome::Again if Instant::now() < deadline => Heard::Nothing,
+            AskOutcome::Again | AskOutcome::NoAnswer => Heard::NoAnswer,
+        }
+    }
+
     fn conclude(
         &self,
-        message: &RateLimitRequest,
+        message: &[u8],
         request: &Request<'_>,
         InForce { ruleset, hits }: &InForce,
-        (decision, by): (&Decision<'_>, Option<DecidedBy>),
+        decision: &Decision<'_>,
         began: Instant,
-    ) -> Answer {
+    ) -> (Answer, Instant) {
         let options = &self.options;
-        let response = wire::response(message, request, decision, ruleset, by, &options.answers);
+        let metadata = options.answers.dynamic_metadata.then(|| {
+            // What was read once is read again as a whole: the metadata repeats the request as it was written.
+            let message = RateLimitRequest::decode(message).unwrap_or_default();
+            metadata::dynamic_metadata(&message, request, decision, ruleset, self.is_cut_off()).encode_to_vec()
+        });
+        let answer = Answer::write(decision, &options.answers, metadata.as_deref());
+        if let Some(metrics) = self.regional.get().or_else(|| self.owner.get()).map(|regional| &regional.metrics) {
+            metrics.decided(decision.decided_by());
+        }
+        for regional in [&self.regional, &self.owner].into_iter().filter_map(OnceLock::get) {
+            regional.decided(&self.engine);
+        }
         hits.record(request, decision, options.near_limit_ratio);
         if let Some(global) = self.global.get() {
             global.decided();
         }
-        let answer = Answer { response, retry_after_s: wire::retry_after_s(decision, &options.answers) };
-        self.outcomes.record(decision, began.elapsed());
-        answer
+        let finished = Instant::now();
+        self.outcomes.record(decision, finished.duration_since(began));
+        (answer, finished)
     }
 }
 
 fn is_seen_by_others(rules: &Arc<InForce>) -> bool {
     Arc::strong_count(rules) > 1
+}
+
+/// When a request is decided, by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub instant: Instant,
+    pub wall_ms: u64,
+}
+
+impl Moment {
+    pub fn now() -> Moment {
+        Moment { instant: Instant::now(), wall_ms: wall_ms() }
+    }
 }
 
 /// Wall time in whole milliseconds since the epoch. A clock before the epoch reads as the epoch.
@@ -320,12 +526,19 @@ pub fn wall_ms() -> u64 {
 /// A service without rules, for tests of what surrounds it.
 #[cfg(test)]
 pub fn idle() -> Arc<Service> {
-    let answers = AnswerOptions { headers: None, retry_after: true, problem_body: false, dynamic_metadata: false };
+    let answers = AnswerOptions {
+        headers: None,
+        retry_after: true,
+        reason_header: ReasonHeader::Denied,
+        problem_body: false,
+        dynamic_metadata: false,
+    };
     let options = ServiceOptions {
         bounds: Bounds::default(),
         modes: Modes::default(),
         answers,
         in_flight_max: 10,
+        strict_timeout: Duration::from_millis(80),
         near_limit_ratio: 0.8,
     };
     Arc::new(Service::new(Engine::new(1), options))

@@ -1,11 +1,13 @@
 //! Which regions there are, which of them this process is in, and the MySQL that they share.
 //!
 //! No MYSQL_URL is no global layer. With it both names have to be there: a process that does not know its region would
-//! write into the row of another, and one that does not know how many there are can't tell when to be heard.
+//! write into the row of another, and one that does not know how many there are can't tell when to be heard. The names are
+//! of use without it too: for limits that are split between regions, or decided by one owner for all.
 
 use clap::Args;
 use thiserror::Error;
 
+use crate::engine::layers::Place;
 use crate::settings::mysql::{MysqlFlags, MysqlSettingError, MysqlSettings};
 
 /// As wide as the column.
@@ -31,7 +33,9 @@ impl GlobalFlags {
         let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.trim().is_empty());
         if self.mysql.url().is_none() && is_set(&self.regions) {
             return Some(
-                "TIDEGATE_REGIONS without --mysql-url (MYSQL_URL): nothing is shared with other regions".to_owned(),
+                "TIDEGATE_REGIONS without --mysql-url (MYSQL_URL): limits are split between regions or strict where their \
+                 rules say so, but nothing is exchanged with other regions"
+                    .to_owned(),
             );
         }
         self.mysql.warning()
@@ -42,10 +46,25 @@ impl GlobalFlags {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalSettings {
     pub mysql: MysqlSettings,
+    pub names: RegionNames,
+}
+
+/// All regions, and which of them this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionNames {
     /// One of `regions`.
     pub region: Box<str>,
     /// As they were written, each once.
     pub regions: Vec<Box<str>>,
+}
+
+impl RegionNames {
+    /// Its place among them by name: the order in which they are written may differ from region to region.
+    pub fn place(&self) -> Place {
+        let before = self.regions.iter().filter(|name| **name < self.region).count();
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Place { region: count(before), regions: count(self.regions.len()) }
+    }
 }
 
 /// A setting about regions that can't be used.
@@ -54,10 +73,10 @@ pub enum GlobalSettingError {
     #[error(transparent)]
     Mysql(#[from] MysqlSettingError),
     #[error(
-        "--mysql-url (MYSQL_URL) is set, but --region (REGION) is not: set it to the name of the region that this process \
+        "{set} is set, but --region (REGION) is not: set it to the name of the region that this process \
          is in"
     )]
-    NoRegion,
+    NoRegion { set: &'static str },
     #[error(
         "--mysql-url (MYSQL_URL) is set, but --regions (TIDEGATE_REGIONS) is not: set it to the names of all regions, \
          separated by commas"
@@ -81,10 +100,23 @@ impl GlobalSettings {
     /// `None`: no MySQL, so counts stay in the region.
     pub fn new(flags: &GlobalFlags) -> Result<Option<GlobalSettings>, GlobalSettingError> {
         let Some(mysql) = MysqlSettings::new(&flags.mysql)? else { return Ok(None) };
+        let names = RegionNames::new(flags, "--mysql-url (MYSQL_URL)")?;
+        Ok(Some(GlobalSettings { mysql, names }))
+    }
+}
+
+impl RegionNames {
+    /// The names without MySQL, if there are any.
+    pub fn alone(flags: &GlobalFlags) -> Result<Option<RegionNames>, GlobalSettingError> {
+        let is_listed = flags.regions.as_ref().is_some_and(|listed| !listed.trim().is_empty());
+        is_listed.then(|| RegionNames::new(flags, "--regions (TIDEGATE_REGIONS)")).transpose()
+    }
+
+    fn new(flags: &GlobalFlags, set: &'static str) -> Result<RegionNames, GlobalSettingError> {
         let text = |text: &Option<String>| text.as_deref().map(str::trim).unwrap_or_default().to_owned();
         let (region, listed) = (text(&flags.region), text(&flags.regions));
         if region.is_empty() {
-            return Err(GlobalSettingError::NoRegion);
+            return Err(GlobalSettingError::NoRegion { set });
         }
         if listed.is_empty() {
             return Err(GlobalSettingError::NoRegions);
@@ -105,7 +137,7 @@ impl GlobalSettings {
         if !regions.iter().any(|name| **name == *region) {
             return Err(GlobalSettingError::Stranger { region, regions });
         }
-        Ok(Some(GlobalSettings { mysql, region: region.into(), regions }))
+        Ok(RegionNames { region: region.into(), regions })
     }
 }
 
@@ -142,10 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn names_are_of_use_without_mysql() {
+        assert_eq!(RegionNames::alone(&flags(&["--region", "eu"])), Ok(None));
+        let names = RegionNames::alone(&flags(&["--region", "eu", "--regions", "us,eu"])).unwrap().unwrap();
+        assert_eq!(names.place(), Place { region: 0, regions: 2 });
+        let text = RegionNames::alone(&flags(&["--regions", "us,eu"])).unwrap_err().to_string();
+        assert!(text.starts_with("--regions (TIDEGATE_REGIONS) is set, but --region (REGION) is not"), "{text}");
+    }
+
+    #[test]
     fn names_are_trimmed_and_kept_in_order() {
         let settings = with_url(&["--region", " eu ", "--regions", "us, eu ,ap-south"]).unwrap().unwrap();
-        assert_eq!(&*settings.region, "eu");
-        assert_eq!(settings.regions, ["us", "eu", "ap-south"].map(Box::from));
+        assert_eq!(&*settings.names.region, "eu");
+        assert_eq!(settings.names.regions, ["us", "eu", "ap-south"].map(Box::from));
+        assert_eq!(settings.names.place(), Place { region: 1, regions: 3 });
     }
 
     #[test]

@@ -55,7 +55,6 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("EXPIRATION_JITTER_MAX_SECONDS", ""),
             ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
             ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
-            ("STRICT_REDIS_URL", ""),
         ],
         "counts are in memory, and shared through REDIS_URL and MYSQL_URL if these are set",
     ),

@@ -14,6 +14,7 @@ pub mod redis_tls;
 pub mod rules;
 pub mod secret;
 pub mod socket;
+pub mod strict;
 pub mod tls;
 pub mod xds;
 
@@ -24,17 +25,19 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use crate::engine::Modes;
+use crate::engine::layers::{Layers, Place, Store};
 use crate::engine::table::KEYS_MAX;
 use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
-use crate::server::wire::{AnswerOptions, LimitHeaders};
-use crate::settings::global::{GlobalFlags, GlobalSettingError, GlobalSettings};
+use crate::server::wire::{AnswerOptions, LimitHeaders, ReasonHeader};
+use crate::settings::global::{GlobalFlags, GlobalSettingError, GlobalSettings, RegionNames};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
 use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
 use crate::settings::rules::RuleFlags;
 use crate::settings::secret::{Secret, SecretError};
 use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
+use crate::settings::strict::{StrictFlags, StrictSettingError, StrictSettings};
 use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
 use crate::settings::xds::{XdsFlags, XdsSettingError, XdsSettings};
 
@@ -131,6 +134,9 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub global: GlobalFlags,
 
+    #[command(flatten)]
+    pub strict: StrictFlags,
+
     /// Bring the table in MySQL up to date before it is used, as `tidegate migrate` does
     #[arg(long, env = "TIDEGATE_MIGRATE", help_heading = "MySQL", value_name = "BOOL", default_value = "false")]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
@@ -146,11 +152,16 @@ pub struct ServeFlags {
     #[arg(value_parser = duration, help_heading = "Listeners")]
     pub grpc_max_connection_age_grace: Duration,
 
+    /// Threads that serve gRPC connections; 0 is one for each core
+    #[arg(long, env = "TIDEGATE_WORKERS", value_name = "COUNT", default_value_t = 0, help_heading = "Listeners")]
+    pub workers: usize,
+
     /// The most keys held in memory (about 150 bytes each, 255 with Redis); the least used are given up first
     #[arg(long, env = "TIDEGATE_KEYS_MAX", value_name = "COUNT", default_value_t = 1_000_000, help_heading = "Bounds")]
     pub keys_max: usize,
 
-    /// Requests open at the same time, over all connections; more are refused with RESOURCE_EXHAUSTED
+    /// Requests open at the same time, over all connections. When nearly as many wait for Redis, those of comfort limits
+    /// are answered by on_outage without waiting, then cost, then security; more unread ones get RESOURCE_EXHAUSTED
     #[arg(long, env = "TIDEGATE_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
     #[arg(help_heading = "Bounds")]
     pub max_in_flight: usize,
@@ -210,6 +221,11 @@ pub struct ServeFlags {
     #[arg(long, env = "TIDEGATE_RETRY_AFTER", help_heading = "Answers", value_name = "BOOL", default_value = "true")]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
     pub retry_after: bool,
+
+    /// When to say why in the header x-ratelimit-reason: on every answer, on denials by outage or overload, or never
+    #[arg(long, env = "TIDEGATE_REASON_HEADER", value_enum, ignore_case = true, value_name = "WHEN")]
+    #[arg(default_value = "denied", help_heading = "Answers")]
+    pub reason_header: ReasonHeader,
 
     /// Give denials a body, application/problem+json: which limits, and when to come back
     #[arg(long, env = "TIDEGATE_PROBLEM_BODY", help_heading = "Answers", value_name = "BOOL", default_value = "false")]
@@ -294,6 +310,8 @@ pub struct Settings {
     pub connection_grace: Duration,
     pub keys_max: usize,
     pub connections_max: usize,
+    /// Threads that serve gRPC connections.
+    pub workers: usize,
     pub message_bytes_max: usize,
     pub service: ServiceOptions,
     pub drain_delay: Duration,
@@ -305,10 +323,34 @@ pub struct Settings {
     pub redis: Option<RedisSettings>,
     /// The regions and what they share. `None`: counts stay in the region.
     pub global: Option<GlobalSettings>,
+    /// The regions, also when they share nothing.
+    pub names: Option<RegionNames>,
+    /// Who owns strict limits, and by what outages are noticed.
+    pub strict: StrictSettings,
     /// The table in MySQL is brought up to date first.
     pub migrates: bool,
     /// What sensitive values are hashed with before they leave the process.
     pub secret: Option<Secret>,
+}
+
+impl Settings {
+    /// How far limits can reach.
+    pub fn layers(&self) -> Layers {
+        let is_regional = self.redis.is_some();
+        let place = self.names.as_ref().map_or(Place::ONLY, RegionNames::place);
+        let owner = match &self.strict.owner {
+            Some(_) => Some(Store::Owner),
+            // Several regions have no Redis that could own a limit of all of them.
+            None => (is_regional && place.regions == 1).then_some(Store::Origin),
+        };
+        Layers {
+            is_regional,
+            is_global: self.global.is_some() && place.regions > 1,
+            owner,
+            place,
+            slack_permille: self.redis.as_ref().map_or(0, |redis| redis.slack),
+        }
+    }
 }
 
 /// The second place that metrics are served at.
@@ -342,6 +384,8 @@ pub enum SettingError {
     #[error(transparent)]
     Global(#[from] GlobalSettingError),
     #[error(transparent)]
+    Strict(#[from] StrictSettingError),
+    #[error(transparent)]
     Secret(#[from] SecretError),
 }
 
@@ -363,6 +407,8 @@ impl Settings {
             }
             Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
         };
+        let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
+        let global = GlobalSettings::new(&flags.global)?;
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
             has_http_json: flags.http_json,
@@ -379,6 +425,10 @@ impl Settings {
             connection_age: for_good_if_zero(flags.grpc_max_connection_age).max(Duration::from_secs(1)),
             connection_grace: for_good_if_zero(flags.grpc_max_connection_age_grace),
             keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
+            workers: match flags.workers {
+                0 => std::thread::available_parallelism().map_or(1, usize::from),
+                workers => count("workers", "TIDEGATE_WORKERS", workers, 1, 1024)?,
+            },
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
             message_bytes_max: count(
                 "max-message-bytes",
@@ -402,10 +452,12 @@ impl Settings {
                 answers: AnswerOptions {
                     headers: flags.limit_response_headers_enabled.then_some(headers),
                     retry_after: flags.retry_after,
+                    reason_header: flags.reason_header,
                     problem_body: flags.problem_body,
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
+                strict_timeout: strict.timeout,
                 near_limit_ratio: flags.near_limit_ratio,
             },
             drain_delay: drain("drain-delay", "TIDEGATE_DRAIN_DELAY", flags.drain_delay)?,
@@ -414,7 +466,12 @@ impl Settings {
             tls: TlsSettings::new(&flags.tls)?,
             xds,
             redis: RedisSettings::new(&flags.redis)?,
-            global: GlobalSettings::new(&flags.global)?,
+            names: match &global {
+                Some(global) => Some(global.names.clone()),
+                None => RegionNames::alone(&flags.global)?,
+            },
+            global,
+            strict,
             migrates: flags.migrate,
             secret: secret::read(&flags.rules.secret)?,
         })

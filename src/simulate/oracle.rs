@@ -29,6 +29,8 @@ pub struct Oracle {
     pub unacknowledged: u64,
     /// Calls that arrived at the origin.
     pub calls: u64,
+    /// Cells that they were about.
+    pub cells: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
 }

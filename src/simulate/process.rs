@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::engine::decide::{Asking, Consult};
+use crate::engine::decide::{Asking, Cause, Consult, StoreView};
+use crate::engine::layers::{Layers, Place, Store};
 use crate::engine::{Attempt, Engine, Inquiry, Modes};
 use crate::global::exchange::{Exchange, ExchangeOptions};
 use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
 use crate::regional::keying::Keying;
 use crate::regional::region::{Effects, Now, Region, RegionOptions};
@@ -66,11 +68,10 @@ impl Process {
     pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
         let Start { keys_max, slack_permille, deadline_us, seed, generation, region, regions } = start;
         let is_global = regions > 1;
-        let engine = match is_global {
-            true => Engine::global(keys_max, slack_permille, true, regions as u32),
-            false => Engine::shared(keys_max, slack_permille),
-        };
-        let engine = Arc::new(engine);
+        let place = Place { region: region as u32, regions: regions as u32 };
+        let owner = (!is_global).then_some(Store::Origin);
+        let layers = Layers { is_regional: true, is_global, owner, place, slack_permille };
+        let engine = Arc::new(Engine::with(keys_max, layers));
         let keying = Keying::new(Secret::new("simulated"));
         let exchange = is_global.then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
@@ -79,13 +80,22 @@ impl Process {
             exchange.set_rules(ruleset, now);
             exchange
         });
-        let options = RegionOptions { process: ProcessId(seed), keying, is_cluster: false, deadline_us, seed };
+        let options = RegionOptions {
+            store: Store::Origin,
+            process: ProcessId(seed),
+            keying,
+            is_cluster: false,
+            deadline_us,
+            breaker: BreakerOptions::default(),
+            seed,
+        };
         let region = Region::new(engine.clone(), options);
         Process { engine, region, exchange, waiting: BTreeMap::new(), skew_ms: 0, generation }
     }
 
     fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {
-        Consult { mono_ms: now.mono_ms(), live: self.region.live(), asking, is_again }
+        let origin = StoreView { live: self.region.live(), asking };
+        Consult { mono_ms: now.mono_ms(), origin, is_again, ..Consult::ALONE }
     }
 
     fn attempt(&self, ruleset: &Ruleset, asked: Asked, now: Now, consult: &Consult<'_>) -> Result<bool, Box<Inquiry>> {
@@ -132,7 +142,7 @@ impl Process {
         let asking = match outcome {
             AskOutcome::Settled(settled) => Asking::Settled(settled),
             AskOutcome::Again => self.region.asking(),
-            AskOutcome::NoAnswer => Asking::Never,
+            AskOutcome::NoAnswer => Asking::Never(Cause::Outage),
         };
         let consult = self.consult(now, asking, true);
         match self.attempt(ruleset, asked, now, &consult) {

@@ -6,6 +6,7 @@ mod crafted;
 mod eviction;
 mod global;
 mod kinds;
+mod policy;
 
 use crate::simulate::process::Asked;
 use crate::simulate::world::{Setup, World};

@@ -10,6 +10,7 @@ mod trouble;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
+use crate::engine::layers::Store;
 use crate::global::exchange::Hearing;
 use crate::global::import::Reading;
 use crate::global::model::Rows;
@@ -432,7 +433,7 @@ impl World {
     /// Polls when the process wants it, or at once if hits are urgent.
     fn plan_poll(&mut self, process: usize) {
         let region = &self.processes[process].region;
-        let is_urgent = self.processes[process].engine.table().is_urgent();
+        let is_urgent = self.processes[process].engine.table().is_urgent(Store::Origin);
         let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
         let next_us = next_us.max(self.now_us);
         if next_us < self.next_poll[process] {
@@ -448,7 +449,7 @@ impl World {
         let mut pending = 0;
         for number in 0..table.shards() {
             let mut shard = table.lock(number);
-            for slot in crate::engine::table::Table::slots_of(&shard) {
+            for slot in shard.taken() {
                 if let (_, Some(shared)) = shard.both(slot) {
                     pending += shared.pending();
                 }

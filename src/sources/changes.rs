@@ -311,20 +311,30 @@ mod tests {
         let (seen, path) = (is_over.clone(), file.clone());
         let began = Instant::now();
         let writer = std::thread::spawn(move || {
-            let mut text = String::new();
+            let (mut text, mut written, mut pause) = (String::new(), Instant::now(), Duration::ZERO);
             while !seen.load(Ordering::Relaxed) {
                 text.push('x');
                 fs::write(&path, &text).unwrap();
+                pause = pause.max(written.elapsed());
+                written = Instant::now();
                 // The pace of the writer, well above that of the looks.
                 std::thread::sleep(Duration::from_millis(5));
             }
+            pause
         });
         assert!(is_reported(&mut changes).await);
-        assert!(began.elapsed() >= BUSY_MAX - QUIET, "after {:?}", began.elapsed());
+        let elapsed = began.elapsed();
         is_over.store(true, Ordering::Relaxed);
-        writer.join().unwrap();
+        let pause = writer.join().unwrap();
+        // On a machine with other things to do, the writer may have been quiet for long enough.
+        assert!(elapsed >= BUSY_MAX - QUIET || pause >= QUIET / 2, "after {elapsed:?}, at most {pause:?} quiet");
         assert!(is_reported(&mut changes).await, "the last words are not missed");
-        assert!(is_silent(&mut changes).await);
+        // One report may have waited to be fetched, and one been due, when the last words were written.
+        let mut surplus = 0;
+        while !is_silent(&mut changes).await {
+            surplus += 1;
+        }
+        assert!(surplus <= 2, "{surplus} more reports");
     }
 
     #[tokio::test]

@@ -278,6 +278,10 @@ impl Caller {
             let begun = Instant::now();
             let asked = exchange::ask(&mut sender, self.target.head.clone(), self.message.clone());
             let answered = match timeout(self.timeout, asked).await {
+                // The server was told of the deadline, and may be the first to notice it.
+                Ok(Err(Failure::Status { code: Code::Cancelled, .. })) if begun.elapsed() >= self.timeout => {
+                    Err(too_late(self.timeout))
+                }
                 Ok(answered) => answered,
                 Err(_) => Err(too_late(self.timeout)),
             };

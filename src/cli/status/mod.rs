@@ -3,6 +3,7 @@
 //! Asks the admin port of a running process for `/stats`. What counts as degraded is decided here, so that a script and a
 //! person hear the same.
 
+mod layers;
 mod page;
 mod regions;
 mod report;

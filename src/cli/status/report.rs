@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::cli::check::plural;
 use crate::cli::latency::millis;
+use crate::cli::status::layers::Layer;
 use crate::cli::status::regions::Global;
 
 /// The part of `/stats` that is shown.
@@ -20,6 +21,9 @@ pub struct Stats {
     config: Config,
     keys: Keys,
     requests: Requests,
+    /// The widest first; none if nothing is shared.
+    #[serde(default)]
+    layers: Vec<Layer>,
     /// `None`: counts are not shared.
     regional: Option<Regional>,
     /// `None`: counts stay in the region.
@@ -90,7 +94,11 @@ struct Breaker {
 struct Decisions {
     memory: u64,
     origin: u64,
+    #[serde(default)]
+    owner: u64,
     outage: u64,
+    #[serde(default)]
+    overload: u64,
 }
 
 /// Of one operation. Times are bounds of the histogram's buckets, which double; `None` is beyond the last of them.
@@ -119,6 +127,7 @@ impl Stats {
                 "the last rules were refused with {errors}: /config/status and tidegate check name every one"
             ));
         }
+        problems.extend(self.layers.iter().filter_map(Layer::problem));
         problems.extend(self.regional.iter().flat_map(Regional::problems));
         problems.extend(self.global.iter().flat_map(Global::problems));
         problems
@@ -135,6 +144,7 @@ impl Stats {
         let Keys { held, max, evicted } = self.keys;
         writeln!(out, "  keys      {held} of at most {max}, {evicted} given up for others")?;
         writeln!(out, "  requests  {}", self.requests.describe())?;
+        self.layers.iter().try_for_each(|layer| layer.print(out))?;
         match &self.regional {
             Some(regional) => regional.print(out, self.now_s),
             None => writeln!(out, "  region    none: without REDIS_URL every limit holds for this process alone"),
@@ -174,11 +184,11 @@ impl Regional {
         let redis = &self.redis;
         if redis.connected_since_s.is_none() {
             let why = redis.last_error.as_ref().map_or("not connected yet", |error| &error.text);
-            problems.push(format!("no connection to Redis at {}, so memory decides: {why}", redis.address));
+            problems.push(format!("no connection to Redis at {}, so on_outage decides: {why}", redis.address));
         }
         for (name, _) in self.breakers.iter().filter(|(_, breaker)| breaker.is_open) {
             let follows = match name.as_str() {
-                "checks" => "memory decides also near the limits",
+                "checks" => "on_outage of each rule decides",
                 _ => "the other processes do not hear of what is admitted here",
             };
             problems.push(format!("the breaker of {name} is open, Redis does not answer: {follows}"));
@@ -228,18 +238,20 @@ impl Regional {
 
 impl Decisions {
     fn describe(&self) -> String {
-        let Decisions { memory, origin, outage } = *self;
-        let all = memory + origin + outage;
+        let Decisions { memory, origin, owner, outage, overload } = *self;
+        let all = memory + origin + owner + outage + overload;
         if all == 0 {
             return "nothing yet".into();
         }
         let share = |count: u64| format!("{:.1} %", 100.0 * count as f64 / all as f64);
-        format!(
-            "{} from memory, {} by Redis, {} from memory in an outage, of {all}",
-            share(memory),
-            share(origin),
-            share(outage)
-        )
+        let mut parts = vec![
+            format!("{} from memory", share(memory)),
+            format!("{} by Redis", share(origin)),
+            format!("{} by on_outage", share(outage)),
+        ];
+        parts.extend((owner > 0).then(|| format!("{} by the owner of strict limits", share(owner))));
+        parts.extend((overload > 0).then(|| format!("{} under overload", share(overload))));
+        format!("{}, of {all}", parts.join(", "))
     }
 }
 
@@ -335,7 +347,7 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   region    3 live processes, this one is 00000000000000ab
   redis     redis:6379, connected for 16m 40s; 2 connections made
   breakers  checks closed (opened 1 times), replays closed (opened 0 times)
-  decided   98.5 % from memory, 1.0 % by Redis, 0.5 % from memory in an outage, of 1000
+  decided   98.5 % from memory, 1.0 % by Redis, 0.5 % by on_outage, of 1000
   pending   12 hits, behind for 31.00 ms
   lost      0 hits; all counts were told again 1 times
   clock     that of Redis is 2 ms behind
@@ -361,13 +373,27 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
         let expected = "\
 degraded: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   problem   the last rules were refused with 1 error: /config/status and tidegate check name every one
-  problem   no connection to Redis at redis:6379, so memory decides: it was closed
-  problem   the breaker of checks is open, Redis does not answer: memory decides also near the limits
+  problem   no connection to Redis at redis:6379, so on_outage decides: it was closed
+  problem   the breaker of checks is open, Redis does not answer: on_outage of each rule decides
   problem   the breaker of replays is open, Redis does not answer: the other processes do not hear of what is admitted here
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("  error     10s ago: it was closed\n"), "{text}");
         assert!(text.contains("redis:6379, not connected; 2 connections made"), "{text}");
+    }
+
+    #[test]
+    fn layers_are_shown_and_missed() {
+        let mut document = page(region());
+        document["layers"] = json!([
+            {"layer": "global", "is_up": false, "down_for_s": 12.5, "lost": 1, "place": "mysql:3306"},
+            {"layer": "regional", "is_up": true, "down_for_s": null, "lost": 0, "place": "redis:6379"},
+        ]);
+        let (problems, text) = printed(&document);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with("the global layer is down for 12s, mysql:3306: limits hold in the region"));
+        assert!(text.contains("  layer     global is down for 12s, at mysql:3306; given up 1 times\n"), "{text}");
+        assert!(text.contains("  layer     regional is up, at redis:6379; given up 0 times\n"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The engine as its callers meet it: rules in YAML, requests, time as an argument.
 
 mod concurrency;
+mod few;
 mod model;
+mod policy;
 mod scenarios;
 mod table;
 

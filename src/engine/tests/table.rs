@@ -1,6 +1,11 @@
 //! The table at its cap: who goes, who stays, and what it costs.
 
 use super::*;
+use crate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use crate::engine::key::Key;
+use crate::engine::table::Table;
+use crate::rules::limit::{Space, Terms};
+use crate::rules::policy::{Algorithm, OnOutage, Scope};
 
 const RULES: &str = "
 domain: d
@@ -130,6 +135,38 @@ fn the_keys_of_one_request_do_not_make_room_for_each_other() {
         bench.said(&asks[..4], 0).matches("OK 0").count() + bench.said(&asks[4..], 0).matches("OK 0").count(),
         8
     );
+}
+
+/// Found by a review: the index of a shard was filled to its last word, and searched for ever.
+#[test]
+fn the_largest_request_is_answered_by_the_smallest_table_and_the_cap_is_kept_again_soon() {
+    const CHECKS: usize = 1024 * 8;
+    let table = Table::new(10);
+    let names: Vec<[u8; 8]> = (0..CHECKS + 2 * CHECKS).map(|n| n.to_le_bytes()).collect();
+    let terms = Terms { limit: 2, window_ms: 3_600_000, algorithm: Algorithm::SlidingWindow, burst: 2 };
+    let check = |name| Check {
+        key: Key::new(Space::new("d", "k"), &terms, name),
+        terms,
+        hits: 1,
+        charging: Charging::Together,
+        group: 0,
+        reach: Reach::Process,
+        scope: Scope::Local,
+        on_outage: OnOutage::Local,
+        is_cut_off: false,
+        is_sensitive: false,
+    };
+    let decide = |checks: &[Check<'_>]| decide(&table, checks, &[Group::default()], false, START_MS, &Consult::ALONE);
+    let checks: Vec<Check<'_>> = names[..CHECKS].iter().map(|name| check(name)).collect();
+    assert!(!decide(&checks).is_over);
+    assert!(table.stats().keys < CHECKS / 4, "{:?}", table.stats());
+    let again = decide(&checks);
+    let counted = again.verdicts.iter().filter(|verdict| verdict.remaining == 0).count();
+    assert!(counted > 1000 && !again.is_over, "those that have room were counted before: {counted}");
+    for name in &names[CHECKS..] {
+        decide(&[check(name)]);
+    }
+    assert!(table.stats().keys <= 10, "{:?}", table.stats());
 }
 
 #[test]

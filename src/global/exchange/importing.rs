@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::counter::Counter;
 use crate::engine::key::Key;
+use crate::engine::layers::Store;
 use crate::engine::table::{Entry, Slot, SlotRef};
 use crate::global::exchange::{Exchange, Now, State};
 use crate::global::hidden::Kept;
@@ -206,8 +207,12 @@ impl Exchange {
                 }
                 None => {
                     let counter = Counter::new(&terms, now.wall_ms);
-                    let entry = Entry { key, hash, terms, counter, is_sensitive: false, is_global: true };
-                    let slot = table.insert(&mut shard, &[], entry, now.wall_ms);
+                    let entry =
+                        Entry { key, hash, terms, counter, store: Store::Origin, is_sensitive: false, is_global: true };
+                    let Some(slot) = table.insert(&mut shard, &[], entry, now.wall_ms) else {
+                        table.count_asked();
+                        return false;
+                    };
                     let (slot_at, Some(shared)) = shard.both(slot) else { return false };
                     shared.abroad_mut(slot_at.counter.sequence()).is_unasked = true;
                     self.counts.created_keys.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::*;
 use crate::engine::Modes;
 use crate::engine::abroad::Counts;
+use crate::engine::layers::{Layers, Place};
 use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::Sent;
@@ -33,7 +34,10 @@ struct Process {
 
 impl Process {
     fn new(keys_max: usize, ruleset: Ruleset) -> Process {
-        let engine = Arc::new(Engine::global(keys_max, 0, false, 2));
+        let engine = Arc::new(Engine::with(
+            keys_max,
+            Layers { is_global: true, place: Place { region: 0, regions: 2 }, ..Layers::ALONE },
+        ));
         let now = Now { wall_ms: START_MS, mono_us: 1_000_000 };
         let options = ExchangeOptions {
             region: "a".into(),

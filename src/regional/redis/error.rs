@@ -22,6 +22,8 @@ pub enum OriginError {
     Broken(String),
     #[error("Redis answered with something else than was asked for")]
     BadReply,
+    #[error("only {acknowledged} of {wanted} replicas have acknowledged in time (TIDEGATE_STRICT_REPLICAS)")]
+    Unreplicated { acknowledged: i64, wanted: u32 },
 }
 
 /// What a failure says about the connection that it came over.
@@ -46,6 +48,7 @@ impl OriginError {
             OriginError::Timeout { .. } => "timeout",
             OriginError::Broken(_) => "io",
             OriginError::BadReply => "reply",
+            OriginError::Unreplicated { .. } => "replicas",
             OriginError::Refused { code, .. } => match code.as_str() {
                 "LOADING" => "loading",
                 "READONLY" | "MASTERDOWN" => "readonly",
@@ -68,7 +71,7 @@ impl OriginError {
                 _ => Verdict::Keep,
             },
             OriginError::Timeout { .. } => Verdict::Replace,
-            OriginError::Down | OriginError::BadReply => Verdict::Keep,
+            OriginError::Down | OriginError::BadReply | OriginError::Unreplicated { .. } => Verdict::Keep,
         }
     }
 
@@ -87,7 +90,8 @@ impl From<RedisError> for OriginError {
         match error.kind() {
             ErrorKind::AuthenticationFailed => OriginError::Refused {
                 code: WRONG_PASSWORD.into(),
-                text: "the user or password is wrong: see REDIS_AUTH and TIDEGATE_REDIS_AUTH_FILE".into(),
+                text: "the user or password is wrong: see REDIS_AUTH and TIDEGATE_REDIS_AUTH_FILE (of STRICT_REDIS_URL: the URL itself and \
+                       TIDEGATE_STRICT_AUTH_FILE)".into(),
             },
             ErrorKind::Server(_) | ErrorKind::Extension => {
                 let code = error.code().unwrap_or("ERR").to_owned();

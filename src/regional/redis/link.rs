@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
@@ -110,13 +111,35 @@ impl Link {
         }
     }
 
+    /// Runs a script, and waits until so many replicas have what it wrote.
+    pub async fn replicated_script(
+        &self,
+        script: &Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+        replicas: u32,
+        within: Duration,
+    ) -> Result<Value, OriginError> {
+        // It ends before our own patience does, because it holds the connection up for others. 0 would mean for ever.
+        let wait_ms = (u64::try_from(within.as_millis()).unwrap_or(u64::MAX) / 4 * 3).max(1);
+        let run = |verb: &str, what: &str| {
+            let wait = redis::cmd("WAIT").arg(replicas).arg(wait_ms).to_owned();
+            self.commands(vec![evaluation(verb, what, keys, args), wait])
+        };
+        let answers = match run("EVALSHA", script.hash()).await {
+            Err(OriginError::Refused { code, .. }) if code == "NOSCRIPT" => run("EVAL", script.source()).await?,
+            other => other?,
+        };
+        match <[Value; 2]>::try_from(answers) {
+            Ok([answer, Value::Int(acknowledged)]) if acknowledged >= i64::from(replicas) => Ok(answer),
+            Ok([_, Value::Int(acknowledged)]) => Err(OriginError::Unreplicated { acknowledged, wanted: replicas }),
+            _ => Err(OriginError::BadReply),
+        }
+    }
+
     /// Runs a script by its digest, and with its source where it is not known yet, which also makes it known.
     pub async fn script(&self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Result<Value, OriginError> {
-        let command = |verb: &str, what: &str| {
-            let mut command = redis::cmd(verb);
-            command.arg(what).arg(keys.len()).arg(keys).arg(args);
-            command
-        };
+        let command = |verb: &str, what: &str| evaluation(verb, what, keys, args);
         match self.query(&command("EVALSHA", script.hash())).await {
             Err(OriginError::Refused { code, .. }) if code == "NOSCRIPT" => {
                 self.query(&command("EVAL", script.source())).await
@@ -150,6 +173,12 @@ impl Link {
         let text = |answer| redis::from_redis_value(answer).map_err(|_| OriginError::BadReply);
         answers.into_iter().map(text).collect()
     }
+}
+
+fn evaluation(verb: &str, what: &str, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Cmd {
+    let mut command = redis::cmd(verb);
+    command.arg(what).arg(keys.len()).arg(keys).arg(args);
+    command
 }
 
 /// How many servers have slots: of each range, the first server after its two ends.

@@ -23,6 +23,8 @@ pub(super) struct CheckedKey {
     pub(super) origin: OriginKey,
     pub(super) key: OwnedKey,
     pub(super) terms: Terms,
+    pub(super) is_cut_off: bool,
+    pub(super) is_strict: bool,
     pub(super) sequences: SmallVec<[u64; 2]>,
 }
 
@@ -56,12 +58,12 @@ impl Region {
             slots.sort_unstable();
             slots.dedup();
             waiting.calls = slots.len();
-            let charges = slots.len() == 1;
+            let charges = slots.len() == 1 && waiting.inquiry.charges;
             for slot in slots {
                 let questions =
                     of_question.iter().enumerate().filter(|(_, other)| **other == slot).map(|(question, _)| question);
                 let ask = CheckedAsk { id: *id, questions: questions.collect(), is_read: false };
-                match groups.iter_mut().find(|(other, same, _)| *other == slot && *same && charges) {
+                match groups.iter_mut().find(|(other, same, _)| *other == slot && *same == charges) {
                     Some((_, _, asks)) => asks.push(ask),
                     None => groups.push((slot, charges, vec![ask])),
                 }
@@ -90,7 +92,8 @@ impl Region {
                 let part = keys.iter().position(|key| key.origin == origin).unwrap_or_else(|| {
                     let part = self.judged_part(origin, asked, now);
                     let sequences = part.cells.iter().map(|cell| cell.sequence).collect();
-                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms: asked.terms, sequences });
+                    let Asked { terms, is_cut_off, is_strict, .. } = *asked;
+                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict, sequences });
                     parts.push(part);
                     parts.len() - 1
                 });
@@ -113,11 +116,12 @@ impl Region {
             wire_asks.push(Ask { needs });
         }
         let call = self.call(state, charges, parts, wire_asks, now);
+        let is_strict = charges && keys.iter().any(|key| key.is_strict);
         let check = Check { keys, asks, call: call.clone(), sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::Check(check));
         // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
-        Outgoing { id, operation: Operation::Check, call, within_us }
+        Outgoing { id, operation: Operation::Check, call, is_strict, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.
@@ -127,15 +131,18 @@ impl Region {
         let hash = table.hash(&key);
         let mut shard = table.lock(table.shard_of(hash));
         match shard.find(&key, hash).map(|slot| shard.both(slot)) {
-            Some((slot, Some(shared))) => {
+            Some((slot, Some(shared))) if shared.store == self.store() => {
                 let look = slot.counter.look(&asked.terms, now.wall_ms);
                 shared.follow(&slot.counter);
-                let totals = shared.judged_totals(&slot.counter, &asked.terms);
+                let mut totals = shared.judged_totals(&slot.counter, &asked.terms);
+                if asked.is_cut_off {
+                    totals.iter_mut().for_each(|cell| cell.abroad = 0);
+                }
                 part(origin, &asked.terms, &totals, look.now_ms, now.wall_ms)
             }
             _ => {
                 let counter = Counter::new(&asked.terms, now.wall_ms);
-                let shared = table.new_shared(&counter, asked.key.is_sensitive, now.wall_ms);
+                let shared = table.new_shared(&counter, self.store(), asked.key.is_sensitive, now.wall_ms);
                 let totals = shared.judged_totals(&counter, &asked.terms);
                 part(origin, &asked.terms, &totals, now.wall_ms, now.wall_ms)
             }
@@ -175,7 +182,7 @@ impl Region {
         let mut shard = table.lock(table.shard_of(hash));
         let Some((_, Some(shared))) = shard.find(&key, hash).map(|slot| shard.both(slot)) else { return false };
         // One that denies only together with others settles nothing.
-        asked.judged == Some(None) && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
+        !asked.is_strict && asked.judged == Some(None) && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
     }
 
     /// A check was answered: takes it over and tells everyone.
@@ -204,8 +211,9 @@ impl Region {
             let taken = self.with_slot(&key.key, &key.terms, now, |slot, shared| {
                 let cells = origin_cells(&key.sequences, heard);
                 let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now.moment());
-                if let Some(hits) = denied {
-                    let view = View { counter: &mut slot.counter, abroad: shared.abroad() };
+                // The owner of strict limits is asked again as soon as memory does not deny any more.
+                if let Some(hits) = denied.filter(|_| !key.is_strict) {
+                    let view = View { counter: &mut slot.counter, abroad: shared.abroad(), is_cut_off: key.is_cut_off };
                     let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
                     shared.pause(hits, wait_ms, now.mono_ms());
                 }
@@ -227,7 +235,7 @@ impl Region {
             let settled = waiting.settled(!check.call.charges);
             if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
                 let is_settled = !waiting.has_read;
-                if is_settled && !check.call.charges && settled.is_admitted {
+                if is_settled && !check.call.charges && settled.is_admitted && waiting.inquiry.charges {
                     self.charge_here(&waiting, now);
                 }
                 if !waiting.is_background {

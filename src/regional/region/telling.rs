@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::engine::decide::Why;
 use crate::engine::key::OwnedKey;
-use crate::engine::table::{Shard, SlotRef, Table};
+use crate::engine::table::{Shard, SlotRef};
 use crate::engine::{Asked, Inquiry};
 use crate::regional::asks::Waiting;
 use crate::regional::call::{OriginKey, Part, Reply};
@@ -14,7 +14,7 @@ use crate::regional::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, UnderWay};
 use crate::regional::replay::{self, Batch, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US};
-use crate::rules::policy::Algorithm;
+use crate::rules::policy::{Algorithm, Class};
 
 /// How often pending hits are counted while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
@@ -43,9 +43,9 @@ impl Region {
         let mut fields = Vec::new();
         for number in 0..self.table().shards() {
             let mut shard = self.table().lock(number);
-            for slot in Table::slots_of(&shard) {
+            for slot in shard.taken() {
                 let (slot, Some(shared)) = shard.both(slot) else { continue };
-                if shared.holders() == 0 {
+                if shared.holders() == 0 || shared.store != self.store() {
                     continue;
                 }
                 let origin = self.origin_key(&slot.key(), shared.is_sensitive);
@@ -67,9 +67,9 @@ impl Region {
                 return;
             }
             let mut shard = self.table().lock(number);
-            for slot in Table::slots_of(&shard) {
+            for slot in shard.taken() {
                 let (_, Some(shared)) = shard.both(slot) else { continue };
-                if shared.holders() > 0 {
+                if shared.holders() > 0 && shared.store == self.store() {
                     shared.is_wanted = true;
                     self.table().enqueue(number, slot, shared, false);
                     marked += 1;
@@ -81,7 +81,7 @@ impl Region {
 
     /// Sends what is pending: all of it, or what is urgent.
     pub(super) fn flush(&self, state: &mut State, is_all: bool, now: Now) -> Effects {
-        let grown = self.table().grown();
+        let grown = self.table().grown(self.store());
         let queue = if is_all { &grown.all } else { &grown.urgent };
         if is_all {
             while grown.urgent.pop().is_some() {}
@@ -141,7 +141,9 @@ impl Region {
             let call = self.call(state, false, parts, Vec::new(), now);
             state.replays_under_way += 1;
             let id = self.enter_call(state, UnderWay::Replay { slots, sequences });
-            effects.calls.push(Outgoing { id, operation: Operation::Replay, call, within_us: REPLAY_TIMEOUT_US });
+            // A store that may take long to decide may take as long to hear.
+            let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
+            effects.calls.push(Outgoing { id, operation: Operation::Replay, call, is_strict: false, within_us });
         }
         effects
     }
@@ -152,7 +154,7 @@ impl Region {
             return;
         }
         state.surveyed_us = now.mono_us;
-        let queue = &self.table().grown().all;
+        let queue = &self.table().grown(self.store()).all;
         let mut pending_hits: u64 = 0;
         for _ in 0..queue.len() {
             let Some(at) = queue.pop() else { break };
@@ -189,6 +191,8 @@ impl Region {
                 terms,
                 hits: 0,
                 judged: None,
+                is_cut_off: false,
+                is_strict: false,
                 why: Why::Cold,
             };
             return Taken::Unseated(Box::new(asked));
@@ -203,7 +207,15 @@ impl Region {
     /// Reads a key that this process has hits for but does not know its field of. Nobody waits for it.
     fn read_behind(&self, state: &mut State, asked: Asked, now: Now) -> Vec<Outgoing> {
         let key = self.origin_key(&asked.key.as_key(), asked.key.is_sensitive);
-        let inquiry = Inquiry { checks: 0, questions: SmallVec::from_iter([asked]), has_free_quota: false };
+        let inquiry = Inquiry {
+            store: self.store(),
+            charges: true,
+            is_strict: false,
+            class: Class::Comfort,
+            checks: 0,
+            questions: SmallVec::from_iter([asked]),
+            has_free_quota: false,
+        };
         let waiting = Waiting::new(inquiry, SmallVec::from_iter([key]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.asks.enter(waiting);
         if state.asks.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
@@ -229,7 +241,7 @@ impl Region {
             self.table().note(at.shard, at.slot, slot, shared);
         }
         if state.replays_under_way == 0 {
-            state.behind_since_us = (!self.table().grown().all.is_empty()).then_some(now.mono_us);
+            state.behind_since_us = (!self.table().grown(self.store()).all.is_empty()).then_some(now.mono_us);
         }
     }
 }

@@ -11,6 +11,7 @@ use smallvec::smallvec;
 use tempfile::TempDir;
 
 use super::*;
+use crate::engine::layers::Store;
 use crate::regional::call::{Ask, Need};
 use crate::regional::model::Origin;
 
@@ -331,20 +332,20 @@ fn heartbeats_count_the_live() {
     let mut server = Server::start();
     let (one, two) = (ProcessId(1), ProcessId(2));
     let mut tell = |invocation| decode_beat(&server.eval(BEAT, &invocation).unwrap()).unwrap();
-    let first = tell(encode_beat(one));
+    let first = tell(encode_beat(Store::Origin, one));
     assert_eq!((first.was_known, first.live), (false, 1));
-    let second = tell(encode_beat(two));
+    let second = tell(encode_beat(Store::Origin, two));
     assert_eq!((second.was_known, second.live), (false, 2));
     assert!(second.time_ms >= first.time_ms);
-    assert_eq!(tell(encode_beat(one)).live, 2);
-    let left = tell(encode_leave(two));
+    assert_eq!(tell(encode_beat(Store::Origin, one)).live, 2);
+    let left = tell(encode_leave(Store::Origin, two));
     assert_eq!((left.was_known, left.live), (true, 1));
     let ttl_ms: i64 = server.command(&[b"PTTL", PROCESSES_KEY.as_bytes()]);
     assert!((30_000..=60_000).contains(&ttl_ms), "{ttl_ms}");
     // Who was heard of four seconds ago is gone.
     let then = (second.time_ms - 4000).to_string();
     let () = server.command(&[b"ZADD", PROCESSES_KEY.as_bytes(), then.as_bytes(), two.to_string().as_bytes()]);
-    let beat = decode_beat(&server.eval(BEAT, &encode_beat(one)).unwrap()).unwrap();
+    let beat = decode_beat(&server.eval(BEAT, &encode_beat(Store::Origin, one)).unwrap()).unwrap();
     assert_eq!((beat.was_known, beat.live), (true, 1));
 }
 

@@ -12,7 +12,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, process: usize, outgoing: Outgoing) {
-        let Outgoing { id, operation, call, within_us } = outgoing;
+        let Outgoing { id, operation, call, within_us, .. } = outgoing;
         let from = self.to(process);
         let network = self.setup.network;
         let is_replay = operation == Operation::Replay;
@@ -41,6 +41,7 @@ impl World {
             return;
         }
         self.oracle.calls += 1;
+        self.oracle.cells += call.parts.iter().map(|part| part.cells.len() as u64).sum::<u64>();
         let time_ms = self.now_ms();
         let is_planted = is_replay && self.random.permille(100);
         let reply = match self.setup.plant {

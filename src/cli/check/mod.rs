@@ -1,10 +1,16 @@
-//! `tidegate check`: what is wrong with the rule files.
+//! `tidegate check`: what is wrong with the rule files, and what they come to.
+
+mod policy;
+mod table;
+mod written;
 
 use std::io::Write;
 
 use clap::Args;
 use serde_json::json;
 
+use crate::cli::check::policy::PolicyRow;
+use crate::cli::check::written::Written;
 use crate::cli::{Exit, Output};
 use crate::rules::problem::{Problem, Severity};
 use crate::settings::rules::RuleFlags;
@@ -15,18 +21,27 @@ pub struct CheckFlags {
     #[command(flatten)]
     pub rules: RuleFlags,
 
+    /// Show the policy of every limit too: its class, scope, outage policy and slack, defaults filled in
+    #[arg(long)]
+    pub show_policy: bool,
+
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     pub output: Output,
 }
 
 pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
-    let loaded = files::load(&flags.rules.location(), &flags.rules.options()?);
+    let options = flags.rules.options()?;
+    let loaded = files::load(&flags.rules.location(), &options);
+    let policies = match &loaded.ruleset {
+        Some(ruleset) if flags.show_policy => policy::rows(ruleset, &Written::read(ruleset, options.strictness)?),
+        _ => Vec::new(),
+    };
     let (errors, warnings) = counts(&loaded.problems);
     let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };
     let mut out = std::io::stdout().lock();
     if flags.output == Output::Json {
-        let document = json!({
+        let mut document = json!({
             "ok": loaded.ruleset.is_some(),
             "domains": loaded.ruleset.as_ref().map(|ruleset| ruleset.domains().count()),
             "rules": loaded.ruleset.as_ref().map(|ruleset| ruleset.rules_count()),
@@ -34,10 +49,16 @@ pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
             "warnings": warnings,
             "problems": loaded.problems,
         });
+        if flags.show_policy {
+            document["policies"] = policies.iter().map(PolicyRow::to_json).collect();
+        }
         writeln!(out, "{document:#}")?;
         return Ok(exit);
     }
     print(&mut out, &loaded.problems)?;
+    if !policies.is_empty() {
+        write!(out, "{}\n\n{}", policy::table(&policies), policy::legend(&policies))?;
+    }
     match &loaded.ruleset {
         Some(ruleset) => writeln!(
             out,

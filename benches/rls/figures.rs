@@ -1,0 +1,119 @@
+//! What runs came to: medians, ranges, and ratios between runs of the same round.
+//!
+//! Only neighbours had the same machine, so that ratios are taken round by round, and their median is what counts.
+
+use serde::Serialize;
+
+/// One server under one load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Run {
+    pub requests: u64,
+    pub requests_per_s: f64,
+    /// CPU of the server's process; unknown for one that runs elsewhere.
+    pub server_us: Option<f64>,
+    pub client_us: Option<f64>,
+    /// h2load has no percentiles.
+    pub p50_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+    /// The share of answers that were OK; h2load does not look into them.
+    pub passed: Option<f64>,
+    /// Threads of the client that can be busy at once.
+    pub client_threads: u64,
+    /// What Redis and MySQL used meanwhile, of one core.
+    pub stores_cores: Option<f64>,
+    /// What the server said of a store that it could not reach when the turn ended.
+    pub lost: Option<String>,
+    /// Requests that were due and never sent, because earlier ones were late.
+    pub unsent: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    RequestsPerS,
+    ServerUs,
+    ClientUs,
+    P50Ms,
+    P99Ms,
+}
+
+impl Figure {
+    pub const ALL: [Figure; 5] =
+        [Figure::RequestsPerS, Figure::ServerUs, Figure::ClientUs, Figure::P50Ms, Figure::P99Ms];
+
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Figure::RequestsPerS => "requests_per_s",
+            Figure::ServerUs => "server_us",
+            Figure::ClientUs => "client_us",
+            Figure::P50Ms => "p50_ms",
+            Figure::P99Ms => "p99_ms",
+        }
+    }
+
+    pub fn of(self, run: &Run) -> Option<f64> {
+        match self {
+            Figure::RequestsPerS => Some(run.requests_per_s),
+            Figure::ServerUs => run.server_us,
+            Figure::ClientUs => run.client_us,
+            Figure::P50Ms => run.p50_ms,
+            Figure::P99Ms => run.p99_ms,
+        }
+    }
+}
+
+/// The middle of several values, and how far they are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// `None` without values, or if one of them is unknown.
+    pub fn of(values: impl Iterator<Item = Option<f64>>) -> Option<Spread> {
+        let mut values: Vec<f64> = values.collect::<Option<_>>()?;
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let is_odd = values.len() % 2 == 1;
+        let median = if is_odd { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) };
+        Some(Spread { median, min, max })
+    }
+
+    pub fn of_runs(runs: &[Run], figure: Figure) -> Option<Spread> {
+        Spread::of(runs.iter().map(|run| figure.of(run)))
+    }
+
+    /// Of the quotients of both sides' figures in each round.
+    pub fn of_ratios(runs: &[Run], to: &[Run], figure: Figure) -> Option<Spread> {
+        let ratio = |(run, to): (&Run, &Run)| Some(figure.of(run)? / figure.of(to).filter(|to| *to > 0.0)?);
+        Spread::of(runs.iter().zip(to).map(ratio))
+    }
+}
+
+/// What a ratio should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    pub fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Bound::AtLeast(least) => ratio >= least,
+            Bound::AtMost(most) => ratio <= most,
+        }
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Bound::AtLeast(least) => write!(out, ">= {least}"),
+            Bound::AtMost(most) => write!(out, "<= {most}"),
+        }
+    }
+}

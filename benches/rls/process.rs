@@ -1,0 +1,55 @@
+//! Processes that end when they are dropped, and what they say when they start.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+
+pub struct Process(Child);
+
+impl Process {
+    pub fn start(command: &mut Command) -> anyhow::Result<Process> {
+        let name = command.get_program().to_owned();
+        Ok(Process(command.stdin(Stdio::null()).spawn().with_context(|| format!("can't start {}", name.display()))?))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// What the first line says that has something to say.
+    pub fn first_on_stdout<T>(&mut self, find: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
+        first(self.0.stdout.take().context("its output is not read")?, find)
+    }
+
+    pub fn first_on_stderr<T>(&mut self, find: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
+        first(self.0.stderr.take().context("its log is not read")?, find)
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.0.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail for a process that has ended, which is as well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn first<T>(stream: impl Read + Send + 'static, find: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let mut said = String::new();
+    for line in lines.by_ref() {
+        if let Some(found) = find(&line) {
+            // Nobody reads the rest, but a full pipe would stop the process.
+            std::thread::spawn(move || lines.for_each(drop));
+            return Ok(found);
+        }
+        said += &line;
+        said.push('\n');
+    }
+    anyhow::bail!("it ended before it served\n{said}")
+}

@@ -1,0 +1,167 @@
+//! The servers that take turns, each a process of its own.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::Message;
+
+use crate::constant::{self, Constant};
+use crate::process::Process;
+use crate::scenario::Rule;
+use crate::stores::Stores;
+
+/// What all others are compared with.
+pub const TONIC: &str = "tonic";
+pub const TIDEGATE: &str = "tidegate";
+pub const TIDEGATE_WITH_STORES: &str = "tidegate, Redis and MySQL";
+
+const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
+/// How much longer or shorter than a real answer a constant one may be: numbers have as many bytes as they need.
+const ANSWER_BYTES_APART_MAX: usize = 4;
+/// More than half of the limit that is never reached: from there on a region tells the others about the key through MySQL,
+/// every second.
+const HITS_AT_FIRST: u32 = 2_200_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Constant,
+    Tidegate,
+    /// Somebody else's; what it has for rules is not known.
+    Peer,
+}
+
+pub struct Server {
+    pub name: String,
+    pub kind: Kind,
+    pub address: String,
+    /// Whose CPU is looked at.
+    pub pid: Option<u32>,
+    pub stores: Option<Stores>,
+    /// Of Tidegate's HTTP port.
+    http: Option<String>,
+    _process: Option<Process>,
+}
+
+impl Server {
+    pub fn constant(kind: Constant) -> anyhow::Result<Server> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut process =
+            Process::start(command.args([constant::ARGUMENT, kind.name()]).env_clear().stdout(Stdio::piped()))?;
+        let address = process.first_on_stdout(|line| Some(line.trim().to_owned()))?;
+        Ok(Server {
+            name: kind.name().into(),
+            kind: Kind::Constant,
+            address,
+            pid: Some(process.pid()),
+            stores: None,
+            http: None,
+            _process: Some(process),
+        })
+    }
+
+    /// With all defaults, but for ports that are free.
+    pub fn tidegate(rules: &Path, stores: Option<Stores>) -> anyhow::Result<Server> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
+        command.args(["--debug-port", "0", "--rules"]).arg(rules).env_clear().stderr(Stdio::piped());
+        if let Some(stores) = &stores {
+            command.envs(stores.settings());
+        }
+        let mut process = Process::start(&mut command)?;
+        let (address, http) = process.first_on_stderr(addresses)?;
+        let server = Server {
+            name: if stores.is_some() { TIDEGATE_WITH_STORES } else { TIDEGATE }.into(),
+            kind: Kind::Tidegate,
+            address,
+            pid: Some(process.pid()),
+            stores,
+            http: Some(http),
+            _process: Some(process),
+        };
+        server.wait_for_stores()?;
+        Ok(server)
+    }
+
+    pub fn peer(name: &str, address: &str, pid: Option<u32>) -> Server {
+        Server {
+            name: name.into(),
+            kind: Kind::Peer,
+            address: address.into(),
+            pid,
+            stores: None,
+            http: None,
+            _process: None,
+        }
+    }
+
+    fn wait_for_stores(&self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while let Some(lost) = self.lost_store()? {
+            ensure!(began.elapsed() < CONNECTS_WITHIN, "{} does not reach its stores: {lost}", self.name);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// What it says itself of the stores that it should have, if one of them is not up.
+    pub fn lost_store(&self) -> anyhow::Result<Option<String>> {
+        let (Some(http), Some(_)) = (&self.http, &self.stores) else { return Ok(None) };
+        let mut stream = TcpStream::connect(http)?;
+        stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said)?;
+        let is_lost = |layer: &&str| !said.contains(&format!("[+] {layer}: up"));
+        let line = |layer: &str| said.lines().find(|line| line.contains(layer)).unwrap_or(layer).to_owned();
+        Ok(["regional", "global"].iter().find(|layer| is_lost(layer)).map(|layer| line(layer)))
+    }
+}
+
+/// From `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
+fn addresses(line: &str) -> Option<(String, String)> {
+    let before = |mark: &str| Some(line.split(mark).next()?.rsplit(' ').next()?.to_owned());
+    (line.contains(" (gRPC)") && line.contains(" (HTTP)")).then(|| Some((before(" (gRPC)")?, before(" (HTTP)")?)))?
+}
+
+/// Asks every server, so that nobody is measured who answers something else than the others.
+pub fn compare_answers(servers: &[Server]) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    for (descriptors, hits) in [(1, HITS_AT_FIRST), (4, 0)] {
+        let mut real_bytes = None;
+        // A real answer comes first.
+        for server in servers.iter().rev() {
+            let asked = runtime.block_on(ask(&server.address, descriptors, hits));
+            let answer = asked.with_context(|| format!("{} at {} does not answer", server.name, server.address))?;
+            if server.kind == Kind::Peer {
+                continue;
+            }
+            let is_right = answer.overall_code == Code::Ok as i32 && answer.statuses.len() == descriptors;
+            ensure!(is_right, "{} answers {descriptors} descriptors with {answer:?}", server.name);
+            let bytes = answer.encoded_len();
+            let real = *real_bytes.get_or_insert(bytes);
+            if bytes.abs_diff(real) > ANSWER_BYTES_APART_MAX * descriptors {
+                bail!("{} answers with {bytes} bytes, and a real answer has {real}", server.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn ask(address: &str, descriptors: usize, hits: u32) -> anyhow::Result<RateLimitResponse> {
+    let mut client = RateLimitServiceClient::connect(format!("http://{address}")).await?;
+    let descriptor = |number: usize| RateLimitDescriptor {
+        entries: vec![Entry { key: Rule::far().key, value: format!("{number:032}") }],
+        ..RateLimitDescriptor::default()
+    };
+    let descriptors = (0..descriptors).map(descriptor).collect();
+    let request = RateLimitRequest { domain: "edge".into(), descriptors, hits_addend: hits };
+    Ok(client.should_rate_limit(request).await?.into_inner())
+}

@@ -1,0 +1,57 @@
+//! What a limit says of itself. Compiled rules hold what a policy comes to; whether a line of the file or the class says
+//! so is in the files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::rules::file::{self, DescriptorFile};
+use crate::rules::problem::{Place, Problems, Strictness};
+use crate::rules::{Domain, Ruleset};
+
+/// The fields that stand in the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fields {
+    pub scope: bool,
+    pub on_outage: bool,
+}
+
+/// The fields of every limit, by the place of its rule and its window, which no other limit of the rule has.
+#[derive(Debug, Default)]
+pub struct Written(BTreeMap<(Place, u64), Fields>);
+
+impl Written {
+    /// Reads the files that the rules are from.
+    pub fn read(ruleset: &Ruleset, strictness: Strictness) -> anyhow::Result<Written> {
+        let files: BTreeSet<&Arc<str>> = ruleset.domains().flat_map(Domain::rules).map(|rule| &rule.at.file).collect();
+        let mut written = Written::default();
+        for name in files {
+            let text = fs::read_to_string(&**name).with_context(|| format!("{name} can't be read any more"))?;
+            written.gather_file(name, &text, strictness);
+        }
+        Ok(written)
+    }
+
+    pub fn gather_file(&mut self, name: &Arc<str>, text: &str, strictness: Strictness) {
+        // They have been reported when the rules were loaded.
+        let mut problems = Problems::new(strictness);
+        for domain in file::read(name, text, &mut problems) {
+            domain.descriptors.iter().for_each(|descriptor| self.gather(name, descriptor));
+        }
+    }
+
+    fn gather(&mut self, name: &Arc<str>, descriptor: &DescriptorFile) {
+        for terms in descriptor.limits.iter().filter_map(|limit| limit.terms.as_ref()) {
+            let place = Place { file: name.clone(), position: descriptor.at };
+            let fields = Fields { scope: terms.scope.is_some(), on_outage: terms.on_outage.is_some() };
+            self.0.insert((place, terms.window_ms), fields);
+        }
+        descriptor.descriptors.iter().for_each(|child| self.gather(name, child));
+    }
+
+    pub fn fields(&self, place: &Place, window_ms: u64) -> Fields {
+        self.0.get(&(place.clone(), window_ms)).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,130 @@
+//! What a rule's policy makes of memory's verdict while the store that should decide gives no answer.
+//!
+//! Memory's own denial stands, but for `allow`. `share` holds this process besides to its part of the limit: however the
+//! processes that live are spread, they admit no more than the limit in a window together.
+
+use crate::engine::abroad::View;
+use crate::engine::counter::{Counter, window_end_ms};
+use crate::engine::decide::{Charging, Check, Verdict};
+use crate::engine::share::Shared;
+use crate::rules::limit::Terms;
+use crate::rules::policy::{Algorithm, OnOutage};
+
+/// How far above the limit `allow` goes: a last resort against what would never end.
+const ALLOWED_TIMES: u32 = 10;
+/// When a client that is refused without a count to go by may try again.
+const RETRY_MS: u64 = 1000;
+
+/// What is known at the moment of a decision without its store.
+pub struct Endured<'a> {
+    pub check: &'a Check<'a>,
+    /// Hits of earlier checks of the request on the same key.
+    pub waiting: u64,
+    /// Processes that share the store, as it last told.
+    pub live: u32,
+    pub mono_ms: u64,
+    pub now_ms: u64,
+    /// Hits that are charged whatever happens are in the counts already.
+    pub is_again: bool,
+}
+
+impl Endured<'_> {
+    /// Puts the policy's verdict in the place of memory's.
+    pub fn judge(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+        match self.check.on_outage {
+            OnOutage::Local => self.recall_pause(counter, shared, verdict),
+            OnOutage::Share => {
+                self.recall_pause(counter, shared, verdict);
+                self.hold_to_share(counter, shared, verdict);
+            }
+            OnOutage::Allow => self.allow(counter, shared, verdict),
+            OnOutage::Deny => {
+                self.recall_pause(counter, shared, verdict);
+                // Memory may know of a longer wait.
+                verdict.reset_ms = if verdict.is_over { verdict.reset_ms.max(RETRY_MS) } else { RETRY_MS };
+                verdict.is_hopeless &= verdict.is_over;
+                verdict.is_over = true;
+            }
+        }
+    }
+
+    fn needed(&self) -> u64 {
+        self.waiting.saturating_add(self.check.hits)
+    }
+
+    /// What the store denied a moment ago, it would deny again.
+    fn recall_pause(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+        let Check { charging, hits, terms, .. } = self.check;
+        let is_together = *charging == Charging::Together && *hits > 0;
+        let Some(wait_ms) = shared.and_then(|shared| shared.paused_for_ms(*hits, self.mono_ms)) else { return };
+        if is_together {
+            verdict.is_over = true;
+            verdict.wait_for(self.check.view(counter, shared), terms, self.needed(), self.now_ms);
+            verdict.reset_ms = verdict.reset_ms.max(wait_ms);
+        }
+    }
+
+    fn hold_to_share(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+        let live = self.live.max(1);
+        let Check { terms, charging, hits, .. } = self.check;
+        if let Counter::Gcra(_) = counter {
+            // The others are taken to do as much, and what they do is put into the bucket too: see `assumed`.
+            let needed = self.needed().saturating_mul(live.into()).min(terms.burst.into());
+            if i128::from(verdict.available) < i128::from(needed) && !verdict.is_over {
+                verdict.is_over = true;
+                verdict.wait_for(self.check.view(counter, shared), terms, needed, self.now_ms);
+            }
+            return;
+        }
+        let terms = Terms { limit: (terms.limit / live).max(1), ..*terms };
+        let mut own = match shared {
+            Some(shared) => shared.own_counts(counter),
+            None => Counter::new(&terms, self.now_ms),
+        };
+        let mut view = View { counter: &mut own, abroad: None, is_cut_off: false };
+        let mut available = view.look(&terms, self.now_ms).available;
+        if *charging == Charging::Always && self.is_again {
+            available = available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
+        }
+        if i128::from(available) < i128::from(self.needed()) && !verdict.is_over {
+            verdict.is_over = true;
+            verdict.wait_for(view, &terms, self.needed(), self.now_ms);
+        }
+        verdict.available = verdict.available.min(available);
+    }
+
+    /// Hits that other processes are taken to have admitted when this one has: a bucket does not know who filled it, so
+    /// only what is in it keeps the processes together within its rate.
+    pub fn assumed(check: &Check<'_>, live: u32) -> u64 {
+        match check.terms.algorithm {
+            Algorithm::Gcra if check.on_outage == OnOutage::Share && check.charging != Charging::Refund => {
+                check.hits.saturating_mul(u64::from(live.max(1)) - 1)
+            }
+            _ => 0,
+        }
+    }
+
+    fn allow(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+        if !verdict.is_over {
+            return;
+        }
+        let times = |whole: u32| whole.saturating_mul(ALLOWED_TIMES);
+        let Terms { limit, burst, algorithm, .. } = self.check.terms;
+        // A bucket drains at its rate, however full it may be.
+        let limit = if algorithm == Algorithm::Gcra { limit } else { times(limit) };
+        let terms = Terms { limit, burst: times(burst), ..self.check.terms };
+        let mut view = self.check.view(counter, shared);
+        let look = view.look(&terms, self.now_ms);
+        let mut available = look.available;
+        if self.check.charging == Charging::Always && self.is_again {
+            available = available.saturating_add(i64::try_from(self.check.hits).unwrap_or(i64::MAX));
+        }
+        if i128::from(available) < i128::from(self.needed()) {
+            verdict.wait_for(view, &terms, self.needed(), self.now_ms);
+            return;
+        }
+        verdict.is_over = false;
+        verdict.is_hopeless = false;
+        verdict.reset_ms = window_end_ms(&terms, look.now_ms).saturating_sub(self.now_ms);
+    }
+}

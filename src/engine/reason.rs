@@ -1,0 +1,145 @@
+//! Why a request was answered as it was, in one word, and what the answer rests on.
+
+use crate::engine::decide::{Basis, Cause, Store};
+use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::rules::policy::{OnOutage, Scope};
+
+/// Why a request was answered as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    WithinLimit,
+    OverLimit,
+    Shadow,
+    NoRule,
+    /// The store that should have decided gave no answer.
+    Outage(OnOutage),
+    /// Too many waited for it.
+    Overload,
+}
+
+impl Reason {
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::WithinLimit => "within_limit",
+            Reason::OverLimit => "over_limit",
+            Reason::Shadow => "shadow",
+            Reason::NoRule => "no_rule",
+            Reason::Outage(OnOutage::Local) => "outage_local",
+            Reason::Outage(OnOutage::Share) => "outage_share",
+            Reason::Outage(OnOutage::Allow) => "outage_allow",
+            Reason::Outage(OnOutage::Deny) => "outage_deny",
+            Reason::Overload => "overload",
+        }
+    }
+
+    /// No limit was met: something else than the count decided.
+    pub fn is_emergency(self) -> bool {
+        matches!(self, Reason::Outage(_) | Reason::Overload)
+    }
+}
+
+/// Who decided a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    Memory,
+    Origin,
+    Owner,
+    /// The rule's policy, because its store gave no answer.
+    Outage,
+    /// The same, because too many waited for one.
+    Overload,
+}
+
+impl DecidedBy {
+    pub const ALL: [DecidedBy; 5] =
+        [DecidedBy::Memory, DecidedBy::Origin, DecidedBy::Owner, DecidedBy::Outage, DecidedBy::Overload];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            DecidedBy::Memory => "memory",
+            DecidedBy::Origin => "origin",
+            DecidedBy::Owner => "owner",
+            DecidedBy::Outage => "outage",
+            DecidedBy::Overload => "overload",
+        }
+    }
+
+    fn of(basis: Basis) -> DecidedBy {
+        match basis {
+            Basis::Memory => DecidedBy::Memory,
+            Basis::Store(Store::Origin) => DecidedBy::Origin,
+            Basis::Store(Store::Owner) => DecidedBy::Owner,
+            Basis::Without(Cause::Outage, _) => DecidedBy::Outage,
+            Basis::Without(Cause::Overload, _) => DecidedBy::Overload,
+        }
+    }
+}
+
+impl Limited<'_> {
+    /// Why the limit's own verdict is not a matter of its count, if it is not.
+    pub fn emergency(&self) -> Option<Reason> {
+        match self.verdict.basis {
+            Basis::Without(Cause::Outage, policy) => Some(Reason::Outage(policy)),
+            Basis::Without(Cause::Overload, _) => Some(Reason::Overload),
+            Basis::Memory | Basis::Store(_) => self.is_cut_off.then_some(Reason::Outage(OnOutage::Share)),
+        }
+    }
+
+    pub fn decided_by(&self) -> DecidedBy {
+        DecidedBy::of(self.verdict.basis)
+    }
+
+    /// The widest layer that holds the limit at the moment. `is_cut_off`: other regions can't be heard.
+    pub fn layer(&self, is_cut_off: bool) -> Scope {
+        match (self.scope, self.verdict.basis) {
+            (_, Basis::Without(..)) => Scope::Local,
+            (Scope::Global, _) if is_cut_off => Scope::Regional,
+            (Scope::Split, _) if self.is_alone => Scope::Local,
+            (Scope::Split, _) => Scope::Regional,
+            (scope, _) => scope,
+        }
+    }
+}
+
+impl Decision<'_> {
+    /// Why the request was answered as it was.
+    pub fn reason(&self) -> Reason {
+        let is_shadowed = self.is_globally_shadowed || self.statuses.iter().any(|status| status.is_shadowed);
+        let limited = |status: &Status<'_>| match &status.kind {
+            StatusKind::Limited(limited) => limited.emergency(),
+            StatusKind::Unmatched | StatusKind::Unlimited => None,
+        };
+        match self.decisive() {
+            Some(status) if limited(status).is_some() => limited(status).unwrap_or(Reason::OverLimit),
+            _ if self.is_over => Reason::OverLimit,
+            _ if is_shadowed => Reason::Shadow,
+            Some(_) => Reason::WithinLimit,
+            None if self.has_unlimited() => Reason::WithinLimit,
+            None => Reason::NoRule,
+        }
+    }
+
+    fn has_unlimited(&self) -> bool {
+        self.statuses.iter().any(|status| matches!(status.kind, StatusKind::Unlimited))
+    }
+
+    /// The outage policy of the first of its limits whose store gave no answer.
+    pub fn outage_policy(&self) -> Option<OnOutage> {
+        self.statuses.iter().find_map(|status| match &status.kind {
+            StatusKind::Limited(limited) => match limited.emergency() {
+                Some(Reason::Outage(policy)) => Some(policy),
+                _ => None,
+            },
+            StatusKind::Unmatched | StatusKind::Unlimited => None,
+        })
+    }
+
+    /// Who decided the request: the farthest that any of its limits needed.
+    pub fn decided_by(&self) -> DecidedBy {
+        let by = |status: &Status<'_>| match &status.kind {
+            StatusKind::Limited(limited) => Some(limited.decided_by()),
+            StatusKind::Unmatched | StatusKind::Unlimited => None,
+        };
+        self.statuses.iter().filter_map(by).max_by_key(|by| *by as usize).unwrap_or(DecidedBy::Memory)
+    }
+}

@@ -1,0 +1,93 @@
+//! The short way over a few keys against the long one: two tables, the same requests, the same answers.
+
+use proptest::prelude::*;
+
+use crate::engine::batch::decide_all;
+use crate::engine::decide::{Asking, Charging, Check, Consult, Group, Reach, StoreView, decide};
+use crate::engine::key::Key;
+use crate::engine::table::Table;
+use crate::rules::limit::{Space, Terms};
+use crate::rules::policy::{Algorithm, OnOutage, Scope};
+
+const START_MS: u64 = 1_800_000_000_000;
+const USERS: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"an-identifier-that-is-too-long-to-be-kept-in-its-slot"];
+
+/// One check of a request: which user, under which algorithm, for how many hits.
+#[derive(Clone, Debug)]
+struct Asked {
+    user: usize,
+    algorithm: Algorithm,
+    hits: u64,
+    is_regional: bool,
+    group: Group,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let algorithm = prop_oneof![
+        4 => Just(Algorithm::SlidingWindow),
+        1 => Just(Algorithm::FixedWindow),
+        1 => Just(Algorithm::ExactWindow),
+        1 => Just(Algorithm::Gcra),
+    ];
+    let group = prop_oneof![
+        6 => Just((false, false)),
+        1 => Just((true, false)),
+        1 => Just((false, true)),
+    ];
+    let hits = prop_oneof![8 => 1u64..4, 1 => Just(0), 1 => 9u64..12];
+    (0..USERS.len(), algorithm, hits, prop::bool::weighted(0.1), group).prop_map(
+        |(user, algorithm, hits, is_regional, (is_shadow, is_quota))| Asked {
+            user,
+            algorithm,
+            hits,
+            is_regional,
+            group: Group { is_shadow, is_quota },
+        },
+    )
+}
+
+fn check(group: usize, asked: &Asked, is_shared: bool) -> Check<'static> {
+    let terms = Terms { limit: 10, window_ms: 1000, algorithm: asked.algorithm, burst: 10 };
+    let is_regional = is_shared && asked.is_regional;
+    Check {
+        key: Key::new(Space::new("d", "k"), &terms, USERS[asked.user]),
+        terms,
+        hits: asked.hits,
+        charging: Charging::Together,
+        group,
+        reach: if is_regional { Reach::Region { slack_permille: 100 } } else { Reach::Process },
+        scope: if is_regional { Scope::Regional } else { Scope::Local },
+        on_outage: OnOutage::Local,
+        is_cut_off: false,
+        is_sensitive: false,
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_few_keys_are_decided_as_any_number_is(
+        requests in prop::collection::vec((prop::collection::vec(asked(), 2..9), 0u64..400, any::<bool>()), 1..60),
+        is_shared in any::<bool>(),
+        is_shadow in prop::bool::weighted(0.1),
+    ) {
+        let table = || if is_shared { Table::shared(1_000_000) } else { Table::new(1_000_000) };
+        let (short, long) = (table(), table());
+        let view = |may_ask: bool| match may_ask {
+            true => StoreView { live: 2, asking: Asking::Allowed },
+            false => Consult::ALONE.origin,
+        };
+        let mut now_ms = START_MS;
+        for (asked, later_ms, may_ask) in &requests {
+            now_ms += later_ms;
+            let consult = Consult { origin: view(*may_ask), ..Consult::ALONE };
+            let checks: Vec<Check<'_>> =
+                asked.iter().enumerate().map(|(group, asked)| check(group, asked, is_shared)).collect();
+            let groups: Vec<Group> = asked.iter().map(|asked| asked.group).collect();
+            let shortly = decide(&short, &checks, &groups, is_shadow, now_ms, &consult);
+            let at_length = decide_all(&long, &checks, &groups, is_shadow, now_ms, &consult);
+            prop_assert_eq!(shortly.is_over, at_length.is_over);
+            prop_assert_eq!(shortly.verdicts, at_length.verdicts);
+            prop_assert_eq!(shortly.questions, at_length.questions);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Limits whose store gives no answer, and limits that a farther store decides.
+
+use super::{START_MS, ask, ask_for, request, ruleset, said};
+use crate::engine::counter::Counter;
+use crate::engine::decide::{Answered, Asking, Cause, Consult, Settled, Store, StoreView};
+use crate::engine::layers::{Layers, Place};
+use crate::engine::reason::DecidedBy;
+use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
+use crate::request::Hits;
+use crate::rules::Ruleset;
+use smallvec::smallvec;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: local, rate_limit: {requests_per_unit: 10, unit: day}}
+  - {key: share, rate_limit: {requests_per_unit: 10, unit: day, on_outage: share}}
+  - {key: allow, rate_limit: {requests_per_unit: 10, unit: day, on_outage: allow}}
+  - {key: deny, rate_limit: {requests_per_unit: 10, unit: day, on_outage: deny}}
+  - {key: always_deny, rate_limit: {requests_per_unit: 10, unit: day, on_outage: deny, charge: always}}
+  - {key: always_share, rate_limit: {requests_per_unit: 10, unit: day, on_outage: share, charge: always}}
+  - {key: soon, rate_limit: {requests_per_unit: 1, unit: second, on_outage: deny, charge: always, algorithm: fixed_window}}
+  - {key: exact, rate_limit: {requests_per_unit: 10, unit: day, on_outage: share, algorithm: exact_window}}
+  - {key: bucket, rate_limit: {requests_per_unit: 10, unit: day, on_outage: share, algorithm: gcra}}
+  - {key: strict, rate_limit: {requests_per_unit: 3, unit: day, scope: strict}}
+  - {key: split, rate_limit: {requests_per_unit: 11, unit: day, scope: split}}
+";
+
+struct Shared {
+    engine: Engine,
+    rules: Ruleset,
+}
+
+fn shared() -> Shared {
+    let layers = Layers {
+        is_regional: true,
+        is_global: true,
+        owner: Some(Store::Owner),
+        place: Place { region: 1, regions: 2 },
+        slack_permille: 100,
+    };
+    Shared { engine: Engine::with(1000, layers), rules: ruleset(RULES) }
+}
+
+fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
+    let view = |asking| StoreView { live: 3, asking };
+    Consult { mono_ms: 5000, origin: view(origin), owner: view(owner), is_cut_off: false, is_again: false }
+}
+
+const OUT: Asking<'static> = Asking::Never(Cause::Outage);
+const HURRIED: Asking<'static> = Asking::Never(Cause::Overload);
+
+impl Shared {
+    fn attempt(&self, entries: &[&str], consult: &Consult<'_>) -> Attempt<'_> {
+        let asks: Vec<_> = entries.iter().map(|entries| ask(entries)).collect();
+        self.engine.attempt(&self.rules, &request("d", &asks), Modes::default(), START_MS, consult)
+    }
+
+    fn decided(&self, entries: &[&str], consult: &Consult<'_>) -> Decision<'_> {
+        match self.attempt(entries, consult) {
+            Attempt::Decided(decision) => decision,
+            Attempt::Asks(inquiry) => panic!("{inquiry:?}"),
+        }
+    }
+
+    fn asked(&self, entries: &[&str], consult: &Consult<'_>) -> Inquiry {
+        match self.attempt(entries, consult) {
+            Attempt::Asks(inquiry) => inquiry,
+            Attempt::Decided(decision) => panic!("{}", said(&decision)),
+        }
+    }
+
+    /// How many single hits are admitted in an outage, and the reason of the last answer.
+    fn admitted(&self, entries: &str) -> (usize, &'static str) {
+        let consult = consult(OUT, OUT);
+        let decisions: Vec<_> = (0..150).map(|_| self.decided(&[entries], &consult)).collect();
+        let admitted = decisions.iter().filter(|decision| !decision.is_over).count();
+        (admitted, decisions[149].reason().word())
+    }
+}
+
+#[test]
+fn each_policy_admits_what_it_says() {
+    let shared = shared();
+    assert_eq!(shared.admitted("local=a"), (10, "outage_local"));
+    assert_eq!(shared.admitted("share=a"), (3, "outage_share"), "a third of ten");
+    assert_eq!(shared.admitted("allow=a"), (100, "outage_allow"), "ten times the limit");
+    assert_eq!(shared.admitted("deny=a"), (0, "outage_deny"));
+    assert_eq!(shared.admitted("exact=a"), (3, "outage_share"));
+    assert_eq!(shared.admitted("bucket=a"), (3, "outage_share"), "what two others take is in the bucket");
+    assert_eq!(shared.admitted("strict=a"), (3, "outage_local"));
+    assert_eq!(shared.admitted("split=a"), (5, "outage_local"), "the second region has the smaller part of eleven");
+}
+
+#[test]
+fn a_refusal_without_a_count_names_a_second() {
+    let denied = shared();
+    let denied = denied.decided(&["deny=a"], &consult(OUT, OUT));
+    assert_eq!((denied.retry_after_ms(), denied.decided_by()), (Some(1000), DecidedBy::Outage));
+}
+
+/// What is charged all the same said nothing but that it would fit into the whole limit.
+#[test]
+fn a_refusal_by_policy_that_is_charged_waits_as_long_as_one_that_is_not() {
+    let shared = shared();
+    let out = consult(OUT, OUT);
+    let waits = |entries: &[&str]| shared.decided(entries, &out).retry_after_ms();
+    for _ in 0..3 {
+        assert_eq!((waits(&["share=a"]), waits(&["always_share=a"])), (None, None));
+    }
+    let [part, charged] = [waits(&["share=a"]), waits(&["always_share=a"])].map(Option::unwrap_or_default);
+    assert!(charged >= part && part > 1000, "{charged} against {part}");
+    assert!(waits(&["always_share=a", "local=a"]) >= Some(part), "with others in the request");
+    assert_eq!(waits(&["always_deny=a"]), Some(1000));
+    assert_eq!(waits(&["always_deny=b", "local=b"]), Some(1000));
+}
+
+#[test]
+fn a_refusal_names_a_second_at_least() {
+    let shared = shared();
+    drop(shared.decided(&["soon=a"], &consult(OUT, OUT)));
+    // It was charged all the same: the limit is used up, and free again at the end of the second that has begun.
+    let request = request("d", &[ask("soon=a")]);
+    let attempt = shared.engine.attempt(&shared.rules, &request, Modes::default(), START_MS + 900, &consult(OUT, OUT));
+    let Attempt::Decided(denied) = attempt else { panic!("{attempt:?}") };
+    assert_eq!(denied.retry_after_ms(), Some(1000));
+}
+
+#[test]
+fn a_share_counts_only_what_this_process_took() {
+    let shared = shared();
+    // Others have used six; the origin told.
+    let key = shared.asked(&["share=a"], &consult(Asking::Allowed, OUT)).questions[0].key.clone();
+    let table = shared.engine.table();
+    let hash = table.hash(&key.as_key());
+    drop(shared.decided(&["share=a"], &consult(OUT, OUT)));
+    {
+        let mut shard = table.lock(table.shard_of(hash));
+        let slot = shard.find(&key.as_key(), hash).unwrap();
+        let terms = shard.slot(slot).terms();
+        shard.slot(slot).counter.add(&terms, 6);
+    }
+    assert_eq!(shared.admitted("share=a").0, 2, "two more of its three, while seven of ten are used");
+}
+
+#[test]
+fn nobody_waits_when_too_many_do_but_memory_still_decides() {
+    let shared = shared();
+    let decision = shared.decided(&["deny=a"], &consult(HURRIED, HURRIED));
+    assert_eq!((decision.is_over, decision.reason().word()), (true, "overload"), "cold: it would have to ask");
+    let decision = shared.decided(&["local=a"], &consult(HURRIED, HURRIED));
+    assert_eq!((decision.is_over, decision.reason().word()), (false, "overload"));
+}
+
+#[test]
+fn the_nearer_store_judges_and_the_farther_one_charges() {
+    let shared = shared();
+    let both = ["local=a", "strict=a"];
+    let first = shared.asked(&both, &consult(Asking::Allowed, Asking::Allowed));
+    assert_eq!((first.store, first.charges, first.is_strict), (Store::Origin, false, false));
+    let judged =
+        Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits, Answered::NotAsked] };
+    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Allowed) };
+    let second = shared.asked(&both, &again);
+    assert_eq!((second.store, second.charges, second.is_strict), (Store::Owner, true, true));
+    let settle =
+        |is_admitted, answer| Settled { is_admitted, is_charged: true, checks: smallvec![Answered::NotAsked, answer] };
+    let denied = settle(false, Answered::Over);
+    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Settled(&denied)) };
+    let decision = shared.decided(&both, &again);
+    assert!(decision.is_over && decision.statuses[1].is_over && !decision.statuses[0].is_over);
+    assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
+    let admitted = settle(true, Answered::Fits);
+    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Settled(&admitted)) };
+    assert_eq!(shared.decided(&both, &again).decided_by(), DecidedBy::Owner);
+    assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
+}
+
+#[test]
+fn nobody_is_asked_after_the_owner_has_charged() {
+    let shared = shared();
+    let both = ["deny=a", "strict=a"];
+    // Memory had decided the first; meanwhile its allowance is used up, or it is cold.
+    let admitted =
+        Settled { is_admitted: true, is_charged: true, checks: smallvec![Answered::NotAsked, Answered::Fits] };
+    for origin in [Asking::Allowed, OUT] {
+        let again = Consult { is_again: true, ..consult(origin, Asking::Settled(&admitted)) };
+        let decision = shared.decided(&both, &again);
+        assert_eq!((decision.is_over, decision.reason().word()), (false, "within_limit"));
+    }
+}
+
+#[test]
+fn a_key_that_moves_between_stores_is_told_each_once() {
+    let shared = shared();
+    let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
+    let counter = Counter::new(&terms, START_MS);
+    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
+    let unsent = |part: &crate::engine::share::Shared| part.judged_totals(&counter, &terms)[0].own;
+    part.add(5);
+    part.move_to(Store::Owner);
+    assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
+    part.move_to(Store::Origin);
+    assert_eq!(unsent(&part), 5, "the origin had not been told either");
+    part.add(2);
+    part.move_to(Store::Owner);
+    part.move_to(Store::Origin);
+    part.move_to(Store::Owner);
+    assert_eq!(unsent(&part), 7, "however often");
+}
+
+#[test]
+fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
+    let shared = shared();
+    let both = ["local=a", "strict=a"];
+    let judged =
+        Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits, Answered::NotAsked] };
+    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), OUT) };
+    let verdicts: Vec<bool> = (0..4).map(|_| shared.decided(&both, &again).is_over).collect();
+    assert_eq!(verdicts, [false, false, false, true], "three of the strict limit, from memory");
+}
+
+#[test]
+fn a_strict_limit_asks_until_memory_denies() {
+    let shared = shared();
+    let up = consult(Asking::Allowed, Asking::Allowed);
+    assert!(shared.asked(&["strict=a"], &up).is_strict);
+    let out = consult(Asking::Allowed, OUT);
+    (0..3).for_each(|_| assert!(!shared.decided(&["strict=a"], &out).is_over));
+    assert!(shared.decided(&["strict=a"], &up).is_over, "memory knows of three");
+    // What is reported after the fact needs no leave.
+    let report = [ask_for("strict=b", Hits::Own(5))];
+    let attempt = shared.engine.attempt(&shared.rules, &request("d", &report), Modes::default(), START_MS, &up);
+    assert!(matches!(attempt, Attempt::Decided(_)));
+    assert!(shared.engine.table().is_urgent(Store::Owner) && !shared.engine.table().is_urgent(Store::Origin));
+}
+
+#[test]
+fn cut_off_from_other_regions_a_share_is_the_regions_part() {
+    let shared = shared();
+    let cut_off = Consult { is_cut_off: true, ..consult(OUT, OUT) };
+    let admitted = |entries: &str| (0..20).filter(|_| !shared.decided(&[entries], &cut_off).is_over).count();
+    assert_eq!(admitted("share=a"), 1, "a third of five");
+    assert_eq!(admitted("local=a"), 10);
+    let up = Consult { is_cut_off: true, ..consult(Asking::Allowed, OUT) };
+    let asked = shared.asked(&["share=b"], &up);
+    assert_eq!((asked.questions[0].terms.limit, asked.questions[0].is_cut_off), (5, true));
+}

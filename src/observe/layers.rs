@@ -1,0 +1,122 @@
+//! How the layers stand, for metrics and for people.
+
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::metrics::MetricType;
+use serde_json::{Value, json};
+
+use crate::observe::scrape::Page;
+
+/// What a process shares its counts through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerName {
+    /// The table in MySQL.
+    Global,
+    /// The owner of strict limits, which a single region's Redis is as well.
+    Strict,
+    /// The region's Redis.
+    Regional,
+}
+
+impl LayerName {
+    pub fn word(self) -> &'static str {
+        match self {
+            LayerName::Global => "global",
+            LayerName::Strict => "strict",
+            LayerName::Regional => "regional",
+        }
+    }
+}
+
+/// One layer at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerFigures {
+    pub name: LayerName,
+    /// `None` while it can be reached.
+    pub down_for: Option<Duration>,
+    /// How often it was given up.
+    pub lost: u64,
+    /// Without password.
+    pub place: String,
+}
+
+impl LayerFigures {
+    pub fn new(name: LayerName, down_for: Option<Duration>, lost: u64, place: &str) -> LayerFigures {
+        LayerFigures { name, down_for, lost, place: place.to_owned() }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.down_for.is_none()
+    }
+
+    /// How often it came back.
+    fn regained(&self) -> u64 {
+        self.lost.saturating_sub(u64::from(!self.is_up()))
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({
+            "layer": self.name.word(),
+            "is_up": self.is_up(),
+            "down_for_s": self.down_for.map(|down_for| down_for.as_secs_f64()),
+            "lost": self.lost,
+            "place": self.place,
+        })
+    }
+
+    /// What is enforced without it.
+    pub fn meaning(&self) -> &'static str {
+        match (self.name, self.is_up()) {
+            (LayerName::Global, true) => "limits hold over all regions",
+            (LayerName::Global, false) => "limits hold in the region, on the last counts of others (share: its part)",
+            (LayerName::Strict, true) => "strict limits are exact",
+            (LayerName::Strict, false) => "on_outage of each strict rule decides",
+            (LayerName::Regional, true) => "limits hold over the region",
+            (LayerName::Regional, false) => "on_outage of each rule decides",
+        }
+    }
+}
+
+impl fmt::Display for LayerFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.is_up() { '+' } else { '-' };
+        write!(f, "[{sign}] {}: ", self.name.word())?;
+        match self.down_for {
+            None => write!(f, "up")?,
+            Some(down_for) => write!(f, "down for {} s", down_for.as_secs())?,
+        }
+        write!(f, ", {} ({})", self.meaning(), self.place)
+    }
+}
+
+/// Writes how the layers stand.
+pub(super) fn write(layers: &[LayerFigures], page: &mut Page<'_>) -> fmt::Result {
+    let up = layers.iter().map(|layer| (vec![("layer", layer.name.word())], u64::from(layer.is_up())));
+    page.family("tidegate_layer_up", "1 while a layer can be reached", MetricType::Gauge, up)?;
+    let changes = layers.iter().flat_map(|layer| {
+        let labels = |to| vec![("layer", layer.name.word()), ("to", to)];
+        [(labels("down"), layer.lost), (labels("up"), layer.regained())]
+    });
+    page.family(
+        "tidegate_layer_changes_total",
+        "How often a layer was given up and came back",
+        MetricType::Counter,
+        changes,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_says_what_it_means() {
+        let up = LayerFigures::new(LayerName::Regional, None, 2, "redis:6379");
+        assert_eq!(up.to_string(), "[+] regional: up, limits hold over the region (redis:6379)");
+        assert_eq!(up.regained(), 2);
+        let down = LayerFigures::new(LayerName::Regional, Some(Duration::from_millis(3500)), 3, "redis:6379");
+        assert_eq!(down.to_string(), "[-] regional: down for 3 s, on_outage of each rule decides (redis:6379)");
+        assert_eq!((down.regained(), down.to_json()["is_up"].clone()), (2, json!(false)));
+    }
+}
