@@ -10,9 +10,9 @@ use tokio::task::{block_in_place, spawn_blocking};
 
 use crate::bystander::Bystander;
 use crate::frames::{
-    ACK, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS,
+    ACK, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE,
 };
-use crate::harness::{PATIENCE, Service, ask_one};
+use crate::harness::{PATIENCE, Service, ask_one, until_equal};
 
 const RULES: &str = "
 domain: d
@@ -194,6 +194,38 @@ async fn a_client_that_lets_nothing_be_sent_gets_its_answers_when_it_does() {
             assert_eq!(frame.payload[5..7], [8, 1], "the overall code is OK");
         }
     });
+}
+
+#[test]
+fn answers_that_nobody_takes_have_so_many_places_and_so_much_time() {
+    const PLACES: u32 = 100;
+    let service = Service::start(RULES, &["--max-in-flight", &PLACES.to_string()]);
+    let mut connection = Connection::open_with(service.grpc, &[(INITIAL_WINDOW_SIZE, 0)]);
+    connection.read_to(SETTINGS).expect("a greeting");
+    let calls: Vec<u8> = streams(3 * PLACES).flat_map(whole_call).collect();
+    let sent = Instant::now();
+    assert!(connection.send(&calls));
+    let given_up = |connection: &mut Connection, count: u32| {
+        (0..count).for_each(|_| drop(connection.read_to(RST_STREAM).expect("it is given up")));
+    };
+    given_up(&mut connection, 2 * PLACES);
+    until_equal(PATIENCE, Some(f64::from(PLACES)), || service.metric("tidegate_in_flight"));
+    assert!(sent.elapsed() < Duration::from_secs(8), "there is no waiting for a place");
+    given_up(&mut connection, PLACES);
+    assert!(sent.elapsed() >= Duration::from_secs(9), "who has a place has ten seconds");
+    until_equal(PATIENCE, Some(0.0), || service.metric("tidegate_in_flight"));
+
+    // A little at a time is enough.
+    let mut connection = Connection::open_with(service.grpc, &[(INITIAL_WINDOW_SIZE, 4)]);
+    connection.read_to(SETTINGS).expect("a greeting");
+    assert!(connection.send(&whole_call(1)));
+    let mut answer = connection.read_to(DATA).expect("what fits").payload;
+    assert_eq!(answer.len(), 4);
+    while answer.len() < 7 {
+        assert!(connection.send(&Frame::new(WINDOW_UPDATE, 0, 1, 2_u32.to_be_bytes().to_vec()).bytes()));
+        answer.extend(connection.read_to(DATA).expect("some more").payload);
+    }
+    assert_eq!(answer[5..7], [8, 1], "the overall code is OK");
 }
 
 /// Writes the same again and again without reading, until the other side takes no more for a while. Says how many bytes

@@ -185,7 +185,8 @@ async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
     let _ = stream.send_data(Bytes::new(), true);
 }
 
-async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
+/// Sends data as fast as the client takes it.
+pub async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let Some(room) = poll_fn(|context| stream.poll_capacity(context)).await else {

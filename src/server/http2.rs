@@ -3,10 +3,11 @@
 //! Calls are taken in as many at a time as have arrived, decided one after the other, and their answers leave together: a
 //! read and a write of the socket for each handful of calls, where a call each would cost more than all the rest.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
@@ -22,9 +23,9 @@ use crate::server::service::Moment;
 const STREAMS_MAX: u32 = 1024;
 /// Streams that a client may make us reset before the connection is closed (rapid reset).
 const RESET_STREAMS_MAX: usize = 1024;
-/// Streams that a client may have reset before we have seen them. A process that stood still for longer than Envoy waits
-/// finds many, and is not being attacked.
-const UNSEEN_RESET_STREAMS_MAX: usize = 256;
+/// Streams that a client may have reset before we have seen them: as many as it may have open. A process that stood still for
+/// longer than Envoy waits finds that many, and is not being attacked.
+const UNSEEN_RESET_STREAMS_MAX: usize = STREAMS_MAX as usize;
 const FRAME_BYTES_MAX: u32 = 16 * 1024;
 const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
 /// When a client is asked for a sign of life, and how long it has for it.
@@ -56,7 +57,9 @@ struct Keepalive {
 pub struct Http2<C> {
     connection: Connection<C, Bytes>,
     calls: Calls,
-    arrived: Vec<(Request<RecvStream>, SendResponse<Bytes>)>,
+    arrived: VecDeque<(Request<RecvStream>, SendResponse<Bytes>)>,
+    /// When the first of them did.
+    arrived_at: Option<Instant>,
     keepalive: Keepalive,
 }
 
@@ -72,7 +75,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
             .initial_window_size(STREAM_WINDOW_BYTES)
             .handshake(connection)
             .await?;
-        Ok(Http2 { connection, calls, arrived: Vec::new(), keepalive: KEEPALIVE })
+        Ok(Http2 { connection, calls, arrived: VecDeque::new(), arrived_at: None, keepalive: KEEPALIVE })
     }
 
     /// Serves the connection until it ends. When the time has come, the client is asked to open no more calls, and has so
@@ -103,7 +106,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
         loop {
             match self.connection.poll_accept(context) {
                 Poll::Ready(Some(Ok(call))) => {
-                    self.arrived.push(call);
+                    self.arrived.push_back(call);
                     if self.arrived.len() < BATCH_MAX {
                         continue;
                     }
@@ -118,11 +121,19 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
             }
             // The clock is read once a call: where one ends, the next one begins.
             let mut now = Moment::now();
-            let arrived = now.instant;
-            for (request, reply) in self.arrived.drain(..) {
+            let arrived = *self.arrived_at.get_or_insert(now.instant);
+            let turn = *turn.get_or_insert(now.instant);
+            let is_over = |now: &Moment| now.instant.duration_since(turn) >= TURN_MAX;
+            while let Some((request, reply)) = self.arrived.pop_front() {
                 now.instant = self.calls.begin(request, reply, arrived, now, context);
+                if is_over(&now) {
+                    break;
+                }
             }
-            if now.instant.duration_since(*turn.get_or_insert(arrived)) >= TURN_MAX {
+            if self.arrived.is_empty() {
+                self.arrived_at = None;
+            }
+            if is_over(&now) {
                 break;
             }
         }

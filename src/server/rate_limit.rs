@@ -11,15 +11,15 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 
 use crate::observe::outcome::Failure;
 use crate::server::arrival::Place;
-use crate::server::call::{STALL_MAX, grpc_timeout, send_status};
+use crate::server::call::{STALL_MAX, grpc_timeout, send_data, send_status};
 use crate::server::grpc;
 use crate::server::message::{Incomplete, Reading};
 use crate::server::service::{Answered, InFlight, Later, Moment, NoAnswer, Service};
@@ -31,6 +31,18 @@ static TRAILERS: LazyLock<HeaderMap> = LazyLock::new(|| single(HeaderName::from_
 
 fn single(name: HeaderName, value: &'static str) -> HeaderMap {
     HeaderMap::from_iter([(name, HeaderValue::from_static(value))])
+}
+
+/// Sends an answer to a client that does not take it yet. It has a place among the open calls and a time for that, so that
+/// answers which nobody takes do not fill the memory.
+async fn send_slowly(mut stream: SendStream<Bytes>, framed: Bytes, in_flight: Option<InFlight>) {
+    let Some(_in_flight) = in_flight else { return stream.send_reset(Reason::ENHANCE_YOUR_CALM) };
+    match timeout(STALL_MAX, send_data(&mut stream, framed)).await {
+        Ok(Ok(())) => drop(stream.send_trailers(TRAILERS.clone())),
+        // Who has gone away is not told.
+        Ok(Err(_)) => {}
+        Err(_) => stream.send_reset(Reason::CANCEL),
+    }
 }
 
 /// A call that is open.
@@ -155,13 +167,19 @@ impl RateLimitCall {
         finished
     }
 
-    fn send(mut self, service: &Service, answer: Answer, finished: Instant) -> Instant {
+    fn send(mut self, service: &Arc<Service>, answer: Answer, finished: Instant) -> Instant {
         let mut head = Response::new(());
         *head.headers_mut() = HEAD.clone();
         // Who has gone away is not told.
         if let Ok(mut stream) = self.reply.send_response(head, false) {
-            let _ = stream.send_data(answer.into_framed(), false);
-            let _ = stream.send_trailers(TRAILERS.clone());
+            let framed = answer.into_framed();
+            stream.reserve_capacity(framed.len());
+            if stream.capacity() >= framed.len() {
+                let _ = stream.send_data(framed, false);
+                let _ = stream.send_trailers(TRAILERS.clone());
+            } else {
+                tokio::spawn(send_slowly(stream, framed, service.enter_if_room()));
+            }
         }
         self.observe(service, finished)
     }

@@ -1,5 +1,8 @@
 //! The lean reader and writer against prost, which knows the messages from their descriptions.
 
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
@@ -47,6 +50,68 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
     parts.prop_map(|(domain, descriptors, hits_addend)| {
         RateLimitRequest { domain, descriptors, hits_addend }.encode_to_vec()
     })
+}
+
+/// Messages that mostly meet a rule of [`rules`], and now and then its end.
+fn met_messages() -> impl Strategy<Value = Vec<u8>> {
+    let key = prop_oneof![9 => "[a-e]", 1 => "[a-z]{2}"];
+    let entry = (key, prop_oneof![Just("x".to_owned()), "[x-z]"]);
+    let entries = entry.prop_map(|(key, value)| vec![WireEntry { key, value }]);
+    let descriptor = (entries, descriptors(), prop::bool::weighted(0.1));
+    let descriptor = descriptor.prop_map(|(entries, any, is_any)| match is_any {
+        true => RateLimitDescriptor { entries, ..any },
+        false => RateLimitDescriptor { entries, ..RateLimitDescriptor::default() },
+    });
+    let hits = prop_oneof![4 => 0u32..3, 1 => any::<u32>()];
+    let parts = (prop_oneof![9 => Just("a"), 1 => Just("b")], prop::collection::vec(descriptor, 1..4), hits);
+    parts.prop_map(|(domain, descriptors, hits_addend)| {
+        RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend }.encode_to_vec()
+    })
+}
+
+/// What a test has met.
+#[derive(Debug, Default)]
+struct Met {
+    statuses: AtomicUsize,
+    limited: AtomicUsize,
+    named: AtomicUsize,
+    unlimited: AtomicUsize,
+    shadowed: AtomicUsize,
+    over: AtomicUsize,
+    without_unit: AtomicUsize,
+}
+
+impl Met {
+    fn note(&self, decision: &Decision<'_>) {
+        let count = |counter: &AtomicUsize, is_met: bool| {
+            counter.fetch_add(is_met.into(), Ordering::Relaxed);
+        };
+        for status in &decision.statuses {
+            count(&self.statuses, true);
+            count(&self.shadowed, status.is_shadowed);
+            count(&self.over, status.is_over);
+            match &status.kind {
+                StatusKind::Limited(limited) => {
+                    count(&self.limited, true);
+                    count(&self.named, limited.limit.is_some_and(|limit| !limit.name.is_empty()));
+                    count(&self.without_unit, limited.unit().is_none());
+                }
+                StatusKind::Unlimited => count(&self.unlimited, true),
+                StatusKind::Unmatched => {}
+            }
+        }
+    }
+
+    /// A test that meets none of a kind says nothing about it.
+    fn assert_all(&self) {
+        let of = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        let Met { statuses, limited, named, unlimited, shadowed, over, without_unit } = self;
+        assert!(of(limited) * 2 > of(statuses), "{self:?}");
+        assert!(
+            [named, unlimited, shadowed, over, without_unit].iter().all(|it| of(it) * 50 > of(statuses)),
+            "{self:?}"
+        );
+    }
 }
 
 /// A change that a message on the wire may come with.
@@ -125,9 +190,8 @@ proptest! {
         compare(&bytes)?;
     }
 
-    #[test]
-    fn answers_are_what_prost_would_write(
-        messages in prop::collection::vec(messages(), 1..6),
+    fn assert_answers_are_what_prost_would_write(
+        messages in prop::collection::vec(prop_oneof![9 => met_messages(), 1 => messages()], 1..6),
         options in options(),
         has_metadata in any::<bool>(),
     ) {
@@ -136,6 +200,7 @@ proptest! {
             let bounds = Bounds::default();
             let Ok(request) = read::request(&bytes, &bounds) else { continue };
             let decision = engine.decide(&ruleset, &request, Modes::default(), 1_800_000_000_000);
+            MET.note(&decision);
             let metadata = has_metadata.then(metadata);
             let expected = response(&decision, &options, metadata.clone()).encode_to_vec();
             let metadata = metadata.map(|metadata| metadata.encode_to_vec());
@@ -145,6 +210,14 @@ proptest! {
             prop_assert_eq!(&framed[..5], &[&[0][..], &(expected.len() as u32).to_be_bytes()].concat());
         }
     }
+}
+
+static MET: LazyLock<Met> = LazyLock::new(Met::default);
+
+#[test]
+fn answers_are_what_prost_would_write() {
+    assert_answers_are_what_prost_would_write();
+    MET.assert_all();
 }
 
 #[test]
@@ -186,7 +259,7 @@ descriptors:
   - key: d
     value: x
     shadow_mode: true
-    rate_limit: {unit: minute, requests_per_unit: 0}
+    rate_limit: {unit: minute, requests_per_unit: 0, name: none}
   - key: e
     rate_limit: {window: 90s, requests_per_unit: 100, algorithm: gcra, burst: 300}
 ";
