@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use governor::{DefaultKeyedRateLimiter, Quota};
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use tidegate::engine::decide::{Check, Consult, Group, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
@@ -20,7 +20,7 @@ use tidegate::observe::hits::HitMetrics;
 use tidegate::observe::outcome::Outcomes;
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
-use tidegate::rules::policy::{Algorithm, OnOutage, Scope};
+use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, Ruleset, Source};
 
@@ -161,18 +161,7 @@ fn identifier(name: &str) -> Vec<u8> {
 }
 
 fn check(space: Space, identifier: &[u8], group: usize) -> Check<'_> {
-    Check {
-        key: Key::new(space, &TERMS, identifier),
-        terms: TERMS,
-        hits: 1,
-        charging: Charging::Together,
-        group,
-        reach: Reach::Process,
-        scope: Scope::Local,
-        on_outage: OnOutage::Local,
-        is_cut_off: false,
-        is_sensitive: false,
-    }
+    Check { group, ..Check::local(Key::new(space, &TERMS, identifier), TERMS) }
 }
 
 fn decide_one(table: &Table, space: Space, identifier: &[u8]) {

@@ -112,7 +112,7 @@ impl Case {
     }
 
     fn decide(&self, request: &Request<'_>, asking: Asking<'_>) {
-        let origin = StoreView { live: 1, asking };
+        let origin = StoreView::new(1, asking);
         let consult = Consult { mono_ms: MONO_MS, origin, ..Consult::ALONE };
         match self.engine.attempt(&self.rules, request, Modes::default(), NOW_MS, &consult) {
             Attempt::Decided(decision) => assert!(!decision.is_over),

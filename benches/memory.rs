@@ -5,11 +5,11 @@
 use std::process::Command;
 
 use tidegate::engine::abroad::Counts;
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, Store, decide};
+use tidegate::engine::decide::{Check, Consult, Group, Reach, Store, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
-use tidegate::rules::policy::{Algorithm, OnOutage, Scope, Word};
+use tidegate::rules::policy::{Algorithm, Word};
 use tidegate::rules::tree::Identifier;
 
 const NOW_MS: u64 = 1_800_000_000_000;
@@ -46,18 +46,7 @@ fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, with: With) {
         buffer.push(&format!("{n:032x}"));
         let range = buffer.finish();
         let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
-        let check = Check {
-            key,
-            terms,
-            hits: 1,
-            charging: Charging::Together,
-            group: 0,
-            reach,
-            scope: Scope::Local,
-            on_outage: OnOutage::Local,
-            is_cut_off: false,
-            is_sensitive: false,
-        };
+        let check = Check { reach, ..Check::local(key, terms) };
         decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
         if with == With::Regions && n % 10 == 0 {
             let hash = table.hash(&key);

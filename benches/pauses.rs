@@ -14,11 +14,11 @@ use std::time::Instant;
 
 use governor::Quota;
 use hdrhistogram::Histogram;
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use tidegate::engine::decide::{Check, Consult, Group, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
-use tidegate::rules::policy::{Algorithm, OnOutage, Scope};
+use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
 
 const NOW_MS: u64 = 1_800_000_000_000;
@@ -38,18 +38,7 @@ fn terms(window_ms: u64) -> Terms {
 
 /// One hit on the key of a number, 32 bytes long.
 fn hit(table: &Table, space: Space, identifier: &[u8], terms: Terms, now_ms: u64) {
-    let check = Check {
-        key: Key::new(space, &terms, identifier),
-        terms,
-        hits: 1,
-        charging: Charging::Together,
-        group: 0,
-        reach: Reach::Process,
-        scope: Scope::Local,
-        on_outage: OnOutage::Local,
-        is_cut_off: false,
-        is_sensitive: false,
-    };
+    let check = Check::local(Key::new(space, &terms, identifier), terms);
     black_box(decide(table, &[check], &[Group::default()], false, now_ms, &Consult::ALONE));
 }
 

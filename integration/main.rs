@@ -58,6 +58,7 @@ mod mysql_commands;
 mod mysql_store;
 mod overload;
 mod policy_envoy;
+mod policy_mixed;
 mod policy_overload;
 mod policy_split;
 mod policy_strict;

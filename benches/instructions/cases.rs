@@ -6,13 +6,13 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as WireEntry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use tidegate::engine::decide::{Check, Consult, Group, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
-use tidegate::rules::policy::{Algorithm, OnOutage, Scope};
+use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, Ruleset, Source};
 use tidegate::server::wire::write::Answer;
@@ -121,18 +121,7 @@ fn identifier(name: &str) -> Vec<u8> {
 }
 
 fn check(identifier: &[u8], group: usize) -> Check<'_> {
-    Check {
-        key: Key::new(Space::new("d", "k"), &TERMS, identifier),
-        terms: TERMS,
-        hits: 1,
-        charging: Charging::Together,
-        group,
-        reach: Reach::Process,
-        scope: Scope::Local,
-        on_outage: OnOutage::Local,
-        is_cut_off: false,
-        is_sensitive: false,
-    }
+    Check { group, ..Check::local(Key::new(Space::new("d", "k"), &TERMS, identifier), TERMS) }
 }
 
 fn decide_keys(count: usize, times: usize) {

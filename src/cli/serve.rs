@@ -319,9 +319,11 @@ impl Joining<'_> {
             breaker: self.strict.breaker,
             seed: rand::random(),
         };
-        let replicas = self.strict.replicas;
+        let is_owner = self.service.engine().layers().owner == Some(store);
+        let strict_deadline = is_owner.then_some(self.strict.timeout);
+        let replicas = if is_owner { self.strict.replicas } else { 0 };
         let replicated = (replicas > 0).then(|| Replicated { redis: Redis::start(redis.clone()), replicas });
-        let options = RegionalOptions { region, deadline, replicated, began: self.service.began() };
+        let options = RegionalOptions { region, deadline, strict_deadline, replicated, began: self.service.began() };
         Regional::start(self.service.engine().clone(), Redis::start(redis), options)
     }
 

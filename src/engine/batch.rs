@@ -9,8 +9,11 @@ use crate::engine::decide::{
     denies, insert, is_group_over, is_kept,
 };
 use crate::engine::layers::Store;
-use crate::engine::standing::{Answered, Consult, Question, Standing, Why, is_judged};
+use crate::engine::standing::{Answered, Asking, Consult, Question, Standing, Why, is_judged};
 use crate::engine::table::{Shard, Table};
+
+/// As [`Seen::urgent_at`]: whatever is pending.
+const ALWAYS_URGENT: u64 = 0;
 
 /// Where a check's key is, and what was seen there.
 #[derive(Clone, Copy)]
@@ -205,11 +208,17 @@ impl Batch<'_, '_> {
         if answered == Answered::NotAsked && (is_quota || !is_charged_elsewhere) {
             return;
         }
-        verdict.basis = match check.reach.store() {
-            Some(store) if answered != Answered::NotAsked => Basis::Store(store),
-            // The farther store has decided, whatever became of its own.
+        verdict.basis = match (check.reach.store(), verdict.basis) {
+            (Some(store), _) if answered != Answered::NotAsked => Basis::Store(store),
+            // Its own store gave no answer, and its policy has let it pass.
+            (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
+            // Another store has decided, whatever became of its own.
             _ => Basis::Memory,
         };
+        if is_charged_elsewhere && answered != Answered::Over {
+            // Nobody that asks its own store knows of it before that has been told.
+            self.seen[index].urgent_at = ALWAYS_URGENT;
+        }
         let is_charged = own.is_some_and(|settled| settled.is_admitted && settled.is_charged);
         let was_over = verdict.is_over;
         verdict.is_over = answered == Answered::Over;
@@ -270,6 +279,10 @@ impl Batch<'_, '_> {
         let mut questions = SmallVec::new();
         for (index, check) in self.checks.iter().enumerate() {
             let Some(store) = check.reach.store().filter(|store| is_asked[*store as usize]) else { continue };
+            // What its policy has decided, nobody is asked about.
+            if let Some(Asking::Never(_)) = self.consult.asking(check) {
+                continue;
+            }
             let is_quiet = is_shadow || groups[check.group].is_shadow;
             // A quota that is over by another of its limits is not charged, so the farthest must not charge it.
             let is_spent =

@@ -18,7 +18,7 @@ use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::few::decide_few;
 use crate::engine::key::Key;
 pub use crate::engine::layers::{Reach, Store};
-use crate::engine::outage::Endured;
+use crate::engine::outage::{self, Endured};
 use crate::engine::share::Shared;
 pub use crate::engine::standing::{Answered, Asking, Cause, Consult, Question, Settled, StoreView, Why};
 use crate::engine::standing::{Standing, is_judged, standing};
@@ -52,11 +52,30 @@ pub struct Check<'a> {
     pub on_outage: OnOutage,
     /// Other regions can't be heard: held to this region's part of the limit, which is in the terms.
     pub is_cut_off: bool,
+    /// The limit without regard to outages.
+    pub usual_limit: u32,
     /// The identifier leaves the process only as a keyed digest.
     pub is_sensitive: bool,
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    /// One hit on a key that nobody shares, charged with the rest of its request.
+    pub fn local(key: Key<'a>, terms: Terms) -> Check<'a> {
+        Check {
+            key,
+            terms,
+            hits: 1,
+            charging: Charging::Together,
+            group: 0,
+            reach: Reach::Process,
+            scope: Scope::Local,
+            on_outage: OnOutage::Local,
+            is_cut_off: false,
+            usual_limit: terms.limit,
+            is_sensitive: false,
+        }
+    }
+
     /// Other regions share the count too.
     pub fn is_global(&self) -> bool {
         self.scope == Scope::Global
@@ -320,7 +339,7 @@ fn live(check: &Check<'_>, consult: &Consult<'_>) -> u32 {
     check.reach.store().map_or(1, |store| consult.of(store).live)
 }
 
-/// Hits that others are taken to have admitted along with this check's.
+/// Hits that other processes are taken to have admitted along with this check's.
 #[inline]
 pub(super) fn assumed(check: &Check<'_>, verdict: &Verdict, consult: &Consult<'_>) -> u64 {
     match verdict.basis {
@@ -376,12 +395,13 @@ impl<'s> Spot<'s> {
         if check.charging == Charging::Refund {
             shared.refund(check.hits);
         } else {
-            if assumed > 0 {
-                counter.add(&check.terms, assumed);
+            if let (Counter::Gcra(bucket), 1..) = (&mut *counter, assumed) {
+                shared.hold(bucket, &check.terms, check.hits, assumed);
             }
             let before = shared.pending();
             shared.add(check.hits);
-            is_urgent = before < urgent_at && before.saturating_add(check.hits) >= urgent_at;
+            let is_reached = before.saturating_add(check.hits) >= urgent_at;
+            is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }
         table.enqueue(self.shard, self.at, shared, is_urgent);
     }
@@ -560,4 +580,7 @@ pub(super) fn conclude(verdict: &mut Verdict, check: &Check<'_>, charged: u64, w
     let available = u64::try_from(verdict.available).unwrap_or(0);
     let left = if verdict.is_over { 0 } else { available.saturating_sub(waiting).saturating_sub(own) };
     verdict.remaining = u32::try_from(left).unwrap_or(u32::MAX);
+    if verdict.is_hopeless {
+        outage::raise_hopes(verdict, check);
+    }
 }

@@ -27,6 +27,13 @@ impl Rate {
         u128::from(self.burst) * u128::from(self.window_ms)
     }
 
+    /// How long so many hits take to drain.
+    pub fn drains_in_ns(&self, hits: u64) -> u64 {
+        const MS_NS: u128 = 1_000_000;
+        let time_ns = (self.cost(hits) * MS_NS).checked_div(self.limit.into());
+        time_ns.and_then(|time_ns| u64::try_from(time_ns).ok()).unwrap_or(u64::MAX)
+    }
+
     fn cost(&self, hits: u64) -> u128 {
         u128::from(hits) * u128::from(self.window_ms)
     }
@@ -91,6 +98,11 @@ impl Bucket {
     /// When the bucket is empty again, with so many more hits in it.
     pub fn empty_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
         self.after(self.level().saturating_add(rate.cost(hits)), rate)
+    }
+
+    /// When it would be, without so many of the hits in it.
+    pub fn empty_without_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
+        self.after(self.level().saturating_sub(rate.cost(hits)), rate)
     }
 
     fn after(&self, level: u128, rate: &Rate) -> u64 {

@@ -79,6 +79,8 @@ pub struct Held {
     /// The scope in force.
     pub scope: Scope,
     pub terms: Terms,
+    /// What the limit is while other regions are heard.
+    pub usual_limit: u32,
     pub reach: Reach,
     pub on_outage: OnOutage,
     pub class: Option<Class>,
@@ -123,9 +125,11 @@ impl Layers {
             }
             Scope::Regional | Scope::Global | Scope::Split => Reach::Process,
         };
-        let is_part = scope == Scope::Split || is_cut_off;
-        let terms = if is_part { self.place.part_of(terms) } else { *terms };
-        Held { scope, terms, reach, on_outage, class: policy.and_then(|policy| policy.class), is_cut_off }
+        let part = || self.place.part_of(terms);
+        let usual = if scope == Scope::Split { part() } else { *terms };
+        let terms = if is_cut_off { part() } else { usual };
+        let class = policy.and_then(|policy| policy.class);
+        Held { scope, terms, usual_limit: usual.limit, reach, on_outage, class, is_cut_off }
     }
 
     /// The same for a limit as the rules have it, while all is well.

@@ -436,8 +436,8 @@ fn check<'a>(
     group: usize,
     is_sensitive: bool,
 ) -> Check<'a> {
-    let Held { scope, terms, reach, on_outage, is_cut_off, .. } = *held;
-    Check { key, terms, hits, charging, group, reach, scope, on_outage, is_cut_off, is_sensitive }
+    let Held { scope, terms, usual_limit, reach, on_outage, is_cut_off, .. } = *held;
+    Check { key, terms, hits, charging, group, reach, scope, on_outage, is_cut_off, usual_limit, is_sensitive }
 }
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values. The nearer store is asked first, and

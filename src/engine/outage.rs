@@ -4,9 +4,10 @@
 //! processes that live are spread, they admit no more than the limit in a window together.
 
 use crate::engine::abroad::View;
-use crate::engine::counter::{Counter, window_end_ms};
-use crate::engine::decide::{Charging, Check, Verdict};
-use crate::engine::share::Shared;
+use crate::engine::counter::{Counter, rate, window_end_ms};
+use crate::engine::decide::{Basis, Charging, Check, Verdict};
+use crate::engine::gcra::Bucket;
+use crate::engine::share::{MS_NS, Shared};
 use crate::rules::limit::Terms;
 use crate::rules::policy::{Algorithm, OnOutage};
 
@@ -26,6 +27,28 @@ pub struct Endured<'a> {
     pub now_ms: u64,
     /// Hits that are charged whatever happens are in the counts already.
     pub is_again: bool,
+}
+
+/// Hits that would fit if it were not for an outage are not hopeless: who comes again after it is admitted.
+#[cold]
+pub fn raise_hopes(verdict: &mut Verdict, check: &Check<'_>) {
+    let is_share = check.is_cut_off || matches!(verdict.basis, Basis::Without(_, OnOutage::Share));
+    let Terms { algorithm, burst, .. } = check.terms;
+    let most = if algorithm == Algorithm::Gcra { burst } else { check.usual_limit };
+    if is_share && check.hits <= u64::from(most) {
+        verdict.is_hopeless = false;
+        verdict.reset_ms = RETRY_MS;
+    }
+}
+
+impl Verdict {
+    /// Of two denials, the one that lasts longer counts.
+    fn wait_as_long_as(&mut self, other: &Verdict) {
+        if other.is_over {
+            self.reset_ms = self.reset_ms.max(other.reset_ms);
+            self.is_hopeless |= other.is_hopeless;
+        }
+    }
 }
 
 impl Endured<'_> {
@@ -65,18 +88,11 @@ impl Endured<'_> {
     }
 
     fn hold_to_share(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
-        let live = self.live.max(1);
-        let Check { terms, charging, hits, .. } = self.check;
-        if let Counter::Gcra(_) = counter {
-            // The others are taken to do as much, and what they do is put into the bucket too: see `assumed`.
-            let needed = self.needed().saturating_mul(live.into()).min(terms.burst.into());
-            if i128::from(verdict.available) < i128::from(needed) && !verdict.is_over {
-                verdict.is_over = true;
-                verdict.wait_for(self.check.view(counter, shared), terms, needed, self.now_ms);
-            }
-            return;
+        if let Counter::Gcra(bucket) = counter {
+            return self.hold_bucket_to_share(bucket, shared, verdict);
         }
-        let terms = Terms { limit: (terms.limit / live).max(1), ..*terms };
+        let Check { terms, charging, hits, .. } = self.check;
+        let terms = Terms { limit: (terms.limit / self.live.max(1)).max(1), ..*terms };
         let mut own = match shared {
             Some(shared) => shared.own_counts(counter),
             None => Counter::new(&terms, self.now_ms),
@@ -86,15 +102,37 @@ impl Endured<'_> {
         if *charging == Charging::Always && self.is_again {
             available = available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
         }
-        if i128::from(available) < i128::from(self.needed()) && !verdict.is_over {
-            verdict.is_over = true;
-            verdict.wait_for(view, &terms, self.needed(), self.now_ms);
-        }
         verdict.available = verdict.available.min(available);
+        if i128::from(available) < i128::from(self.needed()) {
+            let by_memory = std::mem::replace(verdict, Verdict { is_over: true, ..*verdict });
+            verdict.wait_for(view, &terms, self.needed(), self.now_ms);
+            verdict.wait_as_long_as(&by_memory);
+        }
+    }
+
+    /// The others are taken to do as much as this process, which fills the bucket so many times as fast.
+    fn hold_bucket_to_share(&self, bucket: &Bucket, shared: Option<&Shared>, verdict: &mut Verdict) {
+        let (rate, live) = (rate(&self.check.terms), u64::from(self.live.max(1)));
+        let empty_ns = bucket.empty_at_ms(&rate, 0).saturating_mul(MS_NS).max(shared.map_or(0, Shared::held_until_ns));
+        let mut level_ns = empty_ns.saturating_sub(self.now_ms.saturating_mul(MS_NS));
+        if self.check.charging == Charging::Always && self.is_again {
+            level_ns = level_ns.saturating_sub(rate.drains_in_ns(self.check.hits.saturating_mul(live)));
+        }
+        let (whole_ns, hit_ns) = (rate.drains_in_ns(rate.burst.into()), rate.drains_in_ns(1).max(1));
+        let available = whole_ns.saturating_sub(level_ns) / hit_ns / live;
+        verdict.available = verdict.available.min(i64::try_from(available).unwrap_or(i64::MAX));
+        // One at a time is admitted, however many the others are.
+        let needed_ns = rate.drains_in_ns(self.needed().saturating_mul(live)).min(whole_ns);
+        let over_ns = level_ns.saturating_add(needed_ns).saturating_sub(whole_ns);
+        if over_ns > 0 {
+            let by_memory = std::mem::replace(verdict, Verdict { is_over: true, is_hopeless: false, ..*verdict });
+            verdict.reset_ms = over_ns.div_ceil(MS_NS);
+            verdict.wait_as_long_as(&by_memory);
+        }
     }
 
     /// Hits that other processes are taken to have admitted when this one has: a bucket does not know who filled it, so
-    /// only what is in it keeps the processes together within its rate.
+    /// only this keeps the processes together within its rate.
     pub fn assumed(check: &Check<'_>, live: u32) -> u64 {
         match check.terms.algorithm {
             Algorithm::Gcra if check.on_outage == OnOutage::Share && check.charging != Charging::Refund => {

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::engine::abroad::{Abroad, Counts, Notable, View};
 use crate::engine::counter::{Counter, rate, weighing};
 use crate::engine::exact::CELLS as EXACT_CELLS;
+use crate::engine::gcra::Bucket;
 use crate::engine::layers::Store;
 use crate::engine::window::Cell;
 use crate::rules::limit::Terms;
@@ -35,6 +36,9 @@ const HOLDERS_SETTLE_MS: u32 = 50;
 const CELLS_SETTLED: u8 = 1;
 /// The number of holders was told twice, some time apart, and had hardly grown.
 const HOLDERS_SETTLED: u8 = 2;
+
+/// Nanoseconds of a millisecond.
+pub const MS_NS: u64 = 1_000_000;
 
 /// Stands in `acked` of a cell that is not seated. Above any count.
 const UNSEATED: u64 = u64::MAX;
@@ -82,6 +86,9 @@ enum Shares {
     Bucket {
         share: Share,
         version: u64,
+        /// When it would be empty if all other processes had done as this one since the origin last answered. 0: nobody
+        /// has asked, see [`Shared::hold`].
+        held_until_ns: u64,
     },
 }
 
@@ -203,7 +210,7 @@ impl Shared {
         let shares = match counter {
             Counter::Windowed(_) => Shares::Windows([share; 2]),
             Counter::Exact(_) => Shares::Exact(Box::new([share; EXACT_CELLS])),
-            Counter::Gcra(_) => Shares::Bucket { share, version: 0 },
+            Counter::Gcra(_) => Shares::Bucket { share, version: 0, held_until_ns: 0 },
         };
         Shared {
             shares,
@@ -303,6 +310,22 @@ impl Shared {
             Counter::Gcra(_) => {}
         }
         counts
+    }
+
+    /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
+    /// it, so this is kept beside it, and nobody is told. The hits are in the bucket already.
+    pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
+        let rate = rate(terms);
+        let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
+        if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
+            let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
+            *held_until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+        }
+    }
+
+    /// When a bucket is empty, if other processes have done as this one.
+    pub fn held_until_ns(&self) -> u64 {
+        if let Shares::Bucket { held_until_ns, .. } = &self.shares { *held_until_ns } else { 0 }
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
@@ -568,8 +591,9 @@ impl Shared {
             (Counter::Exact(cells), _) => {
                 cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
             }
-            (Counter::Gcra(bucket), Shares::Bucket { version, .. }) => {
+            (Counter::Gcra(bucket), Shares::Bucket { version, held_until_ns, .. }) => {
                 let rate = rate(terms);
+                *held_until_ns = 0;
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
                     // Of what is pending, that which has drained here meanwhile is no more.

@@ -57,6 +57,19 @@ pub struct StoreView<'a> {
     /// Processes that share it and are alive.
     pub live: u32,
     pub asking: Asking<'a>,
+    /// The same for strict limits, for which it has more time, and which may want its replicas to know.
+    pub strict: Asking<'a>,
+}
+
+impl<'a> StoreView<'a> {
+    /// A store that strict limits are asked about as others are.
+    pub const fn new(live: u32, asking: Asking<'a>) -> StoreView<'a> {
+        StoreView { live, asking, strict: asking }
+    }
+
+    fn asking(&self, reach: Reach) -> Asking<'a> {
+        if let Reach::Strict(_) = reach { self.strict } else { self.asking }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,8 +92,8 @@ impl<'a> Consult<'a> {
     /// For a table that nobody shares.
     pub const ALONE: Consult<'static> = Consult {
         mono_ms: 0,
-        origin: StoreView { live: 1, asking: Asking::Never(Cause::Outage) },
-        owner: StoreView { live: 1, asking: Asking::Never(Cause::Outage) },
+        origin: StoreView::new(1, Asking::Never(Cause::Outage)),
+        owner: StoreView::new(1, Asking::Never(Cause::Outage)),
         is_cut_off: false,
         is_again: false,
     };
@@ -92,9 +105,14 @@ impl<'a> Consult<'a> {
         }
     }
 
+    /// Whether the store of a check may be asked about it, or what it has said.
+    pub fn asking(&self, check: &Check<'_>) -> Option<Asking<'a>> {
+        Some(self.of(check.reach.store()?).asking(check.reach))
+    }
+
     /// What the store of a check has said, if it was asked.
     pub fn settled(&self, check: &Check<'_>) -> Option<&'a Settled> {
-        match self.of(check.reach.store()?).asking {
+        match self.asking(check)? {
             Asking::Settled(settled) => Some(settled),
             Asking::Allowed | Asking::Never(_) => None,
         }
@@ -102,9 +120,9 @@ impl<'a> Consult<'a> {
 
     /// Everything that was said.
     pub fn all_settled(&self) -> impl Iterator<Item = &'a Settled> {
-        [self.origin.asking, self.owner.asking].into_iter().filter_map(|asking| match asking {
-            Asking::Settled(settled) => Some(settled),
-            Asking::Allowed | Asking::Never(_) => None,
+        [&self.origin, &self.owner].into_iter().filter_map(|view| match (view.asking, view.strict) {
+            (Asking::Settled(settled), _) | (_, Asking::Settled(settled)) => Some(settled),
+            _ => None,
         })
     }
 }
@@ -188,7 +206,7 @@ pub fn standing(
     // What nobody shares, nobody else decides.
     let Some(store) = check.reach.store() else { return Standing::AT_LEISURE };
     match unhurried(check, store, verdict, counter, shared, waiting, is_quiet, consult) {
-        Standing::Asks(_) if matches!(consult.of(store).asking, Asking::Never(Cause::Overload)) => {
+        Standing::Asks(_) if matches!(consult.asking(check), Some(Asking::Never(Cause::Overload))) => {
             Standing::Without(Cause::Overload)
         }
         standing => standing,
@@ -210,8 +228,9 @@ fn unhurried(
     if is_quiet || check.charging == Charging::Refund {
         return Standing::AT_LEISURE;
     }
-    let StoreView { live, asking } = *consult.of(store);
-    match asking {
+    let view = consult.of(store);
+    let live = view.live;
+    match view.asking(check.reach) {
         Asking::Settled(_) => return Standing::AT_LEISURE,
         Asking::Never(Cause::Outage) => return Standing::Without(Cause::Outage),
         // What is charged whatever happens needs no leave, but the owner should hear of it at once.

@@ -80,7 +80,7 @@ pub struct RegionalFigures {
     pub heals: u64,
     pub clock_offset_ms: i64,
     /// Name, whether it is open, how often it has opened.
-    pub breakers: [(&'static str, bool, u64); 2],
+    pub breakers: Vec<(&'static str, bool, u64)>,
     pub live: u32,
     pub pending_hits: u64,
     pub lost_hits: u64,
@@ -138,7 +138,7 @@ impl RegionalFigures {
                 "connections": redis.connections,
                 "last_error": last_error,
             },
-            "breakers": Map::from_iter(self.breakers.map(breaker)),
+            "breakers": Map::from_iter(self.breakers.iter().copied().map(breaker)),
             "decisions": Map::from_iter(decisions),
             "calls": Map::from_iter(calls),
             "checks": self.checks,
@@ -202,9 +202,9 @@ impl RegionalFigures {
             .iter()
             .map(|((operation, reason), count)| (vec![("operation", *operation), ("reason", *reason)], *count));
         page.family(&name("errors_total"), "Calls to Redis without an answer", MetricType::Counter, errors)?;
-        let open = self.breakers.map(|(name, is_open, _)| (vec![("breaker", name)], u64::from(is_open)));
+        let open = self.breakers.iter().map(|(name, is_open, _)| (vec![("breaker", *name)], u64::from(*is_open)));
         page.family(&name("breaker_open"), "1 while nobody asks", MetricType::Gauge, open)?;
-        let opened = self.breakers.map(|(name, _, opened)| (vec![("breaker", name)], opened));
+        let opened = self.breakers.iter().map(|(name, _, opened)| (vec![("breaker", *name)], *opened));
         page.family(&name("breaker_opened_total"), "How often it opened", MetricType::Counter, opened)?;
         page.gauge(
             &name("clock_offset_seconds"),
@@ -250,7 +250,7 @@ mod tests {
             replayed_cells: 0,
             heals: 0,
             clock_offset_ms: -3,
-            breakers: [("checks", true, 2), ("replays", false, 0)],
+            breakers: vec![("checks", true, 2), ("replays", false, 0)],
             live: 4,
             pending_hits: 5,
             lost_hits: 0,

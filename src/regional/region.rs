@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::engine::counter::Counter;
-use crate::engine::decide::{Asking, Cause};
+use crate::engine::decide::{Asking, Cause, StoreView};
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::layers::Store;
 use crate::engine::share::{Moment, Shared};
@@ -116,6 +116,8 @@ struct State {
     next_call: u64,
     replays_under_way: usize,
     checks: Breaker,
+    /// Of checks that strict limits are decided by, where others are too: they have more time, and may want replicas.
+    strict: Breaker,
     replays: Breaker,
     flush_at_us: u64,
     /// The next shard whose keys are to be told again, because the origin has lost its data.
@@ -127,6 +129,33 @@ struct State {
     /// When pending hits were last counted while nothing could be told.
     surveyed_us: u64,
     random: u64,
+}
+
+impl State {
+    /// Where strict limits are all that is asked about, there is one breaker for checks.
+    fn check_breaker(&self, is_strict: bool, store: Store) -> &Breaker {
+        if is_strict && store == Store::Origin { &self.strict } else { &self.checks }
+    }
+
+    fn check_breaker_mut(&mut self, is_strict: bool, store: Store) -> &mut Breaker {
+        if is_strict && store == Store::Origin { &mut self.strict } else { &mut self.checks }
+    }
+
+    fn breakers(&mut self) -> [&mut Breaker; 3] {
+        [&mut self.checks, &mut self.strict, &mut self.replays]
+    }
+}
+
+/// What a probe has found to work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probed {
+    pub checks: bool,
+    pub strict: bool,
+    pub replays: bool,
+}
+
+impl Probed {
+    pub const NOTHING: Probed = Probed { checks: false, strict: false, replays: false };
 }
 
 /// How a process takes part in its region.
@@ -152,8 +181,9 @@ pub struct Region {
     options: RegionOptions,
     state: Mutex<State>,
     live: AtomicU32,
-    /// What requests need to know of the breaker, without the lock.
+    /// What requests need to know of the breakers, without the lock.
     may_ask: AtomicBool,
+    may_ask_strictly: AtomicBool,
     /// Hits that were pending when the last flush began.
     pending_hits: AtomicU64,
 }
@@ -169,6 +199,7 @@ impl Region {
             next_call: 0,
             replays_under_way: 0,
             checks: Breaker::new(options.breaker),
+            strict: Breaker::new(options.breaker),
             replays: Breaker::new(options.breaker),
             flush_at_us: 0,
             heal_next: None,
@@ -183,6 +214,7 @@ impl Region {
             state: Mutex::new(state),
             live: AtomicU32::new(1),
             may_ask: AtomicBool::new(true),
+            may_ask_strictly: AtomicBool::new(true),
             pending_hits: AtomicU64::new(0),
         }
     }
@@ -208,9 +240,19 @@ impl Region {
         self.live.store(live.max(1), Ordering::Relaxed);
     }
 
-    /// Whether requests may ask, or decide from memory because the origin does not answer.
-    pub fn asking(&self) -> Asking<'static> {
-        if self.may_ask.load(Ordering::Relaxed) { Asking::Allowed } else { Asking::Never(Cause::Outage) }
+    /// What requests may know of the store: whether they may ask, or have to do without because it does not answer.
+    pub fn view(&self) -> StoreView<'static> {
+        let asking = |may_ask: &AtomicBool| match may_ask.load(Ordering::Relaxed) {
+            true => Asking::Allowed,
+            false => Asking::Never(Cause::Outage),
+        };
+        StoreView { live: self.live(), asking: asking(&self.may_ask), strict: asking(&self.may_ask_strictly) }
+    }
+
+    /// A breaker has changed.
+    fn tell_requests(&self, state: &State) {
+        self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
+        self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
     }
 
     /// A request has to ask. It waits until `until_us` at the latest.
@@ -308,10 +350,11 @@ impl Region {
         self.state.lock().behind_since_us.map_or(0, |since_us| now.mono_us.saturating_sub(since_us))
     }
 
-    /// Whether the breakers of checks and replays are open, and how often they have opened.
-    pub fn breakers(&self) -> [(bool, u64); 2] {
+    /// Whether the breakers of checks, replays and strict checks are open, and how often they have opened.
+    pub fn breakers(&self) -> [(bool, u64); 3] {
         let state = self.state.lock();
-        [&state.checks, &state.replays].map(|breaker| (breaker.is_open(), breaker.opened))
+        [&state.checks, &state.replays, state.check_breaker(true, self.store())]
+            .map(|breaker| (breaker.is_open(), breaker.opened))
     }
 
     /// A heartbeat was answered, or not. Nothing else may be going on that would show it.
@@ -319,32 +362,34 @@ impl Region {
         let state = &mut *self.state.lock();
         state.replays.record(is_answered, now.mono_us);
         if is_answered {
+            // Says nothing about strict limits, which may wait for replicas in vain.
             state.checks.answered();
         } else {
             state.checks.record(false, now.mono_us);
-            self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
+            state.strict.record(false, now.mono_us);
         }
+        self.tell_requests(state);
     }
 
-    /// For how long it has been given up, if it is.
-    pub fn down_for_us(&self, now: Now) -> Option<u64> {
-        self.state.lock().checks.open_for_us(now.mono_us)
+    /// For how long it has been given up, if it is; for strict limits, or for the others.
+    pub fn down_for_us(&self, is_strict: bool, now: Now) -> Option<u64> {
+        self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
     }
 
     /// Whether a probe is due. Whoever is told so makes one, and says how it went.
     pub fn wants_probe(&self, now: Now) -> bool {
         let state = &mut *self.state.lock();
-        // One probe serves both.
-        let checks = state.checks.wants_probe(now.mono_us);
-        let replays = state.replays.wants_probe(now.mono_us);
-        checks || replays
+        // One probe serves all.
+        let wanting = state.breakers().map(|breaker| breaker.wants_probe(now.mono_us));
+        wanting.contains(&true)
     }
 
-    pub fn probed(&self, are_checks_good: bool, are_replays_good: bool, now: Now) {
+    pub fn probed(&self, good: Probed, now: Now) {
         let state = &mut *self.state.lock();
-        state.checks.probed(are_checks_good, now.mono_us);
-        state.replays.probed(are_replays_good, now.mono_us);
-        self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
+        state.checks.probed(good.checks, now.mono_us);
+        state.strict.probed(good.strict, now.mono_us);
+        state.replays.probed(good.replays, now.mono_us);
+        self.tell_requests(state);
     }
 
     /// The origin may have lost data: every key is told again, some at a time.
@@ -358,7 +403,7 @@ impl Region {
         match state.under_way.remove(&id) {
             None => Effects::default(),
             Some(UnderWay::Check(check)) => {
-                state.checks.record(true, now.mono_us);
+                state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
                 self.checked(state, &check, reply, now)
             }
             Some(UnderWay::Replay { slots, sequences }) => {
@@ -370,19 +415,6 @@ impl Region {
         }
     }
 
-    /// A check was answered, but its answer does not count. That says nothing about calls of other kinds.
-    pub fn disregarded(&self, id: CallId, now: Now) -> Effects {
-        let state = &mut *self.state.lock();
-        match state.under_way.remove(&id) {
-            Some(UnderWay::Check(check)) => self.unchecked(state, &check, now),
-            Some(other) => {
-                state.under_way.insert(id, other);
-                Effects::default()
-            }
-            None => Effects::default(),
-        }
-    }
-
     /// A call came back without an answer, or not in time.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
         let state = &mut *self.state.lock();
@@ -390,8 +422,8 @@ impl Region {
         match state.under_way.remove(&id) {
             None => Effects::default(),
             Some(UnderWay::Check(check)) => {
-                state.checks.record(false, now.mono_us);
-                self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
+                state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
+                self.tell_requests(state);
                 self.unchecked(state, &check, now)
             }
             Some(UnderWay::Replay { slots, .. }) => {

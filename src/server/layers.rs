@@ -25,8 +25,10 @@ impl Service {
         };
         for (name, store) in [(LayerName::Strict, owner), (LayerName::Regional, self.regional())] {
             let Some(regional) = store else { continue };
-            let down_for = regional.region().down_for_us(regional.now()).map(Duration::from_micros);
-            let [(_, opened), _] = regional.region().breakers();
+            let is_strict = name == LayerName::Strict;
+            let down_for = regional.region().down_for_us(is_strict, regional.now()).map(Duration::from_micros);
+            let [(_, checks), _, (_, strict)] = regional.region().breakers();
+            let opened = if is_strict { strict } else { checks };
             layers.push(LayerFigures::new(name, down_for, opened, &regional.redis().status().address));
         }
         layers

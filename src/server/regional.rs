@@ -23,7 +23,7 @@ use crate::engine::{Engine, Inquiry};
 use crate::observe::regional::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
-use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Region, RegionOptions};
+use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Probed, Region, RegionOptions};
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 use crate::regional::script::{self, Invocation};
 use crate::server::service::wall_ms;
@@ -36,6 +36,8 @@ const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Until the first heartbeat, or one after others that were lost, has been answered.
 const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
 const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a process is taken to live after a heartbeat.
+const LIVE_FOR: Duration = Duration::from_secs(3);
 /// Clocks may be apart by one part in so many of the shortest window.
 const CLOCK_SHARE: u64 = 20;
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -70,8 +72,12 @@ pub struct Regional {
     is_anonymous: AtomicBool,
     /// When it was last said that Redis refuses something.
     warned: Mutex<Option<Instant>>,
+    /// How long a request about strict limits waits, if this store decides any.
+    strict_deadline: Option<Duration>,
     /// Has replicas acknowledge what strict limits were charged. Waiting for them holds a connection up, so it has its own.
     replicated: Option<Replicated>,
+    /// How many processes are taken to live at least, until when: a server that has lost its data does not know them.
+    live_at_least: Mutex<Option<(u32, Instant)>>,
     pub metrics: RegionalMetrics,
 }
 
@@ -93,6 +99,8 @@ pub struct RegionalOptions {
     pub region: RegionOptions,
     /// How long a request waits.
     pub deadline: Duration,
+    /// The same about strict limits, if this store decides any.
+    pub strict_deadline: Option<Duration>,
     pub replicated: Option<Replicated>,
     /// What all moments of the process are counted from.
     pub began: Instant,
@@ -107,7 +115,7 @@ impl fmt::Debug for Regional {
 impl Regional {
     /// Starts to take part. Must be called on the runtime.
     pub fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<Regional> {
-        let RegionalOptions { mut region, deadline, replicated, began } = options;
+        let RegionalOptions { mut region, deadline, strict_deadline, replicated, began } = options;
         region.is_cluster = redis.is_cluster();
         let regional = Arc::new(Regional {
             region: Region::new(engine, region),
@@ -117,7 +125,9 @@ impl Regional {
             runtime: Handle::current(),
             began,
             deadline,
+            strict_deadline,
             replicated,
+            live_at_least: Mutex::default(),
             is_leaving: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
             identity: Mutex::default(),
@@ -152,7 +162,11 @@ impl Regional {
     }
 
     pub fn figures(&self, lost_hits: u64) -> RegionalFigures {
-        let [checks, replays] = self.region.breakers();
+        let [checks, replays, strict] = self.region.breakers();
+        let mut breakers = vec![("checks", checks.0, checks.1), ("replays", replays.0, replays.1)];
+        if self.has_strict_checks_apart() {
+            breakers.push(("strict", strict.0, strict.1));
+        }
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RegionalFigures {
             process: self.region.process(),
@@ -164,7 +178,7 @@ impl Regional {
             replayed_cells: count(&self.metrics.replayed_cells),
             heals: count(&self.metrics.heals),
             clock_offset_ms: self.metrics.clock_offset_ms.load(Ordering::Relaxed),
-            breakers: [("checks", checks.0, checks.1), ("replays", replays.0, replays.1)],
+            breakers,
             live: self.region.live(),
             pending_hits: self.region.pending_hits(),
             lost_hits,
@@ -186,7 +200,12 @@ impl Regional {
 
     /// What a request may know of the store.
     pub fn view(&self) -> StoreView<'static> {
-        StoreView { live: self.region.live(), asking: self.region.asking() }
+        self.region.view()
+    }
+
+    /// Strict limits are decided here beside others, and may be in an outage when those are not.
+    fn has_strict_checks_apart(&self) -> bool {
+        self.strict_deadline.is_some() && self.region.store() == Store::Origin
     }
 
     /// To be called after a decision that was made from memory.
@@ -281,12 +300,7 @@ impl Regional {
                 self.metrics.failed(operation, error.reason());
                 self.warn(&error);
                 tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
-                // Limits that are not strict do without replicas.
-                let is_apart = is_strict && self.replicated.is_some() && self.region.store() == Store::Origin;
-                match is_apart {
-                    true => self.region.disregarded(id, self.now()),
-                    false => self.region.failed(id, self.now()),
-                }
+                self.region.failed(id, self.now())
             }
         };
         self.perform(effects);
@@ -323,7 +337,8 @@ impl Regional {
                     self.region.beaten(true, self.now());
                     let took = began.elapsed();
                     self.metrics.called(Operation::Beat, took);
-                    self.region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
+                    let is_forgotten = was_heard && !beat.was_known;
+                    self.hear_live(u32::try_from(beat.live).unwrap_or(u32::MAX), is_forgotten);
                     let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
                     let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
                     self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
@@ -344,6 +359,17 @@ impl Regional {
             }
             sleep(if was_heard && !is_lost { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
         }
+    }
+
+    /// A server that has lost its data hears of one process after the other: until all have had the time to tell it,
+    /// there are taken to be as many as before.
+    fn hear_live(&self, told: u32, is_forgotten: bool) {
+        let mut at_least = self.live_at_least.lock();
+        if is_forgotten {
+            *at_least = Some((self.region.live(), Instant::now() + LIVE_FOR));
+        }
+        let floor = at_least.filter(|(_, until)| Instant::now() < *until).map_or(1, |(live, _)| live);
+        self.region.set_live(told.max(floor));
     }
 
     /// Says so when the clocks are too far apart for the rules: requests are then counted in different windows.
@@ -395,7 +421,7 @@ impl Regional {
 
     /// Finds out whether an origin that did not answer does again.
     async fn probe(self: Arc<Self>) {
-        let mut was_open = [false; 2];
+        let mut was_open = [false; 3];
         let who = match self.region.store() {
             Store::Origin => "the origin",
             Store::Owner => "the owner of strict limits",
@@ -403,7 +429,10 @@ impl Regional {
         loop {
             sleep(PROBE_LOOK).await;
             let is_open = self.region.breakers().map(|(is_open, _)| is_open);
-            for ((name, was), is) in ["checks", "replays"].into_iter().zip(was_open).zip(is_open) {
+            for ((name, was), is) in ["checks", "replays", "strict"].into_iter().zip(was_open).zip(is_open) {
+                if name == "strict" && !self.has_strict_checks_apart() {
+                    continue;
+                }
                 match (was, is) {
                     (false, true) => {
                         tracing::warn!(breaker = name, "{who} does not answer: each rule's on_outage decides")
@@ -414,31 +443,38 @@ impl Regional {
             }
             was_open = is_open;
             if self.region.wants_probe(self.now()) {
-                let is_connected = self.redis.probe(PROBE_TIMEOUT).await.is_ok();
-                let are_good = match is_connected {
-                    true => (self.is_served(Lane::Checks).await, self.is_served(Lane::Replays).await),
-                    false => (false, false),
+                let good = match self.redis.probe(PROBE_TIMEOUT).await {
+                    Ok(()) => self.probe_all().await,
+                    Err(_) => Probed::NOTHING,
                 };
-                self.region.probed(are_good.0, are_good.1, self.now());
+                self.region.probed(good, self.now());
             }
         }
     }
 
     /// A server that answers PING may still refuse the script, or take too long for it.
-    async fn is_served(&self, lane: Lane) -> bool {
-        let within = match lane {
-            Lane::Checks => self.deadline,
-            Lane::Replays => Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline),
+    async fn probe_all(&self) -> Probed {
+        let strict = self.is_strictly_served().await;
+        let checks = match self.region.store() {
+            Store::Origin => self.is_served(Lane::Checks, self.deadline).await,
+            Store::Owner => strict,
         };
+        let patient = Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline);
+        Probed { checks, strict, replays: self.is_served(Lane::Replays, patient).await }
+    }
+
+    async fn is_served(&self, lane: Lane, within: Duration) -> bool {
         let written = script::encode(&self.region.trial(self.now()));
-        let served = match &self.replicated {
-            // An owner whose replicas do not acknowledge decides nothing.
-            Some(replicated) if lane == Lane::Checks && self.region.store() == Store::Owner => {
-                replicated.script(&written, within).await
-            }
-            _ => self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await,
-        };
+        let served = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
         served.inspect_err(|error| self.warn(error)).is_ok()
+    }
+
+    /// The same for strict limits: an owner whose replicas do not acknowledge decides nothing.
+    async fn is_strictly_served(&self) -> bool {
+        let within = self.strict_deadline.unwrap_or(self.deadline);
+        let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };
+        let written = script::encode(&self.region.trial(self.now()));
+        replicated.script(&written, within).await.inspect_err(|error| self.warn(error)).is_ok()
     }
 
     /// Says once a minute why Redis refuses; that it does not answer is said by the breakers.

@@ -130,30 +130,38 @@ pub struct Later {
     _place: WaitingPlace,
 }
 
+/// What a request knows of a store. It keeps to its first view of what it can't ask.
+#[derive(Clone, Debug)]
+struct Heard {
+    /// Limits that are not strict do without it, and those that are.
+    is_out: bool,
+    is_strictly_out: bool,
+    said: Said,
+}
+
 /// What a store has said to a request.
 #[derive(Clone, Debug)]
-enum Heard {
+enum Said {
     Nothing,
     Settled(Settled),
     NoAnswer,
 }
 
 impl Heard {
-    /// A request keeps to its first view of a store that it can't ask.
     fn at_first(view: &StoreView<'_>) -> Heard {
-        match view.asking {
-            Asking::Never(_) => Heard::NoAnswer,
-            Asking::Allowed | Asking::Settled(_) => Heard::Nothing,
-        }
+        let is_out = |asking| matches!(asking, Asking::Never(_));
+        Heard { is_out: is_out(view.asking), is_strictly_out: is_out(view.strict), said: Said::Nothing }
     }
 
     fn view<'a>(&'a self, now: StoreView<'a>) -> StoreView<'a> {
-        let asking = match self {
-            Heard::Nothing => now.asking,
-            Heard::Settled(settled) => Asking::Settled(settled),
-            Heard::NoAnswer => Asking::Never(Cause::Outage),
+        let asking = |is_out: bool, now: Asking<'a>| match &self.said {
+            _ if is_out => Asking::Never(Cause::Outage),
+            Said::Nothing => now,
+            Said::Settled(settled) => Asking::Settled(settled),
+            Said::NoAnswer => Asking::Never(Cause::Outage),
         };
-        StoreView { asking, ..now }
+        let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
+        StoreView { live: now.live, asking, strict }
     }
 }
 
@@ -409,9 +417,13 @@ impl Service {
             return Ok(Answered::Later(Box::new(later)));
         }
         self.outcomes.record_shed(inquiry.class);
-        let hurried = |view: StoreView<'static>| match view.asking {
-            Asking::Allowed => StoreView { asking: Asking::Never(Cause::Overload), ..view },
-            Asking::Never(_) | Asking::Settled(_) => view,
+        let at_once = |asking: Asking<'static>| match asking {
+            Asking::Allowed => Asking::Never(Cause::Overload),
+            Asking::Never(_) | Asking::Settled(_) => asking,
+        };
+        let hurried = |view: StoreView<'static>| {
+            let (asking, strict) = (at_once(view.asking), at_once(view.strict));
+            StoreView { live: view.live, asking, strict }
         };
         let consult =
             Consult { origin: hurried(consult.origin), owner: hurried(consult.owner), is_again: true, ..consult };
@@ -439,7 +451,7 @@ impl Service {
         let request = self.read(message)?;
         loop {
             let store = inquiry.store;
-            heard[store as usize] = self.ask(inquiry, began, grpc_timeout).await;
+            heard[store as usize].said = self.ask(inquiry, began, grpc_timeout).await;
             let now = self.consult(Instant::now());
             let [origin, owner] = &heard;
             let consult =
@@ -452,8 +464,8 @@ impl Service {
     }
 
     /// Asks a store, for as long as there is time.
-    async fn ask(&self, inquiry: Inquiry, began: Instant, grpc_timeout: Option<Duration>) -> Heard {
-        let Some(regional) = self.store(inquiry.store) else { return Heard::NoAnswer };
+    async fn ask(&self, inquiry: Inquiry, began: Instant, grpc_timeout: Option<Duration>) -> Said {
+        let Some(regional) = self.store(inquiry.store) else { return Said::NoAnswer };
         let is_strict = inquiry.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
         let deadline = Regional::deadline(began, patience, grpc_timeout);
@@ -463,9 +475,9 @@ impl Service {
             self.strict_time.record(asked.elapsed());
         }
         match outcome {
-            AskOutcome::Settled(settled) => Heard::Settled(settled),
-            AskOutcome::Again if Instant::now() < deadline => Heard::Nothing,
-            AskOutcome::Again | AskOutcome::NoAnswer => Heard::NoAnswer,
+            AskOutcome::Settled(settled) => Said::Settled(settled),
+            AskOutcome::Again if Instant::now() < deadline => Said::Nothing,
+            AskOutcome::Again | AskOutcome::NoAnswer => Said::NoAnswer,
         }
     }
 

@@ -94,7 +94,7 @@ impl Process {
     }
 
     fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {
-        let origin = StoreView { live: self.region.live(), asking };
+        let origin = StoreView::new(self.region.live(), asking);
         Consult { mono_ms: now.mono_ms(), origin, is_again, ..Consult::ALONE }
     }
 
@@ -117,7 +117,7 @@ impl Process {
 
     /// A request arrives.
     pub fn request(&mut self, ruleset: &Ruleset, asked: Asked, until_us: u64, now: Now) -> (Became, Effects) {
-        let consult = self.consult(now, self.region.asking(), false);
+        let consult = self.consult(now, self.region.view().asking, false);
         match self.attempt(ruleset, asked, now, &consult) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
             Err(inquiry) => self.wait(asked, *inquiry, until_us, now),
@@ -141,7 +141,7 @@ impl Process {
     ) -> (Became, Effects) {
         let asking = match outcome {
             AskOutcome::Settled(settled) => Asking::Settled(settled),
-            AskOutcome::Again => self.region.asking(),
+            AskOutcome::Again => self.region.view().asking,
             AskOutcome::NoAnswer => Asking::Never(Cause::Outage),
         };
         let consult = self.consult(now, asking, true);

@@ -19,7 +19,7 @@ use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
-use crate::regional::region::{CallId, Effects, Now};
+use crate::regional::region::{CallId, Effects, Now, Probed};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
@@ -364,7 +364,8 @@ impl World {
                 let now = self.now(process);
                 if self.processes[process].region.wants_probe(now) {
                     let is_success = self.now_us >= self.home(process).frozen_until_us;
-                    self.processes[process].region.probed(is_success, is_success, now);
+                    let good = Probed { checks: is_success, strict: is_success, replays: is_success };
+                    self.processes[process].region.probed(good, now);
                 }
             }
         }

@@ -1,11 +1,11 @@
 //! The table at its cap: who goes, who stays, and what it costs.
 
 use super::*;
-use crate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use crate::engine::decide::{Check, Consult, Group, decide};
 use crate::engine::key::Key;
 use crate::engine::table::Table;
 use crate::rules::limit::{Space, Terms};
-use crate::rules::policy::{Algorithm, OnOutage, Scope};
+use crate::rules::policy::Algorithm;
 
 const RULES: &str = "
 domain: d
@@ -144,18 +144,7 @@ fn the_largest_request_is_answered_by_the_smallest_table_and_the_cap_is_kept_aga
     let table = Table::new(10);
     let names: Vec<[u8; 8]> = (0..CHECKS + 2 * CHECKS).map(|n| n.to_le_bytes()).collect();
     let terms = Terms { limit: 2, window_ms: 3_600_000, algorithm: Algorithm::SlidingWindow, burst: 2 };
-    let check = |name| Check {
-        key: Key::new(Space::new("d", "k"), &terms, name),
-        terms,
-        hits: 1,
-        charging: Charging::Together,
-        group: 0,
-        reach: Reach::Process,
-        scope: Scope::Local,
-        on_outage: OnOutage::Local,
-        is_cut_off: false,
-        is_sensitive: false,
-    };
+    let check = |name| Check::local(Key::new(Space::new("d", "k"), &terms, name), terms);
     let decide = |checks: &[Check<'_>]| decide(&table, checks, &[Group::default()], false, START_MS, &Consult::ALONE);
     let checks: Vec<Check<'_>> = names[..CHECKS].iter().map(|name| check(name)).collect();
     assert!(!decide(&checks).is_over);

@@ -43,6 +43,8 @@ pub(super) struct Check {
     pub(super) keys: Vec<CheckedKey>,
     pub(super) asks: Vec<CheckedAsk>,
     pub(super) call: Call,
+    /// A strict limit is decided by it.
+    pub(super) is_strict: bool,
     pub(super) sent_us: u64,
 }
 
@@ -116,12 +118,12 @@ impl Region {
             wire_asks.push(Ask { needs });
         }
         let call = self.call(state, charges, parts, wire_asks, now);
-        let is_strict = charges && keys.iter().any(|key| key.is_strict);
-        let check = Check { keys, asks, call: call.clone(), sent_us: now.mono_us };
+        let is_strict = keys.iter().any(|key| key.is_strict);
+        let check = Check { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::Check(check));
         // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
-        Outgoing { id, operation: Operation::Check, call, is_strict, within_us }
+        Outgoing { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.
@@ -156,9 +158,10 @@ impl Region {
         let mut going = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(waiting) = state.asks.waiting.get(&id) else { continue };
-            if state.checks.is_open() && waiting.is_background {
+            let is_given_up = state.check_breaker(waiting.inquiry.is_strict, self.store()).is_open();
+            if is_given_up && waiting.is_background {
                 self.want_again(&waiting.inquiry);
-            } else if state.checks.is_open() {
+            } else if is_given_up {
                 effects.told.push((id, AskOutcome::NoAnswer));
             } else if waiting.inquiry.questions.iter().any(|asked| self.is_paused(asked, now)) {
                 effects.told.push((id, AskOutcome::Again));
