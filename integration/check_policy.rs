@@ -24,7 +24,7 @@ fn the_policies_of_the_examples_are_shown_as_their_comments_say() {
     let head = ["domain", "rule", "limit", "algorithm", "class", "scope", "on_outage", "slack"];
     assert_eq!(columns(text.lines().next().unwrap()), head, "{text}");
     let of = |rule: &str| row(text, rule);
-    let login = ["5 per minute", "exact_window", "security", "strict (class)", "deny (class)", "default"];
+    let login = ["5 per minute", "exact_window", "security", "strict (class)", "deny (class)", "-"];
     assert_eq!(of("login_ip"), login, "{text}");
     assert_eq!(of("tier=free")[2..5], ["cost", "widest (class)", "deny (class)"]);
     assert_eq!(of("tier=paid")[2..5], ["cost", "widest (class)", "allow"]);

@@ -45,6 +45,8 @@ fn an_outage_is_shown_everywhere_and_costs_no_readiness() {
     let denied = service.post("/json", &BODY.replace("KEY", "deny"));
     assert_eq!((denied.status, denied.header("x-ratelimit-reason")), (429, Some("outage_deny")), "{denied:?}");
     assert_eq!(denied.header("retry-after"), Some("1"));
+    let why = service.page("/explain?domain=d&descriptor=deny=x");
+    assert!(why.contains("outage: Redis gives no answer, so that on_outage: deny decides\n"), "{why}");
     let admitted = service.post("/json", &BODY.replace("KEY", "local"));
     assert_eq!((admitted.status, admitted.header("x-ratelimit-reason")), (200, None), "{admitted:?}");
     let count = |policy, code| {

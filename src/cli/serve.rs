@@ -58,7 +58,8 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     if let Some(warning) = flags.tls.warning() {
         tracing::warn!("{warning}");
     }
-    for warning in [flags.redis.warning(), flags.global.warning(), flags.strict.warning()].into_iter().flatten() {
+    let strict = flags.strict.warning(settings.redis.is_some());
+    for warning in [flags.redis.warning(), flags.global.warning(), strict].into_iter().flatten() {
         tracing::warn!("{warning}");
     }
     if let (None, Some(global)) = (&settings.redis, &settings.global) {

@@ -81,6 +81,15 @@ impl<'a> Check<'a> {
         self.scope == Scope::Global
     }
 
+    /// The policy that an outage has left a verdict to, if one has.
+    #[inline]
+    pub fn outage_policy(&self, verdict: &Verdict) -> Option<OnOutage> {
+        match verdict.basis {
+            Basis::Without(Cause::Outage, policy) => Some(policy),
+            _ => self.is_cut_off.then_some(OnOutage::Share),
+        }
+    }
+
     /// A counter as this check sees it.
     pub fn view<'v>(&self, counter: &'v mut Counter, shared: Option<&'v Shared>) -> View<'v> {
         View { counter, abroad: shared.and_then(Shared::abroad), is_cut_off: self.is_cut_off }

@@ -104,6 +104,8 @@ pub struct Decision<'r> {
     pub is_globally_shadowed: bool,
     /// One for each descriptor, in order.
     pub statuses: SmallVec<[Status<'r>; 2]>,
+    /// The policy of the first of its limits that an outage has left to its policy.
+    pub outage_policy: Option<OnOutage>,
 }
 
 impl Decision<'_> {
@@ -316,11 +318,15 @@ impl Engine {
             })
             .collect();
         let mut is_any_over = false;
+        let mut outage_policy = None;
         for ((check, (limit, _)), verdict) in checks.iter().zip(&limits).zip(&outcome.verdicts) {
             let status = &mut statuses[check.group];
             status.is_shadowed |= verdict.is_over && groups[check.group].is_shadow;
             status.is_over |= verdict.is_over && !groups[check.group].is_shadow;
             is_any_over |= status.is_over;
+            if let Some(policy) = check.outage_policy(verdict) {
+                outage_policy.get_or_insert(policy);
+            }
             let is_reported = match &status.kind {
                 StatusKind::Limited(reported) => is_weightier(verdict, &reported.verdict),
                 StatusKind::Unmatched | StatusKind::Unlimited => true,
@@ -334,7 +340,7 @@ impl Engine {
             }
         }
         let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
-        Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses })
+        Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses, outage_policy })
     }
 
     /// Moves the keys of limits that another store shares from now on, so that it hears of what was accepted here.

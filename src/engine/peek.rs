@@ -3,10 +3,11 @@
 use crate::engine::abroad::View;
 use crate::engine::counter::Counter;
 use crate::engine::key::{IdentifierBuffer, Key};
+use crate::engine::layers::Held;
 use crate::engine::{Engine, find};
 use crate::request::{Hits, Request};
 use crate::rules::Ruleset;
-use crate::rules::limit::{Limit, Rule, Terms};
+use crate::rules::limit::{Limit, Rule, Space, Terms};
 use crate::rules::policy::Algorithm;
 
 /// One limit of a descriptor, as it stands.
@@ -14,6 +15,9 @@ use crate::rules::policy::Algorithm;
 pub struct Peek<'r> {
     /// `None` for a request override.
     pub limit: Option<&'r Limit>,
+    /// How far it reaches, and what an outage means for it.
+    pub held: Held,
+    /// With this region's part of the limit, if it has only that.
     pub terms: Terms,
     /// The key has been counted before and is still held.
     pub is_known: bool,
@@ -32,7 +36,14 @@ pub struct Peek<'r> {
 
 impl Engine {
     /// The limits that each descriptor of a request meets. Limits that another rule of the request replaces are there too.
-    pub fn peek<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, now_ms: u64) -> Vec<Vec<Peek<'r>>> {
+    /// `is_cut_off`: other regions can't be heard.
+    pub fn peek<'r>(
+        &self,
+        ruleset: &'r Ruleset,
+        request: &Request<'_>,
+        is_cut_off: bool,
+        now_ms: u64,
+    ) -> Vec<Vec<Peek<'r>>> {
         let domain = ruleset.domain(request.domain());
         let mut identifiers = IdentifierBuffer::default();
         request
@@ -45,37 +56,37 @@ impl Engine {
                     Hits::OfRequest(hits) | Hits::Own(hits) => hits,
                     Hits::Refund(_) => 0,
                 };
+                let hold = |limit: &Limit| self.layers().hold(&limit.terms, Some(&limit.policy), is_cut_off);
                 let own = |rule: &'r Rule| {
-                    let limits = rule.limits().iter();
-                    limits
-                        .map(|limit| (rule.space, self.layers().hold_limit(limit).terms, Some(limit)))
-                        .collect::<Vec<_>>()
+                    rule.limits().iter().map(|limit| (rule.space, hold(limit), Some(limit))).collect::<Vec<_>>()
                 };
                 let limits = match &found.override_terms {
-                    Some((space, terms, _)) => vec![(*space, *terms, None)],
+                    Some((space, terms, _)) => vec![(*space, self.layers().hold(terms, None, is_cut_off), None)],
                     None => found.rule.map(own).unwrap_or_default(),
                 };
-                let peek = |(space, terms, limit)| {
-                    self.peek_key(&Key::new(space, &terms, identifier), terms, limit, hits, now_ms)
+                let peek = |(space, held, limit): (Space, Held, _)| {
+                    self.peek_key(&Key::new(space, &held.terms, identifier), held, limit, hits, now_ms)
                 };
                 limits.into_iter().map(peek).collect()
             })
             .collect()
     }
 
-    fn peek_key<'r>(&self, key: &Key<'_>, terms: Terms, limit: Option<&'r Limit>, hits: u64, now_ms: u64) -> Peek<'r> {
-        let held = self.table.peek(key);
-        let is_known = held.is_some();
+    fn peek_key<'r>(&self, key: &Key<'_>, held: Held, limit: Option<&'r Limit>, hits: u64, now_ms: u64) -> Peek<'r> {
+        let terms = held.terms;
+        let known = self.table.peek(key);
+        let is_known = known.is_some();
         // A copy: bringing a counter up to date must not touch the one that decisions use.
-        let (mut counter, abroad) = held.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
+        let (mut counter, abroad) = known.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
         let here = counter.look(&terms, now_ms);
-        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref(), is_cut_off: false };
+        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref(), is_cut_off: held.is_cut_off };
         let look = counter.look(&terms, now_ms);
         let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
         let fits = i128::from(look.available) >= i128::from(hits);
         let admits_at_ms = if fits { Some(now_ms) } else { counter.admits_at(&terms, &look, hits) };
         Peek {
             limit,
+            held,
             terms,
             is_known,
             counted: u64::try_from(i64::from(most).saturating_sub(look.available)).unwrap_or(0),

@@ -123,17 +123,6 @@ impl Decision<'_> {
         self.statuses.iter().any(|status| matches!(status.kind, StatusKind::Unlimited))
     }
 
-    /// The outage policy of the first of its limits whose store gave no answer.
-    pub fn outage_policy(&self) -> Option<OnOutage> {
-        self.statuses.iter().find_map(|status| match &status.kind {
-            StatusKind::Limited(limited) => match limited.emergency() {
-                Some(Reason::Outage(policy)) => Some(policy),
-                _ => None,
-            },
-            StatusKind::Unmatched | StatusKind::Unlimited => None,
-        })
-    }
-
     /// Who decided the request: the farthest that any of its limits needed.
     pub fn decided_by(&self) -> DecidedBy {
         let by = |status: &Status<'_>| match &status.kind {

@@ -67,7 +67,7 @@ impl<'a> StoreView<'a> {
         StoreView { live, asking, strict: asking }
     }
 
-    fn asking(&self, reach: Reach) -> Asking<'a> {
+    pub fn asking(&self, reach: Reach) -> Asking<'a> {
         if let Reach::Strict(_) = reach { self.strict } else { self.asking }
     }
 }

@@ -118,7 +118,7 @@ impl Outcomes {
         self.decisions.add(Outcome::of(decision) as usize, 1);
         self.decisions.add(GLOBALLY_SHADOWED, u64::from(decision.is_globally_shadowed));
         self.decisions.add(UNKNOWN_DOMAIN, u64::from(decision.domain.is_none()));
-        if let Some(policy) = decision.outage_policy() {
+        if let Some(policy) = decision.outage_policy {
             self.decisions.add(OUTAGES + 2 * policy as usize + usize::from(decision.is_over), 1);
         }
         self.decision_time.record(took);

@@ -6,10 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::engine::layers::{Held, Reach};
 use crate::engine::peek::Peek;
 use crate::request::typed::TypedDescriptor;
 use crate::request::{Descriptor, Hits, Refused, Request};
 use crate::rules::explain::explain as explain_rule;
+use crate::rules::policy::{OnOutage, Scope, Word};
 use crate::rules::wording::window;
 use crate::server::service::{Service, wall_ms};
 
@@ -61,6 +63,10 @@ struct Standing {
     limit: u32,
     window_ms: u64,
     name: String,
+    scope: Scope,
+    on_outage: OnOutage,
+    /// Who should be heard, and is not.
+    unheard: Option<&'static str>,
     is_known: bool,
     counted: u64,
     abroad: u64,
@@ -71,8 +77,17 @@ struct Standing {
 }
 
 impl Standing {
-    fn of(peek: &Peek<'_>) -> Standing {
+    fn of(peek: &Peek<'_>, service: &Service) -> Standing {
+        let Held { scope, on_outage, reach, is_cut_off, .. } = peek.held;
+        let unheard = match reach {
+            Reach::Strict(_) if service.is_out(reach) => Some("the owner of strict limits gives no answer"),
+            _ if service.is_out(reach) => Some("Redis gives no answer"),
+            _ => is_cut_off.then_some("other regions can't be heard"),
+        };
         Standing {
+            scope,
+            on_outage,
+            unheard,
             limit: peek.terms.limit,
             window_ms: peek.terms.window_ms,
             name: peek.limit.map_or_else(String::new, |limit| limit.name.to_string()),
@@ -91,6 +106,9 @@ impl Standing {
             "name": self.name,
             "requests_per_unit": self.limit,
             "window_ms": self.window_ms,
+            "scope": self.scope.word(),
+            "on_outage": self.on_outage.word(),
+            "outage": self.unheard,
             "is_known": self.is_known,
             "counted": self.counted,
             "of_other_regions": self.abroad,
@@ -147,6 +165,9 @@ impl fmt::Display for Page {
             write!(f, "{}", explained.in_words)?;
             for limit in &explained.limits {
                 writeln!(f, "    {limit}")?;
+                if let Some(unheard) = limit.unheard {
+                    writeln!(f, "    outage: {unheard}, so that on_outage: {} decides", limit.on_outage.word())?;
+                }
             }
         }
         Ok(())
@@ -178,13 +199,13 @@ pub fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
         limit: None,
     });
     let request = Request::new(&query.domain, descriptors.collect(), &service.options().bounds)?;
-    let peeked = service.engine().peek(ruleset, &request, wall_ms());
+    let peeked = service.engine().peek(ruleset, &request, service.is_cut_off(), wall_ms());
     let explained = query.descriptors.iter().zip(&peeked).map(|(typed, limits)| {
         let explanation = explain_rule(domain, typed.entries().collect());
         Explained {
             in_words: explanation.to_string(),
             as_json: explanation.to_json(),
-            limits: limits.iter().map(Standing::of).collect(),
+            limits: limits.iter().map(|peek| Standing::of(peek, service)).collect(),
         }
     });
     Ok(Page(explained.collect()))

@@ -200,7 +200,8 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
     let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local && is_idle(limit));
     let with_outage = with_outage.map(|(rule, _)| &*rule.id).collect();
     say("on_outage", with_outage, "has no effect: memory decides it, there is nothing whose outage could matter");
-    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && is_idle(limit));
+    let is_exact = |limit: &Limit| matches!(layers.hold_limit(limit).reach, Reach::Process | Reach::Strict(_));
+    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && is_exact(limit));
     say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "has no effect: every decision is exact");
     sentences
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use thiserror::Error;
 
-use crate::engine::decide::{Asking, Cause, Consult, Settled, Store, StoreView};
+use crate::engine::decide::{Asking, Cause, Consult, Reach, Settled, Store, StoreView};
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
 use crate::observe::histogram::Histogram;
 use crate::observe::hits::HitMetrics;
@@ -247,6 +247,12 @@ impl Service {
     /// How long requests have waited for the owner of strict limits.
     pub fn strict_time(&self) -> &Histogram {
         &self.strict_time
+    }
+
+    /// The store that should decide gives no answer, so that the policy does.
+    pub fn is_out(&self, reach: Reach) -> bool {
+        let regional = reach.store().and_then(|store| self.store(store));
+        regional.is_some_and(|regional| matches!(regional.view().asking(reach), Asking::Never(_)))
     }
 
     /// Other regions can't be heard.

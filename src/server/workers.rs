@@ -52,9 +52,13 @@ impl Workers {
         (0..count.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Workers)
     }
 
-    /// A seat on the thread with the fewest connections.
+    /// A seat on the thread with the fewest connections, of those with as few on the one that had the least to do: some
+    /// connections are there for a probe only.
     pub fn seat(&self) -> Seat {
-        let load = |worker: &&Worker| worker.connections.load(Ordering::Relaxed);
+        let load = |worker: &&Worker| {
+            let busy = worker.runtime.metrics().worker_total_busy_duration(0);
+            (worker.connections.load(Ordering::Relaxed), busy)
+        };
         let Some(worker) = self.0.iter().min_by_key(load) else { unreachable!("there is at least one") };
         worker.connections.fetch_add(1, Ordering::Relaxed);
         Seat { runtime: worker.runtime.clone(), connections: worker.connections.clone() }
@@ -78,17 +82,33 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn connections_go_where_the_fewest_are() {
         let workers = Workers::start(3).unwrap();
         let counts = || workers.0.iter().map(|worker| worker.connections.load(Ordering::Relaxed)).collect::<Vec<_>>();
-        let mut seats: Vec<Seat> = (0..7).map(|_| workers.seat()).collect();
-        assert_eq!(counts(), [3, 2, 2]);
+        let mut seats: Vec<Seat> = (0..6).map(|_| workers.seat()).collect();
+        assert_eq!(counts(), [2, 2, 2]);
         seats.retain(|seat| !Arc::ptr_eq(&seat.connections, &workers.0[1].connections));
-        assert_eq!(counts(), [3, 0, 2]);
+        assert_eq!(counts(), [2, 0, 2]);
         seats.extend([workers.seat(), workers.seat()]);
-        assert_eq!(counts(), [3, 2, 2]);
+        assert_eq!(counts(), [2, 2, 2]);
+    }
+
+    #[tokio::test]
+    async fn of_two_with_as_few_it_is_the_one_that_had_less_to_do() {
+        let workers = Workers::start(2).unwrap();
+        let busy = |number: usize| workers.0[number].runtime.metrics().worker_total_busy_duration(0);
+        workers.0[0].runtime.spawn(async { std::thread::sleep(Duration::from_millis(50)) }).await.unwrap();
+        // It is counted when the thread has nothing more to do.
+        while busy(0) < Duration::from_millis(50) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(busy(1) < busy(0));
+        let seats = [workers.seat(), workers.seat()];
+        let is_of = |seat: &Seat, number: usize| Arc::ptr_eq(&seat.connections, &workers.0[number].connections);
+        assert!(is_of(&seats[0], 1) && is_of(&seats[1], 0));
     }
 
     #[tokio::test]

@@ -59,8 +59,15 @@ impl StrictFlags {
         self.strict_redis_url.as_ref().is_some_and(|url| !url.expose().trim().is_empty())
     }
 
-    /// Harmless, but hardly what was meant.
-    pub fn warning(&self) -> Option<String> {
+    /// Harmless, but hardly what was meant. `has_redis`: there is a Redis of the region.
+    pub fn warning(&self, has_redis: bool) -> Option<String> {
+        if self.strict_replicas > 0 && !self.has_url() && !has_redis {
+            return Some(
+                "--strict-replicas (TIDEGATE_STRICT_REPLICAS) has no effect without --strict-redis-url (STRICT_REDIS_URL) \
+                 or --redis-url (REDIS_URL): nobody else decides strict limits"
+                    .to_owned(),
+            );
+        }
         let is_idle =
             !self.has_url() && (self.strict_auth_file.is_some() || self.strict_redis_type != RedisType::Single);
         is_idle.then(|| {

@@ -467,7 +467,7 @@ impl World {
         let descriptor = crate::request::Descriptor { entries, hits: crate::request::Hits::OfRequest(1), limit: None };
         let request =
             crate::request::Request::new("d", [descriptor].into_iter().collect(), &crate::request::Bounds::default());
-        let peeked = self.processes[process].engine.peek(&self.ruleset, &request.ok()?, now.wall_ms);
+        let peeked = self.processes[process].engine.peek(&self.ruleset, &request.ok()?, false, now.wall_ms);
         Some(peeked.first()?.first()?.counted)
     }
 

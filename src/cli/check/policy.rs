@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::cli::check::table::table as aligned;
 use crate::cli::check::written::{Fields, Written};
 use crate::rules::limit::{Demand, Limit, Rule};
-use crate::rules::policy::{Algorithm, Class, Word};
+use crate::rules::policy::{Algorithm, Class, Policy, Scope, Word};
 use crate::rules::wording::window;
 use crate::rules::{Domain, Ruleset};
 
@@ -157,9 +157,11 @@ impl PolicyRow<'_> {
         let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         let limit = self.limit.as_ref();
         let policy = limit.map(|it| &it.limit.policy);
-        let slack = |permille: Option<u16>| match permille {
-            Some(permille) => (f64::from(permille) / 1000.0).to_string(),
-            None => "default".to_owned(),
+        let slack = |policy: &Policy| match (policy.scope, policy.slack_permille()) {
+            // Nobody is asked, or always.
+            (Some(Scope::Local | Scope::Strict), _) => "-".to_owned(),
+            (_, Some(permille)) => (f64::from(permille) / 1000.0).to_string(),
+            (_, None) => "default".to_owned(),
         };
         [
             self.domain.to_owned(),
@@ -169,7 +171,7 @@ impl PolicyRow<'_> {
             or_none(policy.and_then(|policy| policy.class).map(|class| class.to_string())),
             or_none(limit.map(|it| it.scope.to_string())),
             or_none(limit.map(|it| it.on_outage.to_string())),
-            or_none(policy.map(|policy| slack(policy.slack_permille()))),
+            or_none(policy.map(slack)),
             self.notes(),
         ]
         // A rule may name any characters, and a row is one line.
@@ -304,7 +306,7 @@ mod tests {
             assert_eq!(
                 cells,
                 [
-                    "d|a|10 per second|sliding_window|-|local|local|0.05|",
+                    "d|a|10 per second|sliding_window|-|local|local|-|",
                     "d|a|100 per 1m 30s (slow)|sliding_window|cost|widest (class)|deny (class)|default|replaced by c=1\u{fffd}2",
                     "d|a/b=x|3 per hour, burst 2|gcra|-|regional (algorithm)|local|default|shadow_mode: never denies",
                     "d|c=1\u{fffd}2|unlimited|-|-|-|-|-|replaces slow",
