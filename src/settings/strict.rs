@@ -199,6 +199,18 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_effect_is_pointed_out() {
+        let warning = |args: &[&str], has_redis| {
+            Command::try_parse_from(std::iter::once(&"serve").chain(args)).unwrap().strict.warning(has_redis)
+        };
+        let replicas = ["--strict-replicas", "1"];
+        assert!(warning(&replicas, false).is_some_and(|said| said.contains("TIDEGATE_STRICT_REPLICAS")));
+        assert_eq!((warning(&replicas, true), warning(&[], false)), (None, None));
+        assert_eq!(warning(&[&replicas[..], &["--strict-redis-url", "a:1"]].concat(), false), None);
+        assert!(warning(&["--strict-auth-file", "f"], true).is_some_and(|said| said.contains("AUTH_FILE")));
+    }
+
+    #[test]
     fn times_are_bounded() {
         for (flag, value) in [("--strict-timeout", "0ms"), ("--origin-outage-after", "1ms"), ("--probe-interval", "2h")]
         {
