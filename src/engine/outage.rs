@@ -5,7 +5,7 @@
 
 use crate::engine::abroad::View;
 use crate::engine::counter::{Counter, rate, window_end_ms};
-use crate::engine::decide::{Basis, Charging, Check, Verdict};
+use crate::engine::decide::{Charging, Check, Verdict};
 use crate::engine::gcra::Bucket;
 use crate::engine::share::{MS_NS, Shared};
 use crate::rules::limit::Terms;
@@ -29,19 +29,23 @@ pub struct Endured<'a> {
     pub is_again: bool,
 }
 
-/// Hits that would fit if it were not for an outage are not hopeless: who comes again after it is admitted.
+/// Hits that never fit into a part of the limit, but into all of it, are not hopeless: who comes again after the outage is
+/// admitted.
 #[cold]
 pub fn raise_hopes(verdict: &mut Verdict, check: &Check<'_>) {
-    let is_share = check.is_cut_off || matches!(verdict.basis, Basis::Without(_, OnOutage::Share));
-    let Terms { algorithm, burst, .. } = check.terms;
-    let most = if algorithm == Algorithm::Gcra { burst } else { check.usual_limit };
-    if is_share && check.hits <= u64::from(most) {
-        verdict.is_hopeless = false;
-        verdict.reset_ms = RETRY_MS;
+    if check.is_cut_off {
+        verdict.hope_for(check.hits, check.usual_limit);
     }
 }
 
 impl Verdict {
+    fn hope_for(&mut self, hits: u64, usual_limit: u32) {
+        if self.is_hopeless && hits <= u64::from(usual_limit) {
+            self.is_hopeless = false;
+            self.reset_ms = RETRY_MS;
+        }
+    }
+
     /// Of two denials, the one that lasts longer counts.
     fn wait_as_long_as(&mut self, other: &Verdict) {
         if other.is_over {
@@ -106,6 +110,7 @@ impl Endured<'_> {
         if i128::from(available) < i128::from(self.needed()) {
             let by_memory = std::mem::replace(verdict, Verdict { is_over: true, ..*verdict });
             verdict.wait_for(view, &terms, self.needed(), self.now_ms);
+            verdict.hope_for(self.needed(), self.check.usual_limit);
             verdict.wait_as_long_as(&by_memory);
         }
     }

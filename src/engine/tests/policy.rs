@@ -322,6 +322,11 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     let shared = shared();
     let wait = |hits| shared.outage_at(START_MS, "share=a", hits).retry_after_ms();
     assert_eq!((wait(7), wait(11)), (Some(1000), None), "a part of three, a limit of ten");
+    let before = Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits] };
+    let before = Consult { is_again: true, ..consult(Asking::Settled(&before), OUT) };
+    (0..10).for_each(|_| drop(shared.decided(&["minute=b"], &before)));
+    let denied = shared.outage_at(START_MS + 100, "minute=b", 7);
+    assert!(denied.retry_after_ms() > Some(1000), "memory knows of a longer wait");
     let cut_off = Consult { is_cut_off: true, ..consult(Asking::Allowed, OUT) };
     let request = request("d", &[ask_for("minute=a", Hits::OfRequest(7))]);
     let attempt = shared.engine.attempt(&shared.rules, &request, Modes::default(), START_MS, &cut_off);
