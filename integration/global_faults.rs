@@ -22,8 +22,10 @@ descriptors:
 const KEYS: u64 = 10;
 /// The presence mark of two regions.
 const PRESENT: u32 = 125_000;
-/// What two busy cores can cost one process and not its neighbour. Whoever waits for MySQL waits for a second or more.
-const NOISE: Duration = Duration::from_millis(100);
+/// What two busy cores can cost one process and not its neighbour: some requests, and all of them. Whoever waits for MySQL
+/// waits for a second or more.
+const NOISE: Duration = Duration::from_millis(750);
+const NOISE_OF_ALL: Duration = Duration::from_millis(20);
 
 /// Two regions under load, and beside them a process that has no MySQL: what it feels is not MySQL's doing.
 struct Scene {
@@ -74,8 +76,10 @@ impl Scene {
         let is_bystander = |entry: &Entry| entry.process == 2;
         let (troubled, usual) = (since.only(|entry| !is_bystander(entry)), since.only(is_bystander));
         assert!(usual.admitted() >= 100, "there is something to compare with");
-        let (p99, usual) = (troubled.latency(0.99), usual.latency(0.99));
-        assert!(p99 <= (2 * usual).max(NOISE), "p99 {p99:?} while MySQL is broken, {usual:?} without MySQL");
+        for (quantile, noise) in [(0.5, NOISE_OF_ALL), (0.99, NOISE)] {
+            let (took, usual) = (troubled.latency(quantile), usual.latency(quantile));
+            assert!(took <= (2 * usual).max(noise), "{quantile}: {took:?} while MySQL is broken, {usual:?} without");
+        }
         (self.regions, ledger)
     }
 }

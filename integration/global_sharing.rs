@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fleet::Fleet;
-use crate::harness::{Service, ask, descriptor, refund, run, tidegate, until, until_equal};
+use crate::harness::{PATIENCE, Service, ask, descriptor, refund, run, tidegate, until, until_equal};
 use crate::mariadb::MariaDbServer;
 use crate::redis::RedisServer;
 use crate::regions::{HEARD, Regions, cost, migrate, said, settings, until_counted};
@@ -200,7 +200,10 @@ async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
     assert!(said(&newcomer, cost("hundred=x", 51)).await.starts_with("OVER"));
     regions.regions[0].redis.cont();
     let open = "tidegate_origin_breaker_open{breaker=\"checks\"}";
-    until(HEARD, "Redis is asked again", || (newcomer.metric(open) == Some(0.0)).then_some(()));
+    let live = "tidegate_regional_live_processes";
+    until(PATIENCE, "Redis has answered, and is asked again", || {
+        (newcomer.metric(live) == Some(2.0) && newcomer.metric(open) == Some(0.0)).then_some(())
+    });
     let asked = || newcomer.metric("tidegate_regional_decisions_total{by=\"origin\"}");
     assert_eq!(asked(), Some(0.0));
     // The row says how much it is at least, not that nothing has happened since: the first request asks, and those after

@@ -47,11 +47,14 @@ impl Strict {
     }
 
     /// One process dies, and another one takes its place.
-    fn replace(&mut self, region: usize, load: &Load) {
+    fn replace(&mut self, region: usize, load: &Load, rate: u64) {
         let fleet = &mut self.regions[region].1;
         fleet.services[0].process.signal("KILL");
+        // What can be admitted is not to be used up by then, however long a start takes.
+        load.set_rate(0);
         fleet.services[0] = fleet.another();
         load.add(fleet.services[0].grpc);
+        load.set_rate(rate);
     }
 }
 
@@ -62,19 +65,21 @@ fn nine_processes_that_die_and_come_back_admit_the_limit_and_not_one_more() {
     // Nobody gives up on a busy machine: what the owner has counted is what was admitted.
     let mut strict = Strict::start(&owner.url(), 3, &[("TIDEGATE_STRICT_TIMEOUT", "5s")]);
     let addresses: Vec<_> = strict.services().map(|service| service.grpc).collect();
-    let load = Load::start(&addresses, Traffic::on("many=x", 700));
+    const RATE: u64 = 700;
+    const RUSH: u64 = 6000;
+    let load = Load::start(&addresses, Traffic::on("many=x", RATE));
     for region in 0..REGIONS.len() {
         load.goes_on(250);
-        strict.replace(region, &load);
+        strict.replace(region, &load, RATE);
     }
     // Those who were open at a kill have heard of it by then.
     load.goes_on(100);
     let so_far = load.so_far();
     let (spent_when_killed, lost) = (so_far.admitted(), so_far.failed());
-    load.set_rate(6000);
+    load.set_rate(RUSH);
     load.goes_on(6 * LIMIT);
     // By now there is nothing left, and who starts now does not know.
-    strict.replace(0, &load);
+    strict.replace(0, &load, RUSH);
     load.goes_on(4 * LIMIT);
     let ledger = load.finish();
     let admitted = ledger.admitted();
