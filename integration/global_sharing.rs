@@ -196,8 +196,7 @@ async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
     regions.regions[0].redis.stop();
     let newcomer = regions.regions[0].fleet.another();
     until_counted(&newcomer, "hundred=x", 50);
-    // Nothing that a replay would have to tell, which makes a key fresh too.
-    assert!(said(&newcomer, cost("hundred=x", 51)).await.starts_with("OVER"));
+    // Nobody asks for it meanwhile: a key that was denied is read in the background, which makes it fresh too.
     regions.regions[0].redis.cont();
     let open = "tidegate_origin_breaker_open{breaker=\"checks\"}";
     let live = "tidegate_regional_live_processes";
