@@ -4,6 +4,10 @@
 //! tests that measure alone: whoever starts nothing takes no time that matters.
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -45,6 +49,38 @@ pub fn share_machine() {
             *part = Part::Shared(MACHINE.read());
         }
     });
+}
+
+/// Notices what the machine itself takes away: a thread that wakes up every millisecond, and how late.
+pub struct Calm {
+    is_over: Arc<AtomicBool>,
+    late: JoinHandle<Vec<Duration>>,
+}
+
+impl Calm {
+    pub fn watch() -> Calm {
+        const TICK: Duration = Duration::from_millis(1);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = is_over.clone();
+        let late = std::thread::spawn(move || {
+            let mut late = Vec::new();
+            while !seen.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                std::thread::sleep(TICK);
+                late.push(began.elapsed().saturating_sub(TICK));
+            }
+            late
+        });
+        Calm { is_over, late }
+    }
+
+    /// The longest that it was late, and how large a part was later than this.
+    pub fn end(self, than: Duration) -> (Duration, f64) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let late = self.late.join().expect("it only sleeps");
+        let part = late.iter().filter(|late| **late > than).count() as f64 / late.len().max(1) as f64;
+        (late.into_iter().max().unwrap_or_default(), part)
+    }
 }
 
 /// How often what is measured may be measured again: others use the machine too, now more and now less.

@@ -7,7 +7,7 @@ use crate::cutting_proxy::CuttingProxy;
 use crate::fleet::Fleet;
 use crate::harness::{PATIENCE, Service, until, until_equal};
 use crate::load::{Load, Traffic};
-use crate::machine::{in_some_round, machine, promised};
+use crate::machine::{Calm, in_some_round, machine, promised};
 use crate::redis::{RedisServer, replica_of};
 
 /// `far` is mostly counted in memory, `asked` asks for every request, and `over` denies most.
@@ -25,6 +25,12 @@ const HEALED: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_millis(10);
 /// What two busy cores may add to what a client measures.
 const NOISE: Duration = Duration::from_millis(40);
+
+/// The same on a machine that stood still for so long at a time: a call may be held up on its way, where it is decided, and on
+/// its way back.
+fn noise(stall: Duration) -> Duration {
+    NOISE + 3 * stall
+}
 
 /// Both kinds of keys, ten of each.
 fn mixed(rate: u64) -> Traffic {
@@ -53,6 +59,7 @@ fn stands_still() -> Result<(), String> {
     const BUCKET: &str = "0.016384";
     let redis = RedisServer::start();
     let fleet = Fleet::together(2, RULES, &redis.url(), &[("TIDEGATE_ORIGIN_DEADLINE", "14ms")]);
+    let calm = Calm::watch();
     let load = fleet.load(mixed(500));
     load.goes_on(1000);
     let before = load.so_far();
@@ -75,16 +82,20 @@ fn stands_still() -> Result<(), String> {
     let healed = continued.elapsed();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
 
-    promised(noticed <= Duration::from_millis(500) + NOISE, || format!("open after {noticed:?}"))?;
+    let (stall, late) = calm.end(Duration::from_millis(2));
+    let noise = noise(stall);
+    promised(noticed <= Duration::from_millis(500) + noise, || format!("open after {noticed:?}"))?;
     promised(healed <= HEALED, || format!("healed after {healed:?}"))?;
     let p99 = ledger.sent_in(stopped_us..open_us).latency(0.99);
-    promised(p99 <= DEADLINE + NOISE, || format!("p99 {p99:?} until the breaker opened"))?;
+    promised(p99 <= DEADLINE + noise, || format!("p99 {p99:?} until the breaker opened"))?;
     for service in &fleet.services {
         let slow = slower_than(service, BUCKET);
-        promised(slow <= 0.001 * ledger.entries.len() as f64, || format!("{slow} decisions above {BUCKET} s"))?;
+        promised(slow <= late.max(0.001) * ledger.entries.len() as f64, || {
+            format!("{slow} decisions above {BUCKET} s")
+        })?;
     }
     let (usual, then) = (before.latency(0.99), ledger.sent_in(open_us..u64::MAX).latency(0.99));
-    let usual_at_least = usual.max(Duration::from_micros(2500));
+    let usual_at_least = usual.max(Duration::from_micros(2500)).max(stall);
     promised(then <= 2 * usual_at_least, || format!("p99 {then:?} with the breaker open, {usual:?} before"))
 }
 
@@ -126,6 +137,7 @@ fn loads() -> Result<(), String> {
     const LOADS: Duration = Duration::from_secs(2);
     let mut redis = RedisServer::start();
     let mut fleet = Fleet::together(2, RULES, &redis.url(), &[]);
+    let calm = Calm::watch();
     let load = fleet.load(mixed(500));
     load.goes_on(500);
     redis.save();
@@ -145,7 +157,8 @@ fn loads() -> Result<(), String> {
         service.process.line_with("LOADING");
     }
     promised(healed <= HEALED, || format!("healed after {healed:?}"))?;
-    promised(ledger.latency(0.99) <= DEADLINE + NOISE, || format!("p99 {:?}", ledger.latency(0.99)))
+    let noise = noise(calm.end(DEADLINE).0);
+    promised(ledger.latency(0.99) <= DEADLINE + noise, || format!("p99 {:?}", ledger.latency(0.99)))
 }
 
 /// Cuts until there were so many, and holds the totals against the ledger.
@@ -213,6 +226,7 @@ fn survives(
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());
     let fleet = Fleet::together(2, RULES, &proxy.url(), &[]);
+    let calm = Calm::watch();
     let load = fleet.load(mixed(300));
     load.goes_on(150);
     fault(&redis, &proxy);
@@ -225,7 +239,8 @@ fn survives(
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0), "{name}");
     let (healed, p99) = (healing.elapsed(), ledger.latency(0.99));
     promised(healed <= 2 * HEALED, || format!("{name}: healed after {healed:?}"))?;
-    promised(p99 <= DEADLINE + NOISE, || format!("{name}: p99 {p99:?}"))
+    let noise = noise(calm.end(DEADLINE).0);
+    promised(p99 <= DEADLINE + noise, || format!("{name}: p99 {p99:?}"))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, PATIENT};
 use crate::harness::{PATIENCE, until, until_equal};
 use crate::ledger::Outcome;
 use crate::load::Traffic;
@@ -19,7 +19,6 @@ descriptors:
 /// How often a process tells the origin, and what two busy cores may add to it.
 const REPLAY: Duration = Duration::from_millis(50);
 const MARGIN: Duration = Duration::from_millis(100);
-const HEALED: Duration = Duration::from_secs(2);
 
 #[test]
 fn a_kill_loses_at_most_one_replay_interval() {
@@ -62,7 +61,7 @@ fn settled_total(redis: &RedisServer) -> u64 {
 #[test]
 fn a_stop_loses_nothing() {
     let redis = RedisServer::start();
-    let mut fleet = Fleet::together(1, RULES, &redis.url(), &[("TIDEGATE_DRAIN_DELAY", "0s")]);
+    let mut fleet = Fleet::together(1, RULES, &redis.url(), &[PATIENT, ("TIDEGATE_DRAIN_DELAY", "0s")]);
     let load = fleet.load(Traffic::over("far", 50, 2000));
     load.goes_on(2000);
     // Nothing is sent any more when it is told to stop, so that nothing can fail, but the last hits were just now.
@@ -80,7 +79,7 @@ fn a_stop_loses_nothing() {
 fn a_rolling_restart_fails_no_call_loses_nothing_and_forgets_no_limit() {
     let _machine = machine();
     let redis = RedisServer::start();
-    let mut fleet = Fleet::together(3, RULES, &redis.url(), &[("TIDEGATE_DRAIN_DELAY", "500ms")]);
+    let mut fleet = Fleet::together(3, RULES, &redis.url(), &[PATIENT, ("TIDEGATE_DRAIN_DELAY", "500ms")]);
     let spent = fleet.run(Traffic::on("hundred=x", 300), Duration::from_secs(1));
     assert_eq!((spent.failed(), spent.admitted_hits()), (0, 100), "the limit is spent");
     let load = fleet.load(Traffic::over("far", 20, 1000));
@@ -98,7 +97,7 @@ fn a_rolling_restart_fails_no_call_loses_nothing_and_forgets_no_limit() {
     }
     let ledger = load.finish();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
-    until_equal(HEALED, 100 + ledger.admitted_hits(), || redis.total_hits());
+    until_equal(PATIENCE, 100 + ledger.admitted_hits(), || redis.total_hits());
     let after = fleet.run(Traffic::on("hundred=x", 300), Duration::from_secs(1));
     assert_eq!((after.failed(), after.admitted_hits()), (0, 0), "new processes know what the old ones spent");
 }
