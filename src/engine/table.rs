@@ -100,7 +100,7 @@ pub struct Table {
     nothing_due_s: AtomicU32,
 }
 
-/// Slots with something to tell a store. Each stands here once at most, or twice when it is urgent.
+/// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
 pub struct Grown {
     pub all: SegQueue<SlotRef>,
