@@ -1,0 +1,10 @@
+//! The commands as operators type them.
+
+mod bench;
+mod call;
+mod check_policy;
+mod generate;
+mod mysql;
+mod rls_bench;
+mod rules;
+mod status;

@@ -1,0 +1,8 @@
+//! What people copy: the files of `envoy/`, the compose file and the demo.
+
+mod bootstraps;
+mod compose;
+mod files;
+mod istio;
+mod kubernetes;
+mod readme_demo;

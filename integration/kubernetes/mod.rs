@@ -1,0 +1,7 @@
+//! What is given to Kubernetes, without a cluster: manifests, the image, the sidecar.
+
+mod container_image;
+mod inject;
+mod kustomizations;
+mod processes;
+mod webhook;

@@ -1,0 +1,54 @@
+//! A Redis whose clock is not ours: the operator is told, and nobody else notices.
+
+use std::time::Duration;
+
+use crate::support::fleet::Fleet;
+use crate::support::harness::{PATIENCE, Service, until, until_equal};
+use crate::support::load::Traffic;
+use crate::support::redis::RedisServer;
+
+/// Clocks may be half a second apart for the window of 10 s.
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: short, rate_limit: {requests_per_unit: 1000000, window: 10s}}
+  - {key: asked, rate_limit: {requests_per_unit: 1000000, unit: hour, slack: 0}}
+";
+const WARNING: &str = "further apart than 5 % of the shortest window";
+/// After this many heartbeats, whatever is said at each of them would have been said again.
+const BEATS: f64 = 4.0;
+
+/// Runs processes with this Redis for some heartbeats. Each says how far ahead its clock is, and so many warnings.
+fn assert_ahead(redis: &RedisServer, ahead_s: f64, warnings: usize) {
+    let mut fleet = Fleet::together(2, RULES, &redis.url(), &[("TIDEGATE_DRAIN_DELAY", "0s")]);
+    let mut traffic = Traffic::over("short", 10, 200);
+    traffic.requests.extend(Traffic::over("asked", 10, 200).requests);
+    let load = fleet.load(traffic);
+    until(PATIENCE, "some heartbeats", || {
+        let beats = |service: &Service| service.metric("tidegate_origin_calls_total{operation=\"beat\"}");
+        fleet.services.iter().all(|service| beats(service) >= Some(BEATS)).then_some(())
+    });
+    for service in &fleet.services {
+        let shown_s = service.metric("tidegate_origin_clock_offset_seconds").expect("the offset is shown");
+        assert!((shown_s - ahead_s).abs() <= 0.25, "{shown_s} s instead of {ahead_s} s");
+    }
+    let ledger = load.finish();
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    until_equal(PATIENCE, ledger.admitted_hits(), || redis.total_hits());
+    for service in &mut fleet.services {
+        service.process.signal("TERM");
+        service.process.ends_within(PATIENCE).expect("it ends");
+        let said = &service.process.said;
+        assert_eq!(said.iter().filter(|line| line.contains(WARNING)).count(), warnings, "{said:?}");
+    }
+}
+
+#[test]
+fn a_redis_whose_clock_is_ahead_is_warned_of_once() {
+    assert_ahead(&RedisServer::with_clock_ahead(Duration::from_secs(3)), 3.0, 1);
+}
+
+#[test]
+fn a_redis_whose_clock_is_right_is_not_warned_of() {
+    assert_ahead(&RedisServer::start(), 0.0, 0);
+}

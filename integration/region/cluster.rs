@@ -1,0 +1,148 @@
+//! A Cluster, with real servers: what moves, what is lost with a node, and what is not.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use tidegate::regional::redis::Lane;
+
+use crate::region::connection::{
+    Server, WITHIN, add, add_within, authority, eventually, files, refused, started, until_connected,
+};
+use crate::support::harness::free_port;
+
+/// Primaries without replicas, so that what a lost node had stays lost. Their buses have ports of their own: those that
+/// they would take otherwise are among the ones that the system gives to connections.
+async fn three_nodes() -> Vec<Server> {
+    let buses: Vec<String> = (0..3).map(|_| free_port().to_string()).collect();
+    let flags =
+        ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"];
+    let start = |bus: &String| Server::start(&[&flags[..], &["--cluster-port", bus]].concat());
+    let nodes: Vec<Server> = buses.iter().map(start).collect();
+    let slots = [["0", "5460"], ["5461", "10922"], ["10923", "16383"]];
+    for (number, (node, [first, last])) in nodes.iter().zip(slots).enumerate() {
+        assert_eq!(node.cli(&["CLUSTER", "ADDSLOTSRANGE", first, last]), "OK");
+        assert_eq!(node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]), "OK");
+    }
+    for (node, bus) in nodes.iter().zip(&buses).skip(1) {
+        assert_eq!(nodes[0].cli(&["CLUSTER", "MEET", "127.0.0.1", &node.port.to_string(), bus]), "OK");
+    }
+    let is_whole = |node: &Server| {
+        let info = node.cli(&["CLUSTER", "INFO"]);
+        ["cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"].iter().all(|it| info.contains(it))
+    };
+    eventually("agreed", async || nodes.iter().all(is_whole)).await;
+    nodes
+}
+
+#[tokio::test]
+async fn a_cluster_is_one_redis_and_loses_only_the_slots_of_a_lost_node() {
+    let mut nodes = three_nodes().await;
+    let urls: Vec<String> = nodes.iter().map(Server::url).collect();
+    let redis = started(&["--redis-url", &urls[..2].join(","), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    assert!(redis.is_cluster());
+    for n in 0..50 {
+        assert_eq!(add(&redis, Lane::Checks, &format!("{{k{n}}}:a"), 1).await, Ok(1));
+    }
+    for node in &nodes {
+        node.cli(&["SCRIPT", "FLUSH"]);
+    }
+    let commands = (0..200).map(|n| redis::cmd("INCRBY").arg(format!("{{k{}}}:a", n % 50)).arg(n).to_owned()).collect();
+    let answers = redis.commands(Lane::Replays, commands, WITHIN).await.unwrap();
+    assert_eq!((answers.len(), &answers[0]), (200, &Value::Int(1)));
+    assert!(add(&redis, Lane::Checks, "{k1}:a", 1).await.is_ok());
+    let identity = redis.identity(WITHIN).await.unwrap();
+    assert_eq!((identity.run_ids.len(), identity.evicting_policy()), (3, None));
+
+    // Moves a slot behind its back.
+    let slot = nodes[0].cli(&["CLUSTER", "KEYSLOT", "{moved}"]);
+    let id = |node: &Server| node.cli(&["CLUSTER", "MYID"]);
+    let to = id(&nodes[1]);
+    for node in &nodes {
+        node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
+    }
+    assert_eq!(add(&redis, Lane::Checks, "{moved}", 1).await, Ok(1));
+
+    nodes[2].kill();
+    let within = Duration::from_millis(500);
+    let (mut answered, mut failed) = (0, 0);
+    for n in 0..50 {
+        let began = Instant::now();
+        match add_within(&redis, Lane::Checks, &format!("{{k{n}}}:b"), 1, within).await {
+            Ok(_) => answered += 1,
+            Err(_) => failed += 1,
+        }
+        assert!(began.elapsed() < Duration::from_secs(2));
+    }
+    assert!(answered >= 15 && failed >= 5, "{answered} answered, {failed} failed");
+    nodes[2].restart();
+    eventually("whole again", async || {
+        let mut whole = true;
+        for n in 0..50 {
+            whole &= add_within(&redis, Lane::Checks, &format!("{{k{n}}}:c"), 1, within).await.is_ok();
+        }
+        whole
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_does_not_hold_up_the_others() {
+    let nodes = three_nodes().await;
+    let urls: Vec<String> = nodes.iter().map(Server::url).collect();
+    let redis = started(&["--redis-url", &urls.join(","), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    nodes[2].signal("STOP");
+    // Past the time at which doubts arise and another connection is made, which could not reach the node either.
+    let began = Instant::now();
+    let within = Duration::from_millis(50);
+    let (mut answered, mut failed) = (0, 0);
+    while began.elapsed() < Duration::from_secs(9) {
+        for n in 0..50 {
+            let is_late = began.elapsed() > Duration::from_secs(6);
+            match add_within(&redis, Lane::Checks, &format!("{{k{n}}}"), 1, within).await {
+                Ok(_) if is_late => answered += 1,
+                Err(_) if is_late => failed += 1,
+                _ => {}
+            }
+        }
+    }
+    assert!(redis.status().is_doubted);
+    assert!(answered > failed, "{answered} answered, {failed} failed");
+    nodes[2].signal("CONT");
+    eventually("whole again", async || {
+        add(&redis, Lane::Checks, "{k1}", 1).await.is_ok() && !redis.status().is_doubted
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_cluster_are_verified_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let (own, ca) = authority(directory.path(), "own");
+    let (_, other_ca) = authority(directory.path(), "other");
+    let [certificate, key] = files(directory.path(), "node", &own.issue(&["localhost"]));
+    let port = free_port();
+    let text = port.to_string();
+    let args = ["--port", "0", "--tls-port", &text, "--save", "", "--bind", "127.0.0.1", "--tls-cluster", "yes"];
+    let tls = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let bus = free_port().to_string();
+    let cluster = ["--tls-auth-clients", "optional", "--cluster-enabled", "yes", "--cluster-port", &bus];
+    let cluster = [&cluster[..], &["--requirepass", "hunter2"]].concat();
+    let all = args.iter().chain(&tls).chain(&cluster).map(|&arg| arg.to_owned()).collect();
+    let server = Server::with(port, all, tempfile::tempdir().unwrap());
+    let admin = ["--tls", "--cacert", &ca, "-a", "hunter2", "--no-auth-warning"];
+    server.cli(&[&admin[..], &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]].concat());
+    let is_ok = async || server.cli(&[&admin[..], &["CLUSTER", "INFO"]].concat()).contains("cluster_state:ok");
+    eventually("a cluster", is_ok).await;
+
+    // The certificate is for localhost, and the node calls itself 127.0.0.1.
+    let url = format!("rediss://:hunter2@127.0.0.1:{port}");
+    let skip = "--redis-tls-skip-hostname-verification";
+    let flags = ["--redis-url", &url, "--redis-type", "cluster", "--redis-tls-cacert"];
+    let redis = started(&[&flags[..], &[&ca, skip]].concat());
+    until_connected(&redis).await;
+    assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
+    refused(&[&flags[..], &[&ca]].concat(), "io").await;
+    refused(&[&flags[..], &[&other_ca, skip]].concat(), "io").await;
+}

@@ -1,0 +1,79 @@
+//! Requests that wait for each other's calls go on as soon as they may.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use crate::support::cutting_proxy::CuttingProxy;
+use crate::support::fleet::{Fleet, PATIENT};
+use crate::support::harness::{Client, PATIENCE, answer, ask_one, until_equal};
+use crate::support::machine::{Calm, machine};
+use crate::support::redis::RedisServer;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: asked, rate_limit: {requests_per_unit: 1000000000, unit: hour, slack: 0}}
+";
+/// Other processes that hold the key. Calls about it are spaced by 0.1 ms for each.
+const OTHERS: u32 = 80;
+const SPACING: Duration = Duration::from_micros(100).saturating_mul(OTHERS);
+/// Long enough that all of a burst are there before the first is answered.
+const ANSWERS_AFTER: Duration = Duration::from_millis(3);
+const BURSTS: usize = 30;
+
+/// Others that live for the rest of the test, as far as anybody can tell.
+fn add_others(redis: &RedisServer) {
+    for number in 0..OTHERS {
+        let _: u64 = redis.query(&["ZADD", "tidegate:processes", "9007199254740991", &format!("{number:016x}")]);
+    }
+}
+
+/// The time until the last of 16 requests at once was answered.
+async fn burst(client: &Client) -> Duration {
+    let began = Instant::now();
+    let mut requests = JoinSet::new();
+    for _ in 0..16 {
+        let mut client = client.clone();
+        requests.spawn(async move { answer(&mut client, ask_one("asked=x")).await.overall_code });
+    }
+    assert!(requests.join_all().await.iter().all(|code| *code == 1));
+    began.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_for_the_spacing_of_calls_goes_on_when_it_has_passed() {
+    let _machine = machine();
+    let redis = RedisServer::start();
+    let proxy = CuttingProxy::before(redis.address());
+    add_others(&redis);
+    let fleet = Fleet::start(1, RULES, &proxy.url(), &[PATIENT]);
+    let live = f64::from(OTHERS + 1);
+    until_equal(PATIENCE, live, || fleet.metric("tidegate_regional_live_processes"));
+    let mut client = fleet.services[0].client().await;
+    answer(&mut client, ask_one("asked=x")).await;
+    for cell in redis.cells() {
+        let name = format!("tidegate:{{{}}}:{}", cell.key, cell.sequence);
+        let _: u64 = redis.query(&["HSET", &name, "n", &(OTHERS + 1).to_string()]);
+    }
+    // The answer to this one tells of them.
+    answer(&mut client, ask_one("asked=x")).await;
+
+    let calm = Calm::watch();
+    proxy.delay(ANSWERS_AFTER);
+    let mut times = Vec::new();
+    for _ in 0..BURSTS {
+        // The first of a burst goes at once, the others wait for it, and then for the spacing.
+        tokio::time::sleep(2 * SPACING).await;
+        times.push(burst(&client).await);
+    }
+    times.sort();
+    println!("{times:?}");
+    let outages = fleet.metric("tidegate_regional_decisions_total{by=\"outage\"}");
+    assert_eq!(outages, 0.0, "decided without an answer");
+    let median = times[BURSTS / 2];
+    // Without being woken, they go with the next flush, which comes every 50 ms.
+    assert!(median >= SPACING, "{median:?}: nobody had to wait");
+    let (stall, _) = calm.end(SPACING);
+    assert!(median <= SPACING + ANSWERS_AFTER + Duration::from_millis(10) + stall, "{median:?}");
+}

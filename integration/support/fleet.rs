@@ -1,0 +1,174 @@
+//! The processes of a region, with one Redis between them.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::support::harness::{PATIENCE, Service, until};
+use crate::support::ledger::Ledger;
+use crate::support::load::{Load, Traffic};
+
+/// For tests that measure how exact a fleet is: on two busy cores, an answer of Redis may take longer than the 10 ms that
+/// a request waits otherwise.
+pub const PATIENT: (&str, &str) = ("TIDEGATE_ORIGIN_DEADLINE", "500ms");
+
+pub struct Fleet {
+    pub services: Vec<Service>,
+    rules: String,
+    env: Vec<(String, String)>,
+}
+
+impl Fleet {
+    pub fn start(count: usize, rules: &str, redis_url: &str, env: &[(&str, &str)]) -> Fleet {
+        let mut all = vec![("REDIS_URL".to_owned(), redis_url.to_owned())];
+        all.extend(env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let mut fleet = Fleet { services: Vec::new(), rules: rules.to_owned(), env: all };
+        (0..count).for_each(|_| {
+            fleet.add();
+        });
+        fleet
+    }
+
+    /// The same, once every process knows how many they are.
+    pub fn together(count: usize, rules: &str, redis_url: &str, env: &[(&str, &str)]) -> Fleet {
+        let fleet = Fleet::start(count, rules, redis_url, env);
+        until(PATIENCE, "the processes know of each other", || {
+            let knows = |service: &Service| service.metric("tidegate_regional_live_processes") == Some(count as f64);
+            fleet.services.iter().all(knows).then_some(())
+        });
+        fleet
+    }
+
+    /// One process more.
+    pub fn add(&mut self) -> SocketAddr {
+        let service = self.another();
+        let address = service.grpc;
+        self.services.push(service);
+        address
+    }
+
+    /// A process like the others, on its own.
+    pub fn another(&self) -> Service {
+        let env: Vec<(&str, &str)> = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Service::start_with(&self.rules, &[], &env)
+    }
+
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.services.iter().map(|service| service.grpc).collect()
+    }
+
+    pub fn load(&self, traffic: Traffic) -> Load {
+        Load::start(&self.addresses(), traffic)
+    }
+
+    pub fn run(&self, traffic: Traffic, time: Duration) -> Ledger {
+        Load::run(&self.addresses(), traffic, time)
+    }
+
+    /// A metric over all processes, 0 where it is not there.
+    pub fn metric(&self, series: &str) -> f64 {
+        self.services.iter().map(|service| service.metric(series).unwrap_or(0.0)).sum()
+    }
+
+    /// The part of all decisions for which the origin was asked.
+    pub fn asked_share(&self) -> f64 {
+        let by = |who: &str| self.metric(&format!("tidegate_regional_decisions_total{{by=\"{who}\"}}"));
+        let asked = by("origin");
+        let all = asked + by("memory") + by("outage");
+        assert!(all > 0.0, "decisions are counted");
+        asked / all
+    }
+
+    /// Waits until every process says that the breaker is open, or that it is not. Says how long that took.
+    pub fn until_breaker(&self, limit: Duration, breaker: &str, is_open: bool) -> Duration {
+        let began = Instant::now();
+        let series = format!("tidegate_origin_breaker_open{{breaker=\"{breaker}\"}}");
+        until(limit, &series, || {
+            let agrees = |service: &Service| service.metric(&series) == Some(f64::from(u8::from(is_open)));
+            self.services.iter().all(agrees).then_some(())
+        });
+        began.elapsed()
+    }
+}
+
+mod tests {
+    use super::*;
+    use crate::support::harness::tidegate;
+    use crate::support::machine::machine;
+    use crate::support::redis::RedisServer;
+
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {requests_per_unit: 100, unit: second}}
+  - {key: far, rate_limit: {requests_per_unit: 1000000000, unit: hour}}
+";
+
+    #[test]
+    fn one_process_admits_what_one_exact_limiter_does() {
+        let _machine = machine();
+        let service = Service::start(RULES, &[]);
+        let window = Duration::from_secs(1);
+        let ledger = Load::run(&[service.grpc], Traffic::on("a=x", 1000), Duration::from_millis(2500));
+        assert_eq!(ledger.failed(), 0);
+        assert!(ledger.worst_window(100, window) <= 1.0, "{:?}", ledger.windows(window));
+        let (admitted, exact) = (ledger.admitted_hits() as f64, ledger.exact(100, window) as f64);
+        // A request is decided a little after it was sent.
+        assert!((admitted - exact).abs() <= 0.05 * exact, "{admitted} instead of {exact}");
+        assert!(ledger.denied() > ledger.admitted() && ledger.worst_interval(100, window) <= 2.0);
+    }
+
+    #[test]
+    fn the_load_keeps_its_pace_and_its_ledger() {
+        let _machine = machine();
+        let services: Vec<Service> = (0..5).map(|_| Service::start(RULES, &[])).collect();
+        let addresses: Vec<SocketAddr> = services.iter().map(|service| service.grpc).collect();
+        let mut traffic = Traffic::over("far", 10, 10_000);
+        traffic.requests[3].hits_addend = 7;
+        let ledger = Load::run(&addresses, traffic, Duration::from_secs(2));
+        println!("{:.0} requests/s, p50 {:?}, p99 {:?}", ledger.pace(), ledger.latency(0.5), ledger.latency(0.99));
+        assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+        assert!(ledger.pace() >= 2000.0, "far from what was asked for: {}", ledger.pace());
+        for process in 0..5 {
+            let share = ledger.only(|entry| entry.process == process).entries.len() * 5;
+            assert!((0.8..1.2).contains(&(share as f64 / ledger.entries.len() as f64)), "routing is even: {share}");
+        }
+        let counted: f64 = services
+            .iter()
+            .map(|service| service.metric("tidegate_decisions_total{outcome=\"ok\"}").expect("decisions are counted"))
+            .sum();
+        assert_eq!(counted as u64, ledger.admitted());
+        assert!(ledger.admitted_hits() > ledger.admitted(), "some cost more");
+    }
+
+    #[test]
+    fn a_process_that_dies_fails_what_is_open_and_one_that_is_left_fails_nothing() {
+        let _machine = machine();
+        let services: Vec<Service> = (0..3).map(|_| Service::start(RULES, &[])).collect();
+        let load = Load::start(&[services[0].grpc, services[1].grpc], Traffic::on("far=x", 1000));
+        load.goes_on(100);
+        assert_eq!(load.add(services[2].grpc), 2);
+        load.goes_on(100);
+        load.leave(1);
+        load.settled(1);
+        services[1].process.signal("KILL");
+        load.goes_on(100);
+        let killed_us = load.now_us();
+        services[0].process.signal("KILL");
+        load.goes_on(100);
+        let ledger = load.finish();
+        assert!(ledger.only(|entry| entry.process != 0).failed() == 0);
+        assert!(ledger.only(|entry| entry.process == 2).admitted() > 100);
+        let failed = ledger.only(|entry| entry.process == 0 && entry.sent_us > killed_us + 1_000_000);
+        assert_eq!(failed.entries.len(), 0, "nothing is sent to where nobody is");
+    }
+
+    #[test]
+    fn a_fleet_is_started_with_its_settings() {
+        let redis = RedisServer::start();
+        let fleet = Fleet::start(2, RULES, &redis.url(), &[PATIENT]);
+        assert_ne!(fleet.addresses()[0], fleet.addresses()[1]);
+        let ledger = fleet.run(Traffic::on("far=x", 100), Duration::from_millis(200));
+        assert!(ledger.admitted() > 0 && ledger.failed() == 0);
+        assert!(tidegate(&["serve"]).get_envs().all(|(name, _)| name != "REDIS_URL"), "only fleets have a Redis");
+    }
+}

@@ -1,0 +1,23 @@
+//! What the tests stand on: the servers, clients and oracles that they start, ask and hold answers against.
+
+pub mod bystander;
+pub mod certificates;
+pub mod cutting_proxy;
+pub mod envoy_proxy;
+pub mod fleet;
+pub mod frames;
+pub mod harness;
+pub mod kubernetes_objects;
+pub mod ledger;
+pub mod load;
+pub mod machine;
+pub mod management_server;
+pub mod manifests;
+pub mod mariadb;
+pub mod redis;
+pub mod redis_cluster;
+pub mod regions;
+pub mod sentinels;
+pub mod stub;
+pub mod upstream;
+pub mod verdict;

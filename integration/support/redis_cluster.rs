@@ -1,0 +1,144 @@
+//! Three masters of a Redis Cluster, and slots that move between them, step by step.
+
+use crate::support::harness::{PATIENCE, free_port, until};
+use crate::support::redis::{Cell, RedisServer};
+
+const SLOTS: u16 = 16384;
+
+pub struct Cluster {
+    pub nodes: Vec<RedisServer>,
+}
+
+/// A slot on its way. Each step is the test's to take, so that it can look at what happens between them.
+pub struct Migration<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: usize,
+    to: usize,
+}
+
+impl Cluster {
+    /// Once all slots are served, as all nodes see it.
+    pub fn start() -> Cluster {
+        let buses: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        let node = |bus: &u16| {
+            let bus = bus.to_string();
+            RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"])
+        };
+        let cluster = Cluster { nodes: buses.iter().map(node).collect() };
+        for (number, node) in (0u16..).zip(&cluster.nodes) {
+            let [first, last] = [number, number + 1].map(|part| u32::from(part) * u32::from(SLOTS) / 3);
+            let _: String = node.query(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(last - 1).to_string()]);
+            let _: String = node.query(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
+        }
+        for (other, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
+            let [port, bus] = [other.port().to_string(), bus.to_string()];
+            let _: String = cluster.nodes[0].query(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+        until(PATIENCE, "the cluster is complete", || {
+            let is_complete = |node: &RedisServer| {
+                let info: String = node.query(&["CLUSTER", "INFO"]);
+                let has = |line: &str| info.lines().any(|known| known == line);
+                has("cluster_state:ok") && has("cluster_known_nodes:3") && has("cluster_slots_assigned:16384")
+            };
+            cluster.nodes.iter().all(is_complete).then_some(())
+        });
+        cluster
+    }
+
+    /// What `REDIS_URL` says of it, with `REDIS_TYPE=cluster`.
+    pub fn url(&self) -> String {
+        self.nodes.iter().map(RedisServer::url).collect::<Vec<_>>().join(",")
+    }
+
+    pub fn cells(&self) -> Vec<Cell> {
+        self.nodes.iter().flat_map(RedisServer::cells).collect()
+    }
+
+    pub fn total_hits(&self) -> u64 {
+        self.nodes.iter().map(RedisServer::total_hits).sum()
+    }
+
+    pub fn slot_of(&self, key: &str) -> u16 {
+        self.nodes[0].query(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// Which node serves a slot, as the nodes themselves see it.
+    pub fn owner_of(&self, slot: u16) -> usize {
+        let serves = |node: &RedisServer| {
+            let nodes: String = node.query(&["CLUSTER", "NODES"]);
+            let own = nodes.lines().find(|line| line.contains("myself")).expect("a node knows itself").to_owned();
+            own.split(' ').skip(8).filter(|range| !range.starts_with('[')).any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                (first.parse().unwrap()..=last.parse().unwrap()).contains(&slot)
+            })
+        };
+        self.nodes.iter().position(serves).expect("every slot is served")
+    }
+
+    /// Announces that a slot moves: from here on, keys that are not there yet are asked for at the new node.
+    pub fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
+        let from = self.owner_of(slot);
+        let migration = Migration { cluster: self, slot, from, to };
+        migration.set_slot(to, &["IMPORTING", &self.id_of(from)]);
+        migration.set_slot(from, &["MIGRATING", &self.id_of(to)]);
+        migration
+    }
+
+    fn id_of(&self, node: usize) -> String {
+        self.nodes[node].query(&["CLUSTER", "MYID"])
+    }
+}
+
+impl Migration<'_> {
+    fn set_slot(&self, node: usize, how: &[&str]) {
+        let slot = self.slot.to_string();
+        let words = [&["CLUSTER", "SETSLOT", &slot], how].concat();
+        let _: String = self.cluster.nodes[node].query(&words);
+    }
+
+    /// Moves at most this many keys, and says how many it moved.
+    pub fn move_keys(&self, most: usize) -> usize {
+        let from = &self.cluster.nodes[self.from];
+        let port = self.cluster.nodes[self.to].port().to_string();
+        let keys: Vec<String> = from.query(&["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), &most.to_string()]);
+        for key in &keys {
+            // One that has ended meanwhile is not there to be moved.
+            let said: String = from.query(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            assert!(["OK", "NOKEY"].contains(&said.as_str()), "{said}");
+        }
+        keys.len()
+    }
+
+    /// Gives the slot to the new node, once nothing is left at the old one.
+    pub fn finish(self) {
+        while self.move_keys(100) > 0 {}
+        let id = self.cluster.id_of(self.to);
+        for node in [self.to, self.from] {
+            self.set_slot(node, &["NODE", &id]);
+        }
+        let others = (0..self.cluster.nodes.len()).filter(|node| ![self.to, self.from].contains(node));
+        others.for_each(|node| self.set_slot(node, &["NODE", &id]));
+    }
+}
+
+#[test]
+fn a_slot_moves_step_by_step() {
+    let cluster = Cluster::start();
+    let names = ["tidegate:{abc}:1", "tidegate:{abc}:2"];
+    let slot = cluster.slot_of(names[0]);
+    let from = cluster.owner_of(slot);
+    let to = (from + 1) % 3;
+    for (count, name) in (1..).zip(names) {
+        let _: u64 = cluster.nodes[from].query(&["HSET", name, "f", &(count * 10).to_string(), "a", "1"]);
+    }
+    let migration = cluster.begin_migration(slot, to);
+    assert_eq!(migration.move_keys(1), 1);
+    let there = |node: usize| cluster.nodes[node].cells().len();
+    assert_eq!((there(from), there(to), cluster.total_hits()), (1, 1, 32), "half way");
+    let asked: ::redis::RedisResult<u64> = cluster.nodes[from].try_query(&["HSET", "tidegate:{abc}:3", "f", "1"]);
+    assert!(asked.unwrap_err().to_string().starts_with("Ask"), "new keys are made at the new node");
+    migration.finish();
+    assert_eq!((there(from), there(to), cluster.owner_of(slot)), (0, 2, to));
+    assert_eq!((cluster.cells().len(), cluster.total_hits()), (2, 32));
+}
