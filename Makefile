@@ -11,7 +11,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo redis mariadb h2load node kubectl valgrind lint bench instructions instructions-accept fuzz fmt
+.PHONY: help test demo redis mariadb h2load node kubectl valgrind lint bench instructions instructions-accept fuzz proto fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -43,6 +43,9 @@ instructions-accept: valgrind ## Make what is counted now the baseline
 fuzz: ## Read random messages as prost does, for a minute
 	command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
 	RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none request -- -max_total_time=60 -max_len=512
+
+proto: ## Generate the messages of Envoy that are spoken here, after a new version of envoy-types in proto/Cargo.toml
+	cargo run --locked --manifest-path proto/Cargo.toml
 
 fmt: ## Format the sources
 	cargo fmt

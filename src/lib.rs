@@ -61,6 +61,8 @@ pub mod cli;
 pub mod engine;
 pub mod global;
 pub mod observe;
+#[rustfmt::skip]
+pub mod proto;
 pub mod regional;
 pub mod request;
 pub mod rules;

@@ -2,14 +2,14 @@
 
 use std::hint::black_box;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as WireEntry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
 use tidegate::engine::decide::{Check, Consult, Group, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as WireEntry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;

@@ -8,13 +8,6 @@ use std::net::{SocketAddr, TcpListener};
 
 use anyhow::Context;
 use bytes::{BufMut, Bytes, BytesMut};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::google::protobuf::Duration;
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
@@ -22,6 +15,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use socket2::{Domain, Socket, Type};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::proto::google::protobuf::Duration;
 use tokio::runtime::Builder;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;

@@ -1,8 +1,8 @@
 //! Limits that come with a request, through a real Envoy, and what becomes of one that makes no sense.
 
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
 use prost::Message;
+use tidegate::proto::google::protobuf::value::Kind;
+use tidegate::proto::google::protobuf::{Struct, Value};
 
 use crate::support::envoy_proxy::{Bootstrap, Cluster, Envoy, rate_limit_filter, route};
 use crate::support::harness::Service;

@@ -7,10 +7,10 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use envoy_types::pb::ratelimit::config::ratelimit::v3::{
+use serde_json::{Value, json};
+use tidegate::proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
-use serde_json::{Value, json};
 
 use crate::examples::files::HERE;
 use crate::examples::files::{ask_from, denied_after, documents, documents_in, retry_after};

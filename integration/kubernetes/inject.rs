@@ -167,7 +167,7 @@ async fn the_sidecar_serves_on_its_socket() {
     let socket = format!("unix://{here}/tidegate.sock");
     let channel = tonic::transport::Endpoint::try_from(socket).unwrap().connect().await.unwrap();
     let mut client =
-        envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient::new(channel);
+        tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient::new(channel);
     assert!(in_short(&answer(&mut client, ask_one("a=x")).await).starts_with("OK"));
     assert!(in_short(&answer(&mut client, ask_one("a=x")).await).starts_with("OVER"));
     let mode = std::os::unix::fs::PermissionsExt::mode(

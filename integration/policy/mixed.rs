@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::Fleet;

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use prost::Message;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};

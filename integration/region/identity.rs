@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{PATIENCE, answer, ask, ask_one, until_equal};

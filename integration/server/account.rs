@@ -1,8 +1,8 @@
 //! What an answer says besides its verdict: headers, dynamic metadata, and the global modes.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::google::protobuf::{Struct, Value, value::Kind};
 use serde_json::json;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::google::protobuf::{Struct, Value, value::Kind};
 
 use crate::server::grpc::{RULES, UNIT_YEAR, reset_s};
 use crate::support::harness::{

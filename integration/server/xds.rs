@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::google::protobuf::Any;
-use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitConfig;
 use prost::Name;
+use tidegate::proto::google::protobuf::Any;
+use tidegate::proto::ratelimit::config::ratelimit::v3::RateLimitConfig;
 
 use crate::support::certificates::{Authority, Files, SERVER};
 use crate::support::harness::{PATIENCE, Process, Service, ask_one, run, said, tidegate, until};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{Service, answer, ask_one, in_short, run, tidegate, until};

@@ -1,8 +1,8 @@
 //! What an answer says of how it came to be: the reason, what is enforced, and by whom, in metadata and header.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::google::protobuf::value::Kind;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::proto::google::protobuf::value::Kind;
 use tonic::Status;
 
 use crate::support::harness::{Client, PATIENCE, Service, ask_one, until};

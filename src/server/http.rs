@@ -4,13 +4,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use axum::routing::{any, get};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -235,7 +235,7 @@ impl Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+    use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
     #[test]
     fn json_takes_both_cases_and_nothing_unknown() {

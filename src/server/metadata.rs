@@ -1,10 +1,10 @@
 //! What a decision says about itself in `dynamic_metadata`: the fields of envoyproxy/ratelimit, and under `tidegate` which
 //! rule settled it and why.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::google::protobuf::{ListValue, Struct, Value, value::Kind};
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use crate::proto::google::protobuf::{ListValue, Struct, Value, value::Kind};
 
 use crate::engine::{Decision, StatusKind};
 use crate::request::Request;

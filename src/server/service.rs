@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use arc_swap::ArcSwapOption;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use parking_lot::Mutex;
 use prost::Message;
 use thiserror::Error;

@@ -8,8 +8,8 @@ pub mod read;
 mod tests;
 pub mod write;
 
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 use clap::ValueEnum;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 
 use crate::engine::{Decision, Limited, StatusKind};
 use crate::request::Unit;

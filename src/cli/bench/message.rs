@@ -2,10 +2,10 @@
 //!
 //! Encoding a request costs more than copying it, and a load generator is as cheap as what it does per request.
 
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use bytes::BytesMut;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::cli::client::exchange::framed;
 

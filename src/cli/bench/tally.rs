@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::cli::latency::Latency;
@@ -87,8 +87,8 @@ pub fn verdict(mut message: &[u8]) -> Option<Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-    use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+    use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+    use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
     use prost::Message;
 
     #[test]

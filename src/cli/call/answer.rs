@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use envoy_types::pb::google::protobuf::{self, value::Kind};
+use crate::proto::envoy::config::core::v3::HeaderValue;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use crate::proto::google::protobuf::{self, value::Kind};
 use serde_json::{Value, json};
 
 use crate::cli::latency::{micros, millis};
@@ -158,7 +158,7 @@ fn json_of(value: &protobuf::Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::RateLimit;
+    use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::RateLimit;
 
     #[test]
     fn a_status_is_described_as_far_as_it_goes() {

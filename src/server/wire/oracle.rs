@@ -1,7 +1,7 @@
 //! What prost makes of a message, to hold the lean reader against. Part of the tests and of `fuzz/`.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request};
 use tidegate::server::service::NoAnswer;

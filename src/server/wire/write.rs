@@ -1,7 +1,7 @@
 //! From a [`Decision`] to the bytes of a RateLimitResponse, in one buffer that is allocated once.
 
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit};
 use bytes::Bytes;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit};
 use smallvec::SmallVec;
 
 use crate::engine::{Decision, Limited, Status, StatusKind};

@@ -3,9 +3,9 @@
 //! JSON is YAML, so the text goes the way of every rule file, and an error names the resource, the line of the text and
 //! what to write instead.
 
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value as ProtoValue};
-use envoy_types::pb::ratelimit::config::ratelimit::v3::{
+use crate::proto::google::protobuf::value::Kind;
+use crate::proto::google::protobuf::{Struct, Value as ProtoValue};
+use crate::proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
 use serde_json::{Map, Value, json};
@@ -94,8 +94,8 @@ fn plain(value: &ProtoValue, depth: usize) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
     use crate::rules::{Options, Ruleset};
-    use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitReplace;
 
     fn policy(unit: RateLimitUnit, requests_per_unit: u32) -> Option<RateLimitPolicy> {
         Some(RateLimitPolicy { unit: unit.into(), requests_per_unit, ..RateLimitPolicy::default() })

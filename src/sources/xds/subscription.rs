@@ -1,9 +1,9 @@
 //! What to tell the server: that we are there, which version we have, and why we do not take another.
 
-use envoy_types::pb::envoy::config::core::v3::Node;
-use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
-use envoy_types::pb::google::rpc::Status;
-use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitConfig;
+use crate::proto::envoy::config::core::v3::Node;
+use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use crate::proto::google::rpc::Status;
+use crate::proto::ratelimit::config::ratelimit::v3::RateLimitConfig;
 use prost::{Message, Name};
 
 use crate::rules::Source;
@@ -100,7 +100,7 @@ impl Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use envoy_types::pb::google::protobuf::Any;
+    use crate::proto::google::protobuf::Any;
 
     fn response(version: &str, nonce: &str, resources: Vec<Any>) -> DiscoveryResponse {
         DiscoveryResponse {

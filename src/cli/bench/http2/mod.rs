@@ -10,8 +10,8 @@ mod huffman;
 
 use std::time::Instant;
 
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use ahash::AHashMap;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::cli::bench::http2::frame::*;
 use crate::cli::bench::http2::hpack::{Decoder, Heard, RequestBlocks, TABLE_BYTES};
