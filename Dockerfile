@@ -13,8 +13,8 @@ COPY integration integration
 # Static against glibc rather than musl: musl's allocator takes one lock for all threads, which every call would meet.
 # With --target the flag is for the binary alone; build scripts and macros can't be static.
 RUN target="$(rustc --print host-tuple)" && \
-    RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --bin tidegate --target "$target" && \
-    install -D --strip "target/$target/release/tidegate" /image/bin/tidegate && \
+    RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile dist --locked --bin tidegate --target "$target" && \
+    install -D --strip "target/$target/dist/tidegate" /image/bin/tidegate && \
     ln -s tidegate /image/bin/ratelimit && \
     install -D -m 644 /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ca-certificates.crt && \
     echo 'tidegate:x:65532:65532::/:/bin/false' >/image/etc/passwd && \
