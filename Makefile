@@ -11,21 +11,32 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo redis mariadb h2load node kubectl valgrind lint bench instructions instructions-accept fuzz proto fmt
+.PHONY: help test test-busy tools demo redis mariadb h2load node kubectl valgrind lint deny bench instructions instructions-accept fuzz proto fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
 
-test: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas ## Install what the tests need, then run every test
-	cargo test --locked --lib --test integration
+test: tools ## Install what the tests need, then run every test
+	.ci/timed 'building the tests' cargo test --locked --lib --test integration --no-run
+	.ci/timed 'unit tests' cargo test --locked --lib
+	.ci/timed 'integration tests' cargo test --locked --test integration
+
+test-busy: tools ## Run the unit tests 20 times and all others 3 times while neighbours use every core
+	.ci/busy $(UNIT_RUNS) $(OTHER_RUNS)
+
+# What the tests need from outside.
+tools: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas
 
 demo: $(VENV)/tools redis mariadb ## Show it behind a real Envoy: limits, two regions, Redis going away
 	cargo build --locked --release
 	python3 demo/demo.py
 
-lint: ## Formatting, clippy, licenses and sources of dependencies
+lint: ## Formatting and clippy
 	cargo fmt --check
-	cargo clippy --locked --all-targets -- -D warnings
+	.ci/timed 'clippy' cargo clippy --locked --all-targets -- -D warnings
+
+# Licenses and sources are held against deny.toml by the tests too; this also shows crates that are there twice.
+deny: ## Licenses, sources and duplicates of dependencies, by cargo-deny, which takes some minutes to install
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --locked check bans licenses sources
 
@@ -34,7 +45,7 @@ bench: redis mariadb h2load ## Install what the benches need, then run them: the
 
 # As the tests are built: what they have built already is not built again.
 instructions: valgrind ## Count the instructions of what requests pass through, and compare with the baseline
-	cargo test --locked --bench instructions
+	.ci/timed 'instructions' cargo test --locked --bench instructions
 
 instructions-accept: valgrind ## Make what is counted now the baseline
 	cargo test --locked --bench instructions -- --accept
