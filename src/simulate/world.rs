@@ -7,8 +7,7 @@ mod exchange;
 mod origin;
 mod trouble;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::engine::layers::Store;
 use crate::global::exchange::Hearing;
@@ -177,11 +176,12 @@ pub struct World {
     random: Random,
     now_us: u64,
     /// By moment, then by when they were made.
-    events: BinaryHeap<Reverse<(u64, u64)>>,
-    waiting_events: BTreeMap<u64, Event>,
+    events: BTreeMap<(u64, u64), Event>,
     next_event: u64,
     pub processes: Vec<Process>,
     homes: Vec<Home>,
+    /// Copies of the origins are kept: some failover wants one.
+    is_copied: bool,
     /// What regions share.
     pub rows: Rows,
     generation: u64,
@@ -202,11 +202,11 @@ impl World {
             random: Random::new(setup.seed),
             ruleset,
             now_us: 0,
-            events: BinaryHeap::new(),
-            waiting_events: BTreeMap::new(),
+            events: BTreeMap::new(),
             next_event: 0,
             processes: Vec::new(),
             homes: (0..setup.regions).map(|_| Home::default()).collect(),
+            is_copied: false,
             rows: Rows::default(),
             generation: 0,
             next_poll: vec![u64::MAX; setup.processes * setup.regions],
@@ -224,7 +224,6 @@ impl World {
             world.at(1000, Event::Beat { process });
             world.plan_poll(process);
         }
-        world.at(0, Event::Copy);
         world
     }
 
@@ -280,8 +279,7 @@ impl World {
 
     fn at(&mut self, at_us: u64, event: Event) {
         self.next_event += 1;
-        self.events.push(Reverse((at_us, self.next_event)));
-        self.waiting_events.insert(self.next_event, event);
+        self.events.insert((at_us, self.next_event), event);
     }
 
     /// A request that will arrive, counted from the start.
@@ -290,20 +288,23 @@ impl World {
     }
 
     pub fn fault_at(&mut self, at_us: u64, fault: Fault) {
+        if matches!(fault, Fault::Failover { .. }) && !self.is_copied {
+            self.is_copied = true;
+            self.at(self.now_us, Event::Copy);
+        }
         self.at(at_us, Event::Fault(fault));
     }
 
     /// Runs until that moment.
     pub fn run_until(&mut self, until_us: u64) {
-        while let Some(Reverse((at_us, id))) = self.events.peek().copied() {
+        while let Some(next) = self.events.first_entry() {
+            let (at_us, _) = *next.key();
             if at_us > until_us {
                 break;
             }
-            self.events.pop();
+            let event = next.remove();
             self.now_us = self.now_us.max(at_us);
-            if let Some(event) = self.waiting_events.remove(&id) {
-                self.happen(event);
-            }
+            self.happen(event);
         }
         self.now_us = self.now_us.max(until_us);
     }
@@ -332,7 +333,8 @@ impl World {
                     self.tell(to.process, id, asked, &AskOutcome::NoAnswer);
                 }
             }
-            Event::Poll { to } if self.is_there(to) => {
+            // One that was planned before an earlier one is no longer due.
+            Event::Poll { to } if self.is_there(to) && self.next_poll[to.process] <= self.now_us => {
                 self.next_poll[to.process] = u64::MAX;
                 let effects = self.processes[to.process].region.poll(self.now(to.process));
                 self.perform(to.process, effects);
