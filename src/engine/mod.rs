@@ -22,7 +22,7 @@ pub mod share;
 pub mod standing;
 pub mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod window;
 
 use std::collections::HashMap;
@@ -234,6 +234,11 @@ impl Engine {
             _ => Table::shared(keys_max),
         };
         Engine { table, layers }
+    }
+
+    /// The same with a hasher of the caller's choosing: see [`Table::hashed_by`].
+    pub fn hashed_by(self, hasher: ahash::RandomState) -> Engine {
+        Engine { table: self.table.hashed_by(hasher), ..self }
     }
 
     /// Decides a request from memory and charges what is to be charged.

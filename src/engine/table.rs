@@ -124,6 +124,12 @@ impl Table {
         Table::with(keys_max, true, regions.max(1))
     }
 
+    /// The same with a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
+    /// Only for a table that has no keys yet, and never where clients could learn what chose it.
+    pub fn hashed_by(self, hasher: ahash::RandomState) -> Table {
+        Table { hasher, ..self }
+    }
+
     fn with(keys_max: usize, is_shared: bool, regions: u32) -> Table {
         let keys_max = keys_max.clamp(1, KEYS_MAX);
         let shards = keys_max.div_ceil(KEYS_PER_SHARD);

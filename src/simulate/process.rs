@@ -15,6 +15,7 @@ use crate::regional::region::{Effects, Now, Region, RegionOptions};
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use crate::rules::Ruleset;
 use crate::settings::secret::Secret;
+use crate::simulate::random::Random;
 
 /// What a request asks for: a key of the rule `k`, by number, and how many hits; negative ones are refunds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Process {
         let place = Place { region: region as u32, regions: regions as u32 };
         let owner = (!is_global).then_some(Store::Origin);
         let layers = Layers { is_regional: true, is_global, owner, place, slack_permille };
-        let engine = Arc::new(Engine::with(keys_max, layers));
+        let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed).hasher()));
         let keying = Keying::new(Secret::new("simulated"));
         let exchange = is_global.then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());

@@ -17,6 +17,11 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
+    /// How a table hashes: what it gives up at its cap is then the same in every run, too.
+    pub fn hasher(&mut self) -> ahash::RandomState {
+        ahash::RandomState::with_seeds(self.number(), self.number(), self.number(), self.number())
+    }
+
     /// From 0 up to, but not, the bound.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.number()) * u128::from(bound.max(1))) >> 64) as u64

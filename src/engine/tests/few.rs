@@ -11,6 +11,7 @@ use crate::engine::share::{Moment, OriginCell, Totals};
 use crate::engine::table::Table;
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
+use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;
 const MONO_MS: u64 = 5000;
@@ -113,8 +114,10 @@ proptest! {
         requests in prop::collection::vec((prop::collection::vec(asked(), 2..9), 0u64..400, any::<bool>()), 1..60),
         is_shared in any::<bool>(),
         is_shadow in prop::bool::weighted(0.1),
+        seed in any::<u64>(),
     ) {
-        let table = || if is_shared { Table::shared(1_000_000) } else { Table::new(1_000_000) };
+        let new = || if is_shared { Table::shared(1_000_000) } else { Table::new(1_000_000) };
+        let table = || new().hashed_by(Random::new(seed).hasher());
         let (short, long) = (table(), table());
         let view = |may_ask: bool| match may_ask {
             true => StoreView::new(2, Asking::Allowed),

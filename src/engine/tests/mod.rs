@@ -5,11 +5,13 @@ mod few;
 mod model;
 mod policy;
 mod scenarios;
+pub(crate) mod seed;
 mod table;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};
 use crate::rules::{Options, Ruleset, Source};
+use crate::simulate::random::Random;
 
 /// A whole number of minutes, hours and days, so that windows start where tests expect them to.
 pub(super) const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
@@ -58,7 +60,13 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(yaml: &str) -> Bench {
-        Bench { engine: Engine::new(100_000), rules: ruleset(yaml), modes: Modes::default() }
+        Bench::seeded(yaml, 100_000, seed::seed())
+    }
+
+    /// One whose table hashes as a seed says.
+    pub(super) fn seeded(yaml: &str, keys_max: usize, seed: u64) -> Bench {
+        let engine = Engine::new(keys_max).hashed_by(Random::new(seed).hasher());
+        Bench { engine, rules: ruleset(yaml), modes: Modes::default() }
     }
 
     pub(super) fn decide(&self, asks: &[Ask<'_>], at_ms: u64) -> Decision<'_> {

@@ -1,6 +1,6 @@
 //! Limits whose store gives no answer, and limits that a farther store decides.
 
-use super::{START_MS, ask, ask_for, request, ruleset, said};
+use super::{START_MS, ask, ask_for, request, ruleset, said, seed};
 use crate::engine::counter::Counter;
 use crate::engine::decide::{Answered, Asking, Cause, Consult, Settled, Store, StoreView};
 use crate::engine::layers::{Layers, Place};
@@ -8,6 +8,7 @@ use crate::engine::reason::DecidedBy;
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
 use crate::request::Hits;
 use crate::rules::Ruleset;
+use crate::simulate::random::Random;
 use smallvec::smallvec;
 
 const RULES: &str = "
@@ -41,7 +42,7 @@ fn shared() -> Shared {
         place: Place { region: 1, regions: 2 },
         slack_permille: 100,
     };
-    Shared { engine: Engine::with(1000, layers), rules: ruleset(RULES) }
+    Shared { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
 }
 
 fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {

@@ -17,7 +17,7 @@ descriptors:
 ";
 
 fn bench(keys_max: usize) -> Bench {
-    Bench { engine: Engine::new(keys_max), rules: ruleset(RULES), modes: Modes::default() }
+    Bench::seeded(RULES, keys_max, seed::seed())
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn the_keys_of_one_request_do_not_make_room_for_each_other() {
 #[test]
 fn the_largest_request_is_answered_by_the_smallest_table_and_the_cap_is_kept_again_soon() {
     const CHECKS: usize = 1024 * 8;
-    let table = Table::new(10);
+    let table = Table::new(10).hashed_by(Random::new(seed::seed()).hasher());
     let names: Vec<[u8; 8]> = (0..CHECKS + 2 * CHECKS).map(|n| n.to_le_bytes()).collect();
     let terms = Terms { limit: 2, window_ms: 3_600_000, algorithm: Algorithm::SlidingWindow, burst: 2 };
     let check = |name| Check::local(Key::new(Space::new("d", "k"), &terms, name), terms);

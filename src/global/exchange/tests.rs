@@ -6,6 +6,7 @@ use super::*;
 use crate::engine::Modes;
 use crate::engine::abroad::Counts;
 use crate::engine::layers::{Layers, Place};
+use crate::engine::tests::seed;
 use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::Sent;
@@ -13,6 +14,7 @@ use crate::global::row::OwnRow;
 use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
 use crate::rules::{Options, Source};
 use crate::settings::secret::Secret;
+use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;
 
@@ -34,10 +36,8 @@ struct Process {
 
 impl Process {
     fn new(keys_max: usize, ruleset: Ruleset) -> Process {
-        let engine = Arc::new(Engine::with(
-            keys_max,
-            Layers { is_global: true, place: Place { region: 0, regions: 2 }, ..Layers::ALONE },
-        ));
+        let layers = Layers { is_global: true, place: Place { region: 0, regions: 2 }, ..Layers::ALONE };
+        let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed::seed()).hasher()));
         let now = Now { wall_ms: START_MS, mono_us: 1_000_000 };
         let options = ExchangeOptions {
             region: "a".into(),

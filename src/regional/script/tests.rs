@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::layers::Store;
+use crate::engine::tests::seed;
 use crate::regional::call::{Ask, Need};
 use crate::regional::model::Origin;
 
@@ -186,8 +187,7 @@ impl Chaos {
 #[test]
 fn the_script_and_the_model_say_the_same() {
     let mut server = Server::start();
-    let seed: u64 = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("TIDEGATE_SEED={seed}");
+    let seed = seed::seed();
     let mut chaos = Chaos { rng: StdRng::seed_from_u64(seed), epochs: BTreeMap::new(), now_ms: 1_700_000_000_000 };
     let mut model = Origin::default();
     let mut older = (model.clone(), Vec::new());
