@@ -334,8 +334,10 @@ impl Batch<'_, '_> {
         let shard = &mut self.guards[guard];
         let made = shard.find(&check.key, hash);
         // The slots of this request must not make room for each other.
-        let pinned: SmallVec<[u32; 4]> =
+        let mut pinned: SmallVec<[u32; 4]> =
             self.seen.iter().filter(|seen| seen.guard == guard).filter_map(|seen| seen.slot).collect();
+        pinned.sort_unstable();
+        pinned.dedup();
         self.seen[index].slot = match made {
             None if is_kept(self.table, check) => insert(self.table, shard, &pinned, check, hash, self.now_ms),
             made => made,

@@ -354,7 +354,7 @@ impl Shard {
             if expires_at_ms > now_ms {
                 self.notes.due_s[self.notes.sweep.at] = ceil_s(expires_at_ms);
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(ceil_s(expires_at_ms));
-            } else if pinned.contains(&number) {
+            } else if is_pinned(pinned, number) {
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
             } else {
                 swept.unasked += usize::from(self.remove(number));
@@ -384,7 +384,7 @@ impl Shard {
 
     /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
     pub fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
-        if self.is_barren(now_ms) {
+        if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
         let slots = self.slots.len();
@@ -394,7 +394,7 @@ impl Shard {
             let number = self.next_under_hand();
             let (slot, shared) = self.both(number);
             let abroad = shared.as_deref().and_then(Shared::abroad);
-            if !slot.is_taken || pinned.contains(&number) || slot.is_over(abroad, now_ms) {
+            if !slot.is_taken || is_pinned(pinned, number) || slot.is_over(abroad, now_ms) {
                 continue;
             }
             // Its hits would be lost: only if nothing else is found soon.
@@ -418,17 +418,30 @@ impl Shard {
         coolest.map(|(_, number)| number)
     }
 
+    /// Whether every key here is one of these.
+    fn are_all(&self, pinned: &[u32]) -> bool {
+        pinned.len() == self.slots.len() - self.notes.free.len()
+    }
+
     /// Any slot at all, over its limit or not: the last resort.
     pub fn sacrifice(&mut self, pinned: &[u32]) -> Option<u32> {
+        if self.are_all(pinned) {
+            return None;
+        }
         let slots = self.slots.len();
         for _ in 0..slots {
             let number = self.next_under_hand();
-            if self.slot(number).is_taken && !pinned.contains(&number) {
+            if self.slot(number).is_taken && !is_pinned(pinned, number) {
                 return Some(number);
             }
         }
         None
     }
+}
+
+/// Whether a slot is one of these, which are sorted: the largest request has thousands.
+fn is_pinned(pinned: &[u32], number: u32) -> bool {
+    pinned.binary_search(&number).is_ok()
 }
 
 /// The part of the hash that the index uses; another part chooses the shard.

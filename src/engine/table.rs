@@ -274,7 +274,7 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs. `None` if there is room for none but those: a request that names thousands of keys
+    /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that names thousands of keys
     /// meets a table for a few, and what it takes of the rest is not counted.
     pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
