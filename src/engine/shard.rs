@@ -148,7 +148,9 @@ struct Notes {
     /// The smallest `due_s` of all, or smaller.
     next_due_s: u32,
     sweep: Sweep,
-    hand: u64,
+    hand: u32,
+    /// The slot of the key that came last.
+    newest: u32,
     barren_until_ms: u64,
 }
 
@@ -183,6 +185,7 @@ impl Default for Shard {
             next_due_s: u32::MAX,
             sweep: Sweep::START,
             hand: 0,
+            newest: 0,
             barren_until_ms: 0,
         };
         Shard { index: Index::default(), slots: Vec::new(), shared: Vec::new(), notes: Box::new(notes) }
@@ -274,6 +277,7 @@ impl Shard {
             self.notes.barren_until_ms = 0;
         }
         self.index.insert(number, tag(hash));
+        self.notes.newest = number;
         number
     }
 
@@ -373,16 +377,37 @@ impl Shard {
     }
 
     /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
-    /// established ones before a flood, do not lie in a row under it.
+    /// established ones before a flood, lie in a row and must not come in a row. Steps of the golden part of a round leave
+    /// no stretch of slots out for long, however many slots there are. A round is a power of two, so that steps of an odd
+    /// length reach all of it; numbers without a slot are passed over, fewer than there are slots.
     fn next_under_hand(&mut self) -> u32 {
-        // Larger than any number of slots, and prime, so that no two turns of a round meet.
-        const STRIDE: u64 = 2_654_435_761;
-        let slots = self.slots.len() as u64;
-        self.notes.hand = (self.notes.hand + 1) % slots;
-        (self.notes.hand * STRIDE % slots) as u32
+        /// The golden part of 2^32.
+        const GOLDEN: u32 = 0x9E37_79B9;
+        let slots = self.slots.len() as u32;
+        let round = slots.next_power_of_two().max(2);
+        let step = (GOLDEN >> (u32::BITS - round.ilog2())) | 1;
+        loop {
+            self.notes.hand = (self.notes.hand + step) & (round - 1);
+            if self.notes.hand < slots {
+                return self.notes.hand;
+            }
+        }
+    }
+
+    /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &[u32]) -> Option<(u8, bool)> {
+        let (slot, shared) = self.both(number);
+        let abroad = shared.as_deref().and_then(Shared::abroad);
+        if !slot.is_taken || is_pinned(pinned, number) || slot.is_over(abroad, now_ms) {
+            return None;
+        }
+        Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))
     }
 
     /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
+    ///
+    /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
+    /// replace each other rather than them.
     pub fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
@@ -392,30 +417,28 @@ impl Shard {
         let mut coolest_dirty: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
-            let (slot, shared) = self.both(number);
-            let abroad = shared.as_deref().and_then(Shared::abroad);
-            if !slot.is_taken || is_pinned(pinned, number) || slot.is_over(abroad, now_ms) {
-                continue;
-            }
-            // Its hits would be lost: only if nothing else is found soon.
-            let is_dirty = shared.is_some_and(|shared| shared.is_dirty());
-            if slot.heat == 0 && !is_dirty {
+            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned) else { continue };
+            if heat == 0 && !is_dirty {
                 return Some(number);
             }
-            slot.heat = slot.heat.saturating_sub(1);
+            let heat = heat.saturating_sub(1);
+            self.slot(number).heat = heat;
+            // Its hits would be lost: only if nothing else is found soon.
             let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
-            if candidate.is_none_or(|(heat, _)| slot.heat < heat) {
-                *candidate = Some((slot.heat, number));
+            if candidate.is_none_or(|(coolest, _)| heat < coolest) {
+                *candidate = Some((heat, number));
             }
             if step >= HAND_STEPS_MAX {
                 break;
             }
         }
-        let coolest = coolest.or(coolest_dirty);
-        if coolest.is_none() {
+        let Some((heat, number)) = coolest.or(coolest_dirty) else {
             self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
-        }
-        coolest.map(|(_, number)| number)
+            return None;
+        };
+        let newest = self.notes.newest;
+        let is_cooler = |(newest_heat, is_dirty): (u8, bool)| newest_heat < heat && (!is_dirty || coolest.is_none());
+        Some(if self.heat_of(newest, now_ms, pinned).is_some_and(is_cooler) { newest } else { number })
     }
 
     /// Whether every key here is one of these.
