@@ -152,6 +152,9 @@ struct Notes {
     /// The slot of the key that came last.
     newest: u32,
     barren_until_ms: u64,
+    /// Slots that the hand has come to: what making room has cost.
+    #[cfg(test)]
+    looks: u64,
 }
 
 /// How far a search for what has expired has come.
@@ -187,6 +190,8 @@ impl Default for Shard {
             hand: 0,
             newest: 0,
             barren_until_ms: 0,
+            #[cfg(test)]
+            looks: 0,
         };
         Shard { index: Index::default(), slots: Vec::new(), shared: Vec::new(), notes: Box::new(notes) }
     }
@@ -383,6 +388,10 @@ impl Shard {
     fn next_under_hand(&mut self) -> u32 {
         /// The golden part of 2^32.
         const GOLDEN: u32 = 0x9E37_79B9;
+        #[cfg(test)]
+        {
+            self.notes.looks += 1;
+        }
         let slots = self.slots.len() as u32;
         let round = slots.next_power_of_two().max(2);
         let step = (GOLDEN >> (u32::BITS - round.ilog2())) | 1;
@@ -459,6 +468,12 @@ impl Shard {
             }
         }
         None
+    }
+
+    /// Slots that the hand has come to since the start.
+    #[cfg(test)]
+    pub fn looks(&self) -> u64 {
+        self.notes.looks
     }
 }
 

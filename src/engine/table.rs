@@ -443,6 +443,12 @@ impl Table {
         }
     }
 
+    /// Slots that were looked at to make room, since the start.
+    #[cfg(test)]
+    pub fn looks(&self) -> u64 {
+        (0..self.shards()).map(|number| self.lock(number).looks()).sum()
+    }
+
     pub fn stats(&self) -> TableStats {
         TableStats {
             keys: self.keys.load(Ordering::Relaxed),
