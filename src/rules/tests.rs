@@ -1,5 +1,7 @@
 //! Rule files as operators write them: what they come to, and what is said of those that are wrong.
 
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -260,9 +262,18 @@ fn messages_can_not_forge_lines() {
     assert!(said[0].contains("a\\nb\\u{1b}[31m"), "{said:?}");
 }
 
+/// How long this thread has had a processor: what others take of the machine is not in it. Where the system does not say,
+/// the time that has passed.
+fn spent(since: Instant) -> Duration {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = schedstat.split(' ').next().and_then(|first| first.parse().ok());
+    nanoseconds.map_or_else(|| since.elapsed(), Duration::from_nanos)
+}
+
 /// Wildcards behind each other and documents beside each other once cost the square of their number.
 #[test]
 fn ten_times_as_many_rules_do_not_take_a_hundred_times_as_long() {
+    let began = Instant::now();
     let load = |count: usize| {
         let mut text = String::from("domain: d\ndescriptors:\n");
         for n in 0..count {
@@ -270,13 +281,17 @@ fn ten_times_as_many_rules_do_not_take_a_hundred_times_as_long() {
             text.push_str(&format!("  - {{key: k, value: 'v{n}*', {limit}}}\n"));
         }
         text.extend((0..count).map(|n| format!("---\ndomain: m{n}\n")));
-        let started = std::time::Instant::now();
+        let started = spent(began);
         assert_eq!(ruleset(&text).rules_count(), count);
-        started.elapsed()
+        spent(began) - started
     };
-    let small = load(2000);
-    let large = load(20_000);
-    assert!(large < small * 50, "{large:?} against {small:?}");
+    // Ten times, and a hundred times if it is the square. Neighbours who use up the caches can slow down one try, not all.
+    let is_linear = |_| {
+        let (small, large) = (load(1500), load(15_000));
+        println!("{large:?} against {small:?}");
+        large < small * 40
+    };
+    assert!((0..5).any(is_linear));
 }
 
 #[test]
