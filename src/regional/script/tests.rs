@@ -38,7 +38,7 @@ impl Server {
         command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory.path());
         let child = command.stdout(Stdio::null()).stdin(Stdio::null()).spawn().expect("redis-server is installed");
         let client = redis::Client::open(format!("redis+unix://{}", socket.display())).expect("an address");
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let connection = loop {
             match client.get_connection() {
                 Ok(connection) => break connection,
@@ -62,12 +62,15 @@ impl Server {
 
     /// The same at a time of our choosing.
     fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
+        self.set_time(time_ms);
+        let value = self.eval(&frozen(ORIGIN), &encode(call)).unwrap_or_else(|error| panic!("{error} for {call:?}"));
+        decode(call, &value).unwrap_or_else(|error| panic!("{error} for {call:?}"))
+    }
+
+    /// What a frozen script takes for the time.
+    fn set_time(&mut self, time_ms: u64) {
         let (seconds, micros) = (time_ms / 1000, time_ms % 1000 * 1000);
         redis::cmd("MSET").arg(&[("s", seconds), ("us", micros)]).exec(&mut self.connection).expect("the time is set");
-        let frozen = ORIGIN.replace("call('TIME')", "call('MGET', 's', 'us')");
-        assert_ne!(frozen, ORIGIN);
-        let value = self.eval(&frozen, &encode(call)).unwrap_or_else(|error| panic!("{error} for {call:?}"));
-        decode(call, &value).unwrap_or_else(|error| panic!("{error} for {call:?}"))
     }
 
     fn command<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
@@ -77,6 +80,13 @@ impl Server {
         });
         command.query(&mut self.connection).expect("the server answers")
     }
+}
+
+/// A script that takes what it is told for the time.
+fn frozen(script: &str) -> String {
+    let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
+    assert_ne!(frozen, script);
+    frozen
 }
 
 const WINDOW_MS_MAX: u64 = 31_622_400_000;
@@ -254,7 +264,8 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     let reply = server.call(&check(sliding(0), 1, 10));
     assert!(reply.verdicts[0].is_admitted);
     let key = cell_key(&OriginKey([7; 20]), 8);
-    let is_near = |ttl_ms: i64, expected: i64| (expected - 10_000..=expected).contains(&ttl_ms);
+    // A minute for a machine that is busy.
+    let is_near = |ttl_ms: i64, expected: i64| (expected - 60_000..=expected).contains(&ttl_ms);
     let ttl_ms: i64 = server.command(&[b"PTTL", &key]);
     assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
 
@@ -286,7 +297,7 @@ fn an_epoch_is_the_origins_time() {
     let mut server = Server::start();
     let (seconds, _): (u64, u64) = server.command(&[b"TIME"]);
     let epoch = server.call(&check(sliding(0), 1, 10)).parts[0][0].epoch;
-    assert!((epoch / 4096 / 1000).abs_diff(seconds) < 20);
+    assert!((epoch / 4096 / 1000).abs_diff(seconds) < 60);
     assert_eq!(epoch % 4096, 5);
 }
 
@@ -331,22 +342,27 @@ fn a_malformed_call_changes_nothing_and_is_told_why() {
 fn heartbeats_count_the_live() {
     let mut server = Server::start();
     let (one, two) = (ProcessId(1), ProcessId(2));
-    let mut tell = |invocation| decode_beat(&server.eval(BEAT, &invocation).unwrap()).unwrap();
-    let first = tell(encode_beat(Store::Origin, one));
-    assert_eq!((first.was_known, first.live), (false, 1));
-    let second = tell(encode_beat(Store::Origin, two));
-    assert_eq!((second.was_known, second.live), (false, 2));
-    assert!(second.time_ms >= first.time_ms);
-    assert_eq!(tell(encode_beat(Store::Origin, one)).live, 2);
-    let left = tell(encode_leave(Store::Origin, two));
-    assert_eq!((left.was_known, left.live), (true, 1));
+    let beat = |process| encode_beat(Store::Origin, process);
+    // At times of our choosing: however slow the machine is, nobody is silent for too long.
+    let frozen = frozen(BEAT);
+    let mut tell = |time_ms, invocation| {
+        server.set_time(time_ms);
+        let beat = decode_beat(&server.eval(&frozen, &invocation).unwrap()).unwrap();
+        assert_eq!(beat.time_ms, time_ms);
+        (beat.was_known, beat.live)
+    };
+    assert_eq!(tell(10_000, beat(one)), (false, 1));
+    assert_eq!(tell(10_000, beat(two)), (false, 2));
+    assert_eq!(tell(10_500, beat(one)), (true, 2));
+    assert_eq!(tell(11_000, encode_leave(Store::Origin, two)), (true, 1));
+    assert_eq!(tell(11_000, beat(two)), (false, 2));
+    assert_eq!(tell(13_000, beat(one)), (true, 2));
+    assert_eq!(tell(14_000, beat(one)), (true, 2), "three seconds are not too long");
+    assert_eq!(tell(14_001, beat(one)), (true, 1), "who was heard of longer ago is gone");
     let ttl_ms: i64 = server.command(&[b"PTTL", PROCESSES_KEY.as_bytes()]);
-    assert!((30_000..=60_000).contains(&ttl_ms), "{ttl_ms}");
-    // Who was heard of four seconds ago is gone.
-    let then = (second.time_ms - 4000).to_string();
-    let () = server.command(&[b"ZADD", PROCESSES_KEY.as_bytes(), then.as_bytes(), two.to_string().as_bytes()]);
-    let beat = decode_beat(&server.eval(BEAT, &encode_beat(Store::Origin, one)).unwrap()).unwrap();
-    assert_eq!((beat.was_known, beat.live), (true, 1));
+    assert!((1..=60_000).contains(&ttl_ms), "{ttl_ms}");
+    let now = decode_beat(&server.eval(BEAT, &beat(one)).unwrap()).unwrap();
+    assert!(now.time_ms > 1_700_000_000_000, "the origin's own time");
 }
 
 /// The slot of a key, as the Cluster specification says it.
