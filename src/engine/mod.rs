@@ -236,7 +236,7 @@ impl Engine {
         Engine { table, layers }
     }
 
-    /// The same with a hasher of the caller's choosing: see [`Table::hashed_by`].
+    /// Takes a hasher of the caller's choosing, see [`Table::hashed_by`].
     pub fn hashed_by(self, hasher: ahash::RandomState) -> Engine {
         Engine { table: self.table.hashed_by(hasher), ..self }
     }

@@ -126,7 +126,7 @@ impl Table {
         Table::with(keys_max, true, regions.max(1))
     }
 
-    /// The same with a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
+    /// Takes a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
     /// Only for a table that has no keys yet, and never where clients could learn what chose it.
     pub fn hashed_by(self, hasher: ahash::RandomState) -> Table {
         Table { hasher, ..self }
@@ -276,8 +276,8 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that names thousands of keys
-    /// meets a table for a few, and what it takes of the rest is not counted.
+    /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that
+    /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
     pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
