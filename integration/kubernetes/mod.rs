@@ -1,6 +1,6 @@
 //! What is given to Kubernetes, without a cluster: manifests, the image, the sidecar.
 
-mod container_image;
+pub mod container_image;
 mod inject;
 mod kustomizations;
 mod processes;
