@@ -1,7 +1,6 @@
 //! `tidegate status`: what it says of a process that is well, of one whose Redis is away, and of nobody at all.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -51,7 +50,7 @@ fn a_region_is_shown_and_a_redis_that_is_gone_is_a_problem() {
     let fleet = Fleet::together(2, RULES, &redis.url(), &[]);
     let mut traffic = Traffic::over("far", 5, 200);
     traffic.requests.extend(Traffic::over("asked", 5, 200).requests);
-    let ledger = fleet.run(traffic, Duration::from_secs(1));
+    let ledger = fleet.send(traffic, 200);
     assert_eq!(ledger.failed(), 0);
     let service = &fleet.services[0];
     let ran = until_code(service, 0);

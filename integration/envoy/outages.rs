@@ -2,7 +2,7 @@
 //! service is back.
 
 use crate::support::envoy_proxy::{Bootstrap, Cluster, rate_limit_filter, route};
-use crate::support::harness::{PATIENCE, Service, rule_file, until_equal};
+use crate::support::harness::{PATIENCE, Service, free_port, rule_file, until_equal};
 use crate::support::upstream::Upstream;
 
 const RULES: &str = "
@@ -14,7 +14,7 @@ const BY_USER: &str = "- actions: [{request_headers: {header_name: x-user, descr
 
 fn assert_without_the_service(failure_mode: &str, without: u16) {
     let (_directory, rules) = rule_file(RULES);
-    let service = Service::on_port(&rules, 0);
+    let service = Service::on_port(&rules, free_port());
     let address = service.grpc;
     let upstream = Upstream::start();
     let bootstrap = Bootstrap::new(&route("/", BY_USER), &upstream, Cluster::at(address));

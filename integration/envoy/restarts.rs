@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::support::envoy_proxy::{Bootstrap, Cluster, Envoy, FRONT, denying_filter, route};
-use crate::support::harness::{HttpAnswer, PATIENCE, Service, http, rule_file, until, until_equal};
+use crate::support::harness::{HttpAnswer, PATIENCE, Service, free_port, http, rule_file, until, until_equal};
 use crate::support::upstream::Upstream;
 
 const RULES: &str = "
@@ -37,7 +37,7 @@ const RETRYING_FILTER: &str = "
   typed_config:
     '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
     domain: edge
-    timeout: 10s
+    timeout: 30s
     failure_mode_deny: true
     rate_limit_service:
       transport_api_version: V3
@@ -110,7 +110,7 @@ fn until_asked(instance: &Service) {
 /// Stops each of two instances in turn and starts it again where it was, while clients go on.
 fn assert_no_request_fails(filter: &str, signal: &str, code: Option<i32>) {
     let (_directory, rules) = rule_file(RULES);
-    let mut instances = [0, 0].map(|port| Service::on_port(&rules, port));
+    let mut instances = [free_port(), free_port()].map(|port| Service::on_port(&rules, port));
     let upstream = Upstream::start();
     let envoy = start(&instances, &upstream, filter);
     let traffic = Traffic::start(envoy.listener(FRONT));

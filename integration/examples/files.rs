@@ -117,7 +117,7 @@ pub fn wait_longer(value: &mut Value) -> usize {
             let is_health_check = fields.contains_key("grpc_health_check");
             for (name, field) in fields.iter_mut() {
                 if name == "connect_timeout" || (name == "timeout" && (is_filter || is_health_check)) {
-                    *field = json!("10s");
+                    *field = json!("30s");
                 }
             }
             let inside: usize = fields.values_mut().map(wait_longer).sum();

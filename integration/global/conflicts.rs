@@ -11,9 +11,8 @@ use tidegate::global::row::{Counts, OwnRow};
 use tidegate::settings::mysql::{MysqlFlags, MysqlSettings};
 use tidegate::settings::secret::Secret;
 
-use crate::support::harness::{PATIENCE, Service, ask, descriptor, until, until_equal};
+use crate::support::harness::{PATIENCE, Service, ask, descriptor, until_equal};
 use crate::support::load::{Load, Traffic};
-use crate::support::machine::machine;
 use crate::support::mariadb::MariaDbServer;
 use crate::support::regions::{HEARD, Regions};
 
@@ -49,9 +48,16 @@ async fn rows(store: &MySql) -> BTreeMap<Box<[u8]>, OwnRow> {
     rows
 }
 
-/// Publishes for the same region in the opposite order, which two statements can't both get through.
-async fn oppose(store: &MySql, known: &BTreeMap<Box<[u8]>, OwnRow>, conflicts: &AtomicU64) {
-    for round in 1..=OPPOSED {
+/// Publishes for the same region in the opposite order, which two statements can't both get through: for some rounds, and
+/// until the others have met it. Says how many rounds that were.
+async fn oppose(
+    store: &MySql,
+    known: &BTreeMap<Box<[u8]>, OwnRow>,
+    conflicts: &AtomicU64,
+    is_met: impl Fn() -> bool,
+) -> u64 {
+    let deadline = std::time::Instant::now() + 3 * PATIENCE;
+    for round in 1.. {
         let counts = Counts { hits: 1, refunds: round };
         let opposed: Vec<OwnRow> = known.values().rev().map(|row| OwnRow { cell: row.cell.clone(), counts }).collect();
         for chunk in opposed.chunks(CHUNK_ROWS) {
@@ -60,12 +66,16 @@ async fn oppose(store: &MySql, known: &BTreeMap<Box<[u8]>, OwnRow>, conflicts: &
                 conflicts.fetch_add(1, Ordering::Relaxed);
             }
         }
+        if round >= OPPOSED && is_met() {
+            return round;
+        }
+        assert!(std::time::Instant::now() < deadline, "both sides were in each other's way");
     }
+    unreachable!("there is always another round")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishers_that_oppose_each_other_lose_no_update_and_log_nothing() {
-    let _machine = machine();
     let mut regions = Regions::start(&["a", "b"], 2, RULES);
     let store = store(&regions.mariadb);
     let groups: Vec<Vec<usize>> = (0..KEYS).collect::<Vec<_>>().chunks(KEYS_AT_ONCE).map(<[usize]>::to_vec).collect();
@@ -84,11 +94,9 @@ async fn publishers_that_oppose_each_other_lose_no_update_and_log_nothing() {
     let addresses = regions.regions[0].fleet.addresses();
     let load = Load::start(&addresses, Traffic { requests, rate: 200, seed: 1 });
     let opponents = AtomicU64::new(0);
-    oppose(&store, &known, &opponents).await;
     let in_the_way = "tidegate_global_conflicts_total";
-    until(PATIENCE, "both sides were in each other's way", || {
-        (regions.regions[0].fleet.metric(in_the_way) >= 1.0).then_some(())
-    });
+    let is_met = || regions.regions[0].fleet.metric(in_the_way) >= 1.0;
+    let rounds = oppose(&store, &known, &opponents, is_met).await;
     let ledger = load.finish();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
 
@@ -97,7 +105,7 @@ async fn publishers_that_oppose_each_other_lose_no_update_and_log_nothing() {
         .zip(0..KEYS)
         .map(|(identifier, key)| {
             let hits = u64::from(BASE) + ledger.of_key(key / KEYS_AT_ONCE).admitted();
-            (identifier.clone(), Counts { hits, refunds: OPPOSED })
+            (identifier.clone(), Counts { hits, refunds: rounds })
         })
         .collect();
     let deadline = std::time::Instant::now() + 3 * HEARD;

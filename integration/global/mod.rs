@@ -2,6 +2,6 @@
 
 mod accuracy;
 mod conflicts;
-mod faults;
+pub mod faults;
 mod sharing;
 mod store;

@@ -381,7 +381,7 @@ async fn a_server_that_stands_still_costs_no_more_than_the_bound() {
         let error = store.publish("eu", &[row("a", 2, 0)]).await.unwrap_err();
         assert_eq!(error, StoreError::Timeout { within: BOUND });
         let took = began.elapsed();
-        assert!(took >= BOUND && took < BOUND * 3, "{took:?}");
+        assert!((BOUND..WITHIN).contains(&took), "{took:?}");
     }
     // More callers than connections wait no longer either.
     let began = Instant::now();
@@ -393,7 +393,7 @@ async fn a_server_that_stands_still_costs_no_more_than_the_bound() {
         store.changed_since(1, &mut each)
     );
     assert!(a.is_err() && b.is_err() && c.is_err() && d.is_err());
-    assert!(began.elapsed() < BOUND * 3, "{:?}", began.elapsed());
+    assert!(began.elapsed() < WITHIN, "{:?}", began.elapsed());
     server.cont();
     store.publish("eu", &[row("a", 3, 0)]).await.unwrap();
     assert_eq!(in_short(&all(&store).await), ["a eu 3 0"]);

@@ -2,8 +2,8 @@
 
 mod envoy;
 mod mixed;
-mod overload;
+pub mod overload;
 mod split;
-mod strict;
-mod surfaces;
+pub mod strict;
+pub mod surfaces;
 mod table;

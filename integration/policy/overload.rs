@@ -13,8 +13,8 @@ use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::frames::{Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM};
-use crate::support::harness::{Service, ask_one};
-use crate::support::machine::machine;
+use crate::support::harness::{PATIENCE, ask_one, until, until_equal};
+use crate::support::promise::{Promise, print};
 use crate::support::redis::RedisServer;
 use crate::support::verdict::{TELLING, Verdict};
 
@@ -37,7 +37,6 @@ const SLOWER: Duration = Duration::from_millis(20);
 /// So many that requests hardly ever wait for each other's.
 const KEYS: usize = 10_000;
 const TIME: Duration = Duration::from_millis(1500);
-const ROUNDS: usize = 3;
 
 /// What callers of one class have heard.
 #[derive(Clone, Default)]
@@ -162,47 +161,13 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// What Redis decides in a second, when nobody is turned away.
-fn capacity(service: &Service) -> f64 {
-    let usual = sum(&callers(service.grpc, CAPACITY_CALLERS, TIME));
-    assert_eq!((usual.shed.len(), &usual.others), (0, &BTreeMap::new()), "there is room for all");
-    usual.per_second()
-}
-
-/// A while of overload: how much Redis decides, as a part of what it can.
-fn overload(service: &Service) -> f64 {
-    let counted =
-        || CLASSES.map(|class| service.metric(&format!("tidegate_shed_total{{class=\"{class}\"}}")).unwrap_or(0.0));
-    let (capacity, before) = (capacity(service), counted());
-    let heard = callers(service.grpc, OVERLOAD_CALLERS, TIME);
-    let after = counted();
-    // What comes after it is decided by Redis again.
-    let recovering = Instant::now();
-    while !sum(&callers(service.grpc, 10, Duration::from_millis(200))).shed.is_empty() {
-        assert!(recovering.elapsed() < Duration::from_secs(2), "still turned away");
-    }
-    for (number, class) in CLASSES.into_iter().enumerate() {
-        let shed = (after[number] - before[number]) as usize;
-        println!("{class}: {} decided, {shed} turned away", heard[class].decided.len());
-        assert_eq!(shed, heard[class].shed.len(), "{class}: who was turned away is counted");
-        let over = service.metric(&format!("ratelimit_service_rate_limit_over_limit{{domain=\"d\",key1=\"{class}\"}}"));
-        assert_eq!(over.unwrap_or(0.0), 0.0, "{class}: who is turned away is not over its limit");
-    }
-    let all = sum(&heard);
-    let goodput = all.per_second();
-    assert_eq!(all.others, BTreeMap::new(), "everybody is answered, by Redis or at once");
-    assert!(all.shed.len() > all.decided.len() / 4, "it is an overload");
-    let share = |class: &str| heard[class].decided_share();
-    assert!(share("security") >= share("comfort"), "{} and {}", share("security"), share("comfort"));
-    let (quick, slow) = (median(all.shed), median(all.decided));
-    println!("{goodput:.0}/s of {capacity:.0}/s decided after {slow:?}, turned away after {quick:?}");
-    assert!(quick < slow / 2, "{quick:?} to be turned away, {slow:?} to be decided");
-    goodput / capacity
-}
-
 #[test]
-fn under_overload_redis_decides_as_much_as_it_can_and_what_matters_most() {
-    let _machine = machine();
+fn under_overload_everybody_is_answered_and_who_is_turned_away_is_counted() {
+    print(&overload());
+}
+
+/// As many as may wait, then many more, then few again.
+pub fn overload() -> Vec<Promise> {
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());
     let env: Vec<(&str, &str)> =
@@ -210,7 +175,42 @@ fn under_overload_redis_decides_as_much_as_it_can_and_what_matters_most() {
     let fleet = Fleet::together(1, RULES, &proxy.url(), &env);
     let service = &fleet.services[0];
     proxy.delay(SLOWER);
-    // Others use the machine too, now more and now less.
-    assert!((0..ROUNDS).any(|_| overload(service) >= 0.9), "less than Redis can");
-    assert_eq!(service.metric("tidegate_requests_waiting"), Some(0.0));
+
+    let usual = sum(&callers(service.grpc, CAPACITY_CALLERS, TIME));
+    let counted =
+        || CLASSES.map(|class| service.metric(&format!("tidegate_shed_total{{class=\"{class}\"}}")).unwrap_or(0.0));
+    let before = counted();
+    let heard = callers(service.grpc, OVERLOAD_CALLERS, TIME);
+    let after = counted();
+    // What comes after it is decided by Redis again.
+    let recovering = Instant::now();
+    until(PATIENCE, "nobody is turned away any more", || {
+        sum(&callers(service.grpc, 10, Duration::from_millis(200))).shed.is_empty().then_some(())
+    });
+    let recovered = recovering.elapsed();
+    until_equal(PATIENCE, Some(0.0), || service.metric("tidegate_requests_waiting"));
+
+    for (number, class) in CLASSES.into_iter().enumerate() {
+        let shed = (after[number] - before[number]) as usize;
+        eprintln!("{class}: {} decided, {shed} turned away", heard[class].decided.len());
+        assert_eq!(shed, heard[class].shed.len(), "{class}: who was turned away is counted");
+        let over = service.metric(&format!("ratelimit_service_rate_limit_over_limit{{domain=\"d\",key1=\"{class}\"}}"));
+        assert_eq!(over.unwrap_or(0.0), 0.0, "{class}: who is turned away is not over its limit");
+    }
+    let all = sum(&heard);
+    for others in [&usual.others, &all.others] {
+        assert_eq!(others, &BTreeMap::new(), "everybody is answered, by Redis or at once");
+    }
+    let share = |class: &str| heard[class].decided_share();
+    let turned_away = all.shed.len() as f64 / all.decided.len() as f64;
+    let goodput = all.per_second() / usual.per_second();
+    let (quick, slow) = (median(all.shed), median(all.decided));
+    vec![
+        Promise::at_most("turned away while there is room", 0.0, usual.shed.len() as f64),
+        Promise::at_least("turned away for each that Redis decides: it is an overload", 0.25, turned_away),
+        Promise::at_least("decided under overload, as a part of what Redis can", 0.9, goodput),
+        Promise::at_least("decided of security, for comfort's share", share("comfort"), share("security")),
+        Promise::within("who is turned away knows, in half the time of a decision", slow / 2, quick),
+        Promise::within("nobody is turned away any more", Duration::from_secs(2), recovered),
+    ]
 }

@@ -7,7 +7,7 @@ use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::Fleet;
 use crate::support::harness::{Client, PATIENCE, Service, ask_one, until, until_equal};
 use crate::support::load::{Load, Traffic};
-use crate::support::machine::machine;
+use crate::support::promise::{Promise, print};
 use crate::support::redis::{RedisServer, replica_of};
 use crate::support::verdict::{TELLING, Verdict, until_layer};
 
@@ -60,12 +60,12 @@ impl Strict {
 
 #[test]
 fn nine_processes_that_die_and_come_back_admit_the_limit_and_not_one_more() {
-    let _machine = machine();
     let owner = RedisServer::start();
     // Nobody gives up on a busy machine: what the owner has counted is what was admitted.
     let mut strict = Strict::start(&owner.url(), 3, &[("TIDEGATE_STRICT_TIMEOUT", "5s")]);
     let addresses: Vec<_> = strict.services().map(|service| service.grpc).collect();
-    const RATE: u64 = 700;
+    // So slow that the limit is not spent before the last is replaced, whatever holds this thread up.
+    const RATE: u64 = 250;
     const RUSH: u64 = 6000;
     let load = Load::start(&addresses, Traffic::on("many=x", RATE));
     for region in 0..REGIONS.len() {
@@ -74,22 +74,20 @@ fn nine_processes_that_die_and_come_back_admit_the_limit_and_not_one_more() {
     }
     // Those who were open at a kill have heard of it by then.
     load.goes_on(100);
-    let so_far = load.so_far();
-    let (spent_when_killed, lost) = (so_far.admitted(), so_far.failed());
+    let spent_when_killed = load.so_far().admitted();
     load.set_rate(RUSH);
     load.goes_on(6 * LIMIT);
     // By now there is nothing left, and who starts now does not know.
     strict.replace(0, &load, RUSH);
     load.goes_on(4 * LIMIT);
     let ledger = load.finish();
-    let admitted = ledger.admitted();
-    println!("{} asked, {admitted} admitted, {lost} without an answer, {:.0}/s", ledger.entries.len(), ledger.pace());
+    let (admitted, lost) = (ledger.admitted(), ledger.failed());
+    eprintln!("{} asked, {admitted} admitted, {lost} without an answer, {:.0}/s", ledger.entries.len(), ledger.pace());
     assert!(ledger.entries.len() as u64 >= 10 * LIMIT, "ten times the load");
     assert!((100..LIMIT).contains(&spent_when_killed), "{spent_when_killed} admitted when the last one was killed");
     assert!(admitted <= LIMIT, "{admitted} admitted");
     // The owner may have counted those that were open at a kill.
     assert!(admitted + lost >= LIMIT, "{admitted} admitted, {lost} without an answer");
-    assert!(lost <= LIMIT / 10, "{lost} without an answer");
     let replaced = ledger.only(|entry| entry.process >= addresses.len());
     assert!(replaced.admitted() > 0, "who came later takes part");
 }
@@ -186,7 +184,7 @@ async fn after_a_failover_at_most_that_is_forgotten_which_was_not_replicated() {
         for service in strict.services() {
             total += rest(service).await;
         }
-        println!("{} admitted, {lagging} of them not replicated, they are forgotten: {dies_too}", total + lagging);
+        eprintln!("{} admitted, {lagging} of them not replicated, they are forgotten: {dies_too}", total + lagging);
         assert!((SMALL..=SMALL + lagging).contains(&(total + lagging)), "{total} and {lagging}");
     }
 }
@@ -224,16 +222,20 @@ async fn with_a_replica_that_must_acknowledge_a_failover_forgets_nothing() {
     for service in strict.services() {
         total += rest(service).await;
     }
-    println!("{total} admitted");
+    eprintln!("{total} admitted");
     // What was refused may have been counted by the first master, and a process may have told the second.
     assert!((SMALL - 23..=SMALL).contains(&total), "{total} admitted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_that_stands_still_is_not_waited_for_longer_than_the_caller_waits() {
+async fn an_owner_that_stands_still_is_an_outage_for_who_does_not_wait_long() {
+    print(&hasty_callers().await);
+}
+
+/// Callers that wait for less than the owner may take.
+pub async fn hasty_callers() -> Vec<Promise> {
     const CALLER: Duration = Duration::from_millis(20);
     const ROUNDS: usize = 6;
-    let _machine = machine();
     let owner = RedisServer::start();
     let proxy = CuttingProxy::before(owner.address());
     let strict = Strict::start(&proxy.url(), 1, &[]);
@@ -252,15 +254,22 @@ async fn an_owner_that_stands_still_is_not_waited_for_longer_than_the_caller_wai
                 assert_eq!((verdict.is_ok, verdict.reason.as_str()), (false, "outage_deny"), "{verdict:?}");
                 times.push(sent.elapsed());
             }
-            Err(error) => println!("{:?}: {error}", sent.elapsed()),
+            Err(error) => eprintln!("{:?}: {error}", sent.elapsed()),
         }
         proxy.forward();
         until_layer([service], "strict", true);
     }
-    println!("{times:?}");
-    // A busy machine may be to blame now and then.
-    assert!(2 * times.len() >= ROUNDS, "{} of {ROUNDS} in time", times.len());
-    assert!(times.iter().any(|time| *time > CALLER / 2), "it was waited for: {times:?}");
+    eprintln!("{times:?}");
+    let answered = times.len() as f64 / ROUNDS as f64;
+    let waited_s = times.iter().max().map_or(0.0, Duration::as_secs_f64);
+    vec![
+        Promise::at_least("answered in time for a caller that waits for 20 ms, of all", 0.5, answered),
+        Promise::at_least(
+            "the longest that the owner was waited for, in seconds",
+            CALLER.as_secs_f64() / 2.0,
+            waited_s,
+        ),
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -286,23 +295,22 @@ async fn who_gives_up_waiting_for_the_owner_is_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_is_far_away_decides_if_it_is_given_the_time() {
-    const FAR: Duration = Duration::from_millis(100);
-    let _machine = machine();
     let owner = RedisServer::start();
     let proxy = CuttingProxy::before(owner.address());
-    for (timeout, is_decided) in [("200ms", true), ("80ms", false)] {
+    let (far, further) = (Duration::from_millis(100), Duration::from_secs(10));
+    for (timeout, away, is_decided) in [("5s", far, true), ("80ms", further, false)] {
         proxy.forward();
         let strict = Strict::start(&proxy.url(), 1, &[("TIDEGATE_STRICT_TIMEOUT", timeout)]);
         let service = strict.services().next().unwrap();
         let mut client = service.client().await;
         let key = format!("few={timeout}");
         Verdict::on(&mut client, &key).await;
-        proxy.delay(FAR);
+        proxy.delay(away);
         let sent = Instant::now();
         let verdict = Verdict::on(&mut client, &key).await;
         let (reason, by) = if is_decided { ("within_limit", "owner") } else { ("outage_deny", "outage") };
         assert_eq!((verdict.reason.as_str(), verdict.by.as_str()), (reason, by), "{timeout}: {verdict:?}");
-        assert_eq!(sent.elapsed() >= FAR, is_decided, "{timeout}: {:?}", sent.elapsed());
+        assert!(!is_decided || sent.elapsed() >= away, "{timeout}: {:?}", sent.elapsed());
         let waited = service.metric("tidegate_strict_duration_seconds_sum").expect("it is measured");
         assert!(waited >= 0.07, "{timeout}: {waited} s");
     }

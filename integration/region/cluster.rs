@@ -72,7 +72,7 @@ async fn a_cluster_is_one_redis_and_loses_only_the_slots_of_a_lost_node() {
             Ok(_) => answered += 1,
             Err(_) => failed += 1,
         }
-        assert!(began.elapsed() < Duration::from_secs(2));
+        assert!(began.elapsed() < WITHIN);
     }
     assert!(answered >= 15 && failed >= 5, "{answered} answered, {failed} failed");
     nodes[2].restart();
@@ -95,7 +95,7 @@ async fn a_node_that_hangs_does_not_hold_up_the_others() {
     nodes[2].signal("STOP");
     // Past the time at which doubts arise and another connection is made, which could not reach the node either.
     let began = Instant::now();
-    let within = Duration::from_millis(50);
+    let within = Duration::from_millis(200);
     let (mut answered, mut failed) = (0, 0);
     while began.elapsed() < Duration::from_secs(9) {
         for n in 0..50 {

@@ -12,7 +12,6 @@ use tidegate::settings::redis::{RedisFlags, RedisSettings};
 
 use crate::support::certificates::{Authority, Pair};
 use crate::support::harness::{PATIENCE, free_port};
-use crate::support::machine::share_machine;
 
 static ADD: Script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 /// Long enough for a machine that is busy with other tests.
@@ -58,7 +57,6 @@ impl Server {
     }
 
     fn spawn(args: &[String], directory: &Path) -> Child {
-        share_machine();
         let mut command = Command::new("redis-server");
         command.args(args).current_dir(directory).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("redis-server is installed")
@@ -188,7 +186,7 @@ async fn a_server_that_is_down_is_no_wait_and_is_found_when_it_comes() {
     let began = Instant::now();
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Err(OriginError::Down));
     assert_eq!(redis.identity(WITHIN).await, Err(OriginError::Down));
-    assert!(began.elapsed() < Duration::from_millis(100));
+    assert!(began.elapsed() < WITHIN, "nobody is waited for");
     eventually("a failure", async || redis.status().last_error.is_some()).await;
     let status = redis.status();
     assert_eq!((status.address.as_str(), status.connected_since), (server.url().as_str(), None));
@@ -225,7 +223,7 @@ async fn a_server_that_hangs_costs_no_more_than_the_callers_time() {
         let began = Instant::now();
         let answer = add_within(&redis, Lane::Checks, "a", 1, within).await;
         assert_eq!(answer, Err(OriginError::Timeout { within }));
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        assert!((within..WITHIN).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
     assert_eq!(redis.probe(within).await.unwrap_err().reason(), "timeout");
     server.signal("CONT");
@@ -370,7 +368,7 @@ async fn the_sentinels_say_where_the_master_is_after_a_failover() {
     })
     .await;
     master.signal("STOP");
-    let within = Duration::from_millis(50);
+    let within = Duration::from_millis(500);
     let went_on = async || add_within(&redis, Lane::Checks, "b", 1, within).await.is_ok();
     eventually("found again, though the old one only hangs", went_on).await;
     assert!(replica.cli(&["ROLE"]).starts_with("master"));

@@ -1,12 +1,12 @@
 //! The processes of one region and their Redis.
 
-mod accuracy;
+pub mod accuracy;
 mod clock;
 mod cluster;
 mod connection;
-mod faults;
+pub mod faults;
 mod identity;
 mod quota;
-mod restart;
+pub mod restart;
 mod stores;
-mod waiting;
+pub mod waiting;

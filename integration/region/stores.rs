@@ -8,7 +8,6 @@ use crate::support::certificates::Authority;
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{PATIENCE, rule_file, run, tidegate, until, until_equal};
 use crate::support::load::Traffic;
-use crate::support::machine::machine;
 use crate::support::redis::RedisServer;
 use crate::support::redis_cluster::Cluster;
 use crate::support::sentinels::Sentinels;
@@ -23,7 +22,7 @@ descriptors:
 /// The setting that names a file with what `REDIS_AUTH` says otherwise.
 const PASSWORD_FILE: &str = "TIDEGATE_REDIS_AUTH_FILE";
 /// A failover or a migration may leave connections to be found anew.
-const HEALED: Duration = Duration::from_secs(10);
+const HEALED: Duration = PATIENCE;
 
 fn mixed(rate: u64) -> Traffic {
     let mut traffic = Traffic::over("far", 30, rate);
@@ -33,7 +32,6 @@ fn mixed(rate: u64) -> Traffic {
 
 #[test]
 fn a_failover_by_sentinels_fails_no_call_and_loses_no_hit() {
-    let _machine = machine();
     let mut sentinels = Sentinels::start();
     let fleet = Fleet::together(3, RULES, &sentinels.url(), &[("REDIS_TYPE", "sentinel")]);
     let load = fleet.load(mixed(500));
@@ -47,7 +45,6 @@ fn a_failover_by_sentinels_fails_no_call_and_loses_no_hit() {
 
 #[test]
 fn a_slot_that_moves_under_load_fails_no_call_and_loses_no_hit() {
-    let _machine = machine();
     let cluster = Cluster::start();
     let fleet = Fleet::together(3, RULES, &cluster.url(), &[("REDIS_TYPE", "cluster")]);
     let load = fleet.load(mixed(500));
@@ -95,7 +92,7 @@ descriptors:
 fn assert_counts(redis: &RedisServer, url: &str, env: &[(&str, &str)]) {
     let before = redis.total_hits();
     let fleet = Fleet::together(2, RULES, url, env);
-    let ledger = fleet.run(mixed(300), Duration::from_millis(500));
+    let ledger = fleet.send(mixed(300), 150);
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0), "{url} {env:?}");
     assert!(ledger.admitted() > 0);
     until_equal(HEALED, before + ledger.admitted_hits(), || redis.total_hits());
@@ -135,7 +132,7 @@ fn redis_is_reached_over_tls_with_and_without_a_certificate_of_our_own() {
 fn assert_does_not_count(redis: &RedisServer, url: &str, env: &[(&str, &str)]) {
     let fleet = Fleet::start(1, RULES, url, env);
     let before = redis.total_hits();
-    let ledger = fleet.run(mixed(300), Duration::from_millis(500));
+    let ledger = fleet.send(mixed(300), 150);
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0), "{url} {env:?}");
     until(PATIENCE, "the error is counted", || {
         let page = fleet.services[0].page("/metrics");
@@ -181,7 +178,7 @@ fn a_user_needs_what_the_docs_say_and_no_more() {
 
     let env = [PATIENT, ("REDIS_AUTH", "tidegate:open-sesame"), ("TIDEGATE_DRAIN_DELAY", "0s")];
     let mut fleet = Fleet::together(2, RULES, &redis.url(), &env);
-    let ledger = fleet.run(mixed(300), Duration::from_millis(500));
+    let ledger = fleet.send(mixed(300), 150);
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
     until_equal(HEALED, ledger.admitted_hits(), || redis.total_hits());
     for service in &mut fleet.services {

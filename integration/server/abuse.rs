@@ -14,6 +14,7 @@ use crate::support::frames::{
     PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, call_headers, header,
 };
 use crate::support::harness::{PATIENCE, Service, ask_one};
+use crate::support::promise::Promise;
 
 const RULES: &str = "
 domain: d
@@ -62,6 +63,10 @@ fn flood(address: SocketAddr, opening: &[u8], again: &[u8], total_bytes: usize) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_of_small_frames_cost_little_while_others_go_on() {
+    let _ = small_frames().await;
+}
+
+pub async fn small_frames() -> Vec<Promise> {
     let service = Service::start(RULES, &[]);
     let bystander = Bystander::of(&service).await;
     let one_call = Frame::call(END_HEADERS, 1).bytes();
@@ -96,7 +101,7 @@ async fn floods_of_small_frames_cost_little_while_others_go_on() {
         assert!(grown < 16 * MIB as u64, "4 MiB of {what} cost {grown} bytes");
         bystander.goes_on(10).await;
     }
-    bystander.finish().await;
+    vec![bystander.finish().await]
 }
 
 /// What a frame that breaks the protocol leads to: the end of the call or of the connection, and why.
@@ -163,7 +168,7 @@ async fn frames_that_break_the_protocol_end_the_call_or_the_connection() {
         let heard = heard(&bytes);
         assert!(matches!(heard, Some(Consequence::GoAway(1..))), "{what}: {heard:?}");
     }
-    bystander.finish().await;
+    let _ = bystander.finish().await;
 }
 
 #[test]
@@ -205,7 +210,7 @@ async fn a_client_that_makes_us_reset_1024_calls_is_sent_away() {
     .expect("an end");
     assert_eq!((resets, reason), (1024, Some(ENHANCE_YOUR_CALM)));
     bystander.goes_on(10).await;
-    bystander.finish().await;
+    let _ = bystander.finish().await;
     // The connection is not only told to go.
     let deadline = std::time::Instant::now() + PATIENCE;
     while service.metric("tidegate_connections") != Some(0.0) {

@@ -1,20 +1,20 @@
 //! One process from outside: its ports, its rules, its clients, good and bad ones.
 
-mod abuse;
+pub mod abuse;
 mod account;
 mod admin;
-mod drain;
+pub mod drain;
 mod flood;
 mod grpc;
-mod hardening;
+pub mod hardening;
 mod health;
 mod inputs;
 mod json;
 mod overload;
 mod reference;
-mod reload;
+pub mod reload;
 mod rotation;
-mod stalls;
+pub mod stalls;
 mod surfaces;
 mod tls;
 mod unix_socket;

@@ -12,7 +12,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::support::frames::{
     Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, RST_STREAM, SETTINGS, call_headers, header,
 };
-use crate::support::harness::{PATIENCE, Service, answer, ask_one, in_short};
+use crate::support::harness::{PATIENCE, Service, answer, ask_one, in_short, until_equal};
 
 const RULES: &str = "
 domain: d
@@ -71,10 +71,8 @@ async fn calls_above_the_cap_are_refused_at_once_and_health_still_answers() {
     let mut connection = Connection::open(service.grpc);
     block_in_place(|| {
         connection.read_to(SETTINGS).expect("a greeting");
-        let sent = Instant::now();
         assert!(connection.send(&Frame::call(END_HEADERS, 1).bytes()));
         assert!(ends_in_error(&mut connection, 1), "an eleventh, whose message is still to come");
-        assert!(sent.elapsed() < Duration::from_secs(5), "it is not waited for");
         // One that is there is decided at once, and takes nobody's place.
         let whole = [Frame::call(END_HEADERS, 3).bytes(), Frame::message(3, &message()).bytes()].concat();
         assert!(connection.send(&whole));
@@ -110,12 +108,12 @@ async fn a_call_whose_deadline_has_passed_costs_no_work() {
         let at_once = [call_within("0n", 1).bytes(), Frame::message(1, &message()).bytes()].concat();
         assert!(connection.send(&at_once) && ends_in_error(&mut connection, 1));
         // The message comes after the deadline, and so too late.
-        assert!(connection.send(&call_within("50m", 3).bytes()));
         let sent = Instant::now();
+        assert!(connection.send(&call_within("50m", 3).bytes()));
         assert!(ends_in_error(&mut connection, 3));
-        assert!(sent.elapsed() >= Duration::from_millis(50) && sent.elapsed() < Duration::from_secs(5));
+        assert!(sent.elapsed() >= Duration::from_millis(50));
         let _ = connection.send(&Frame::message(3, &message()).bytes());
-        let in_time = [call_within("20S", 5).bytes(), Frame::message(5, &message()).bytes()].concat();
+        let in_time = [call_within("60S", 5).bytes(), Frame::message(5, &message()).bytes()].concat();
         assert!(connection.send(&in_time));
         assert_eq!(connection.read_to(DATA).expect("an answer").stream, 5);
     });
@@ -129,13 +127,13 @@ async fn a_message_that_never_comes_is_not_waited_for() {
     let mut connection = Connection::open(service.grpc);
     block_in_place(|| {
         connection.read_to(SETTINGS).expect("a greeting");
-        assert!(connection.send(&Frame::call(END_HEADERS, 1).bytes()));
         let sent = Instant::now();
+        assert!(connection.send(&Frame::call(END_HEADERS, 1).bytes()));
         assert!(ends_in_error(&mut connection, 1));
         let after = sent.elapsed();
-        assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&after), "after {after:?}");
+        assert!(after >= Duration::from_secs(9), "after {after:?}");
     });
-    assert_eq!(service.metric("tidegate_in_flight"), Some(0.0));
+    until_equal(PATIENCE, Some(0.0), || service.metric("tidegate_in_flight"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,5 +161,5 @@ async fn what_can_not_be_read_is_counted_too() {
         assert!(connection.send(&Frame::ping().bytes()) && connection.read_to(PING).is_some());
     });
     assert_eq!(service.metric("tidegate_errors_total{reason=\"malformed\"}"), Some(2.0));
-    assert!(service.metric("tidegate_in_flight") == Some(0.0), "it holds no place any more");
+    until_equal(PATIENCE, Some(0.0), || service.metric("tidegate_in_flight"));
 }

@@ -164,7 +164,7 @@ async fn a_handshake_that_stalls_is_cut_off_while_others_go_on() {
     // Closed without a word, which TLS calls an error.
     let _ = done.read(&mut [0]).await;
     let after = connected.elapsed();
-    assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&after), "after {after:?}");
+    assert!(after >= Duration::from_secs(9), "after {after:?}");
     assert!(secured.service.process.line_with("refused a connection").contains("within 10s"));
     answer(&mut others, ask_one("a=x")).await;
 }
@@ -172,6 +172,7 @@ async fn a_handshake_that_stalls_is_cut_off_while_others_go_on() {
 #[tokio::test]
 async fn a_flood_of_bad_handshakes_does_not_flood_the_log() {
     let mut secured = Secured::one_sided();
+    let began = Instant::now();
     for _ in 0..300 {
         let mut stream = std::net::TcpStream::connect(secured.service.grpc).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -187,7 +188,9 @@ async fn a_flood_of_bad_handshakes_does_not_flood_the_log() {
         assert!(secured.service.process.ends_within(Duration::from_millis(100)).is_none());
     }
     let lines = secured.service.process.said.iter().filter(|line| line.contains("refused a connection")).count();
-    assert!((10..50).contains(&lines), "{lines} lines");
+    // Ten at once, and then one each second.
+    let most = 11 + began.elapsed().as_secs() as usize;
+    assert!((10..=most).contains(&lines), "{lines} lines");
 }
 
 #[tokio::test]

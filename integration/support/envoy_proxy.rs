@@ -191,7 +191,7 @@ transport_socket:
             "
 - name: {name}
   type: STATIC
-  connect_timeout: 5s
+  connect_timeout: 20s
   load_assignment:
     cluster_name: {name}
     endpoints:
@@ -290,7 +290,7 @@ pub fn rate_limit_filter(more: &str) -> String {
   typed_config:
     '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
     domain: edge
-    timeout: 10s
+    timeout: 30s
     rate_limit_service:
       transport_api_version: V3
       grpc_service: {{envoy_grpc: {{cluster_name: tidegate}}}}

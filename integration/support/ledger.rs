@@ -104,22 +104,6 @@ impl Ledger {
         self.windows(window).into_values().max().unwrap_or(0) as f64 / limit as f64
     }
 
-    /// The most that any interval as long as the window admitted, as a part of the limit.
-    pub fn worst_interval(&self, limit: u64, window: Duration) -> f64 {
-        let window_us = micros(window);
-        let admitted: Vec<&Entry> = self.entries.iter().filter(|entry| entry.outcome == Outcome::Admitted).collect();
-        let (mut first, mut hits, mut most) = (0, 0, 0);
-        for entry in &admitted {
-            hits += entry.hits;
-            while admitted[first].sent_us + window_us <= entry.sent_us {
-                hits -= admitted[first].hits;
-                first += 1;
-            }
-            most = most.max(hits);
-        }
-        most as f64 / limit as f64
-    }
-
     /// Hits that one limiter for all would have admitted of the requests of one key, had it decided when they were sent.
     pub fn exact(&self, limit: u64, window: Duration) -> u64 {
         let window_us = micros(window);
@@ -166,13 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn admissions_are_counted_by_window_and_by_interval() {
+    fn admissions_are_counted_by_window() {
         let admitted = [5000, 5500, 5900, 6100, 6200, 6800].map(|at| entry(at, Outcome::Admitted));
         let others = [entry(5600, Outcome::Denied), entry(5601, Outcome::Failed)];
         let mut ledger = Ledger::of([&admitted[..], &others].concat());
         assert_eq!(ledger.windows(SECOND), BTreeMap::from([(5, 3), (6, 3)]));
         assert_eq!(ledger.worst_window(3, SECOND), 1.0);
-        assert_eq!(ledger.worst_interval(2, SECOND), 2.0, "5500 to 6499");
         assert_eq!((ledger.admitted_hits(), ledger.denied(), ledger.failed()), (6, 1, 1));
         ledger.entries.push(Entry { answered_us: 7_000_001, ..entry(6999, Outcome::Admitted) });
         assert_eq!(ledger.windows(SECOND)[&6], 3, "what could belong to the next window is not counted");

@@ -121,6 +121,13 @@ impl Load {
         load.finish()
     }
 
+    /// Sends so many requests, however long that takes.
+    pub fn send(addresses: &[SocketAddr], traffic: Traffic, requests: u64) -> Ledger {
+        let load = Load::start(addresses, traffic);
+        load.goes_on(requests);
+        load.finish()
+    }
+
     /// Sends to one process more, and says its number in the ledger.
     pub fn add(&self, address: SocketAddr) -> usize {
         let process = self.shared.lanes.read().unwrap().iter().map(|lane| lane.process + 1).max().unwrap_or(0);
@@ -138,6 +145,12 @@ impl Load {
         for lane in self.shared.lanes.read().unwrap().iter().filter(|lane| lane.process == process) {
             lane.is_routed.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Whether anything is still sent to a process: nothing is to one whose connections have ended.
+    pub fn routes_to(&self, process: usize) -> bool {
+        let lanes = self.shared.lanes.read().unwrap();
+        lanes.iter().any(|lane| lane.process == process && lane.is_routed.load(Ordering::SeqCst))
     }
 
     /// Waits until all requests to a process that were sent have been answered.

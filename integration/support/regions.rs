@@ -5,12 +5,12 @@ use std::time::Duration;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::support::fleet::{Fleet, PATIENT};
-use crate::support::harness::{Service, answer, ask_one, in_short, run, tidegate, until};
+use crate::support::harness::{PATIENCE, Service, answer, ask_one, in_short, run, tidegate, until};
 use crate::support::mariadb::MariaDbServer;
 use crate::support::redis::RedisServer;
 
 /// By when a region has heard what another one has published, on a busy machine.
-pub const HEARD: Duration = Duration::from_secs(10);
+pub const HEARD: Duration = PATIENCE;
 
 pub struct RegionUnderTest {
     pub redis: RedisServer,
