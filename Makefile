@@ -11,7 +11,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-busy tools demo redis mariadb h2load node kubectl valgrind lint deny bench instructions instructions-accept fuzz proto fmt
+.PHONY: help test test-busy tools drill demo redis mariadb h2load node kubectl valgrind lint deny bench instructions instructions-accept fuzz proto fmt
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -26,6 +26,9 @@ test-busy: tools ## Run the unit tests 20 times and all others 3 times while nei
 
 # What the tests need from outside.
 tools: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas
+
+drill: redis mariadb ## Hold every figure that is promised against real processes; takes some minutes
+	cargo bench --locked --bench drill -- --all
 
 demo: $(VENV)/tools redis mariadb ## Show it behind a real Envoy: limits, two regions, Redis going away
 	cargo build --locked --release
