@@ -2,17 +2,12 @@
 //!
 //! It answers on a unix socket only: the port that it opens for probes has nothing else, so that nobody outside the pod can
 //! use up what others may use.
-
-use std::collections::BTreeMap;
+//!
+//! Written as the JSON that Kubernetes reads: types for all of Kubernetes would take longer to compile than the rest of
+//! `inject`. Tests hold what comes out against Kubernetes' schemas.
 
 use clap::ValueEnum;
-use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource,
-    EnvFromSource, HTTPGetAction, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecurityContext,
-    Volume, VolumeMount,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
 
 /// The container's name, by which it is found again.
 pub const CONTAINER: &str = "tidegate";
@@ -53,13 +48,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    pub fn container(&self) -> Container {
-        let mounts = [(SOCKET_VOLUME, SOCKET_DIRECTORY, None), (RULES_VOLUME, RULES_DIRECTORY, Some(true))];
-        let http = |path: &str| HTTPGetAction {
-            path: Some(path.to_owned()),
-            port: IntOrString::Int(HTTP_PORT),
-            ..HTTPGetAction::default()
-        };
+    pub fn container(&self) -> Value {
         let socket = format!("{SOCKET_DIRECTORY}/tidegate.sock");
         let (http_port, admin_port) = (HTTP_PORT.to_string(), ADMIN_PORT.to_string());
         let keys_max = self.keys_max.to_string();
@@ -74,84 +63,60 @@ impl Sidecar {
             &["--port", &http_port, "--debug-port", &admin_port, "--grpc-port", "8081"],
             &["--drain-delay", drain_delay, "--http-json", "false", "--keys-max", &keys_max],
         ];
-        Container {
-            name: CONTAINER.to_owned(),
-            image: Some(self.image.clone()),
+        let mut container = json!({
+            "name": CONTAINER,
+            "image": self.image,
             // The image has no entry point.
-            command: Some(vec!["/bin/tidegate".to_owned()]),
-            args: Some(args.concat().into_iter().map(str::to_owned).collect()),
-            restart_policy: (self.mode == Mode::Native).then(|| "Always".to_owned()),
-            env_from: self.env_from(),
-            ports: Some(vec![ContainerPort {
-                name: Some("tidegate-http".to_owned()),
-                container_port: HTTP_PORT,
-                ..ContainerPort::default()
-            }]),
+            "command": ["/bin/tidegate"],
+            "args": args.concat(),
+            "ports": [{"name": "tidegate-http", "containerPort": HTTP_PORT}],
             // The workload's containers wait for it where the sidecar is a native one.
-            startup_probe: Some(Probe {
-                http_get: Some(http("/readyz")),
-                period_seconds: Some(1),
-                failure_threshold: Some(60),
-                ..Probe::default()
-            }),
-            liveness_probe: Some(Probe {
-                http_get: Some(http("/livez")),
-                period_seconds: Some(10),
-                ..Probe::default()
-            }),
-            resources: Some(ResourceRequirements {
-                requests: Some(quantities([("cpu", "50m"), ("memory", "32Mi")])),
-                limits: Some(quantities([("memory", &memory)])),
-                ..ResourceRequirements::default()
-            }),
-            security_context: Some(SecurityContext {
-                allow_privilege_escalation: Some(false),
-                read_only_root_filesystem: Some(true),
-                run_as_non_root: Some(true),
-                run_as_user: Some(USER),
-                run_as_group: Some(USER),
-                capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
-                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
-                ..SecurityContext::default()
-            }),
-            volume_mounts: Some(mounts.map(|(name, path, read_only)| mount(name, path, read_only)).to_vec()),
-            ..Container::default()
+            "startupProbe": {
+                "httpGet": {"path": "/readyz", "port": HTTP_PORT},
+                "periodSeconds": 1,
+                "failureThreshold": 60,
+            },
+            "livenessProbe": {"httpGet": {"path": "/livez", "port": HTTP_PORT}, "periodSeconds": 10},
+            "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": memory}},
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "runAsNonRoot": true,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "volumeMounts": [
+                workload_mount(),
+                {"name": RULES_VOLUME, "mountPath": RULES_DIRECTORY, "readOnly": true},
+            ],
+        });
+        if self.mode == Mode::Native {
+            container["restartPolicy"] = "Always".into();
         }
+        let sources = self.env_from();
+        if !sources.is_empty() {
+            container["envFrom"] = sources.into();
+        }
+        container
     }
 
-    fn env_from(&self) -> Option<Vec<EnvFromSource>> {
-        let configmap = self.env_configmap.iter().map(|name| EnvFromSource {
-            config_map_ref: Some(ConfigMapEnvSource { name: name.clone(), optional: None }),
-            ..EnvFromSource::default()
-        });
-        let secret = self.env_secret.iter().map(|name| EnvFromSource {
-            secret_ref: Some(SecretEnvSource { name: name.clone(), optional: None }),
-            ..EnvFromSource::default()
-        });
-        let sources: Vec<EnvFromSource> = configmap.chain(secret).collect();
-        (!sources.is_empty()).then_some(sources)
+    fn env_from(&self) -> Vec<Value> {
+        let configmap = self.env_configmap.iter().map(|name| json!({"configMapRef": {"name": name}}));
+        let secret = self.env_secret.iter().map(|name| json!({"secretRef": {"name": name}}));
+        configmap.chain(secret).collect()
     }
 
-    pub fn volumes(&self) -> [Volume; 2] {
-        let socket =
-            EmptyDirVolumeSource { medium: Some("Memory".to_owned()), size_limit: Some(Quantity("1Mi".into())) };
-        let rules = ConfigMapVolumeSource { name: self.rules.clone(), ..ConfigMapVolumeSource::default() };
+    pub fn volumes(&self) -> [Value; 2] {
         [
-            Volume { name: SOCKET_VOLUME.to_owned(), empty_dir: Some(socket), ..Volume::default() },
-            Volume { name: RULES_VOLUME.to_owned(), config_map: Some(rules), ..Volume::default() },
+            json!({"name": SOCKET_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+            json!({"name": RULES_VOLUME, "configMap": {"name": self.rules}}),
         ]
     }
 }
 
 /// Where the workload finds the socket.
-pub fn workload_mount() -> VolumeMount {
-    mount(SOCKET_VOLUME, SOCKET_DIRECTORY, None)
-}
-
-fn mount(name: &str, path: &str, read_only: Option<bool>) -> VolumeMount {
-    VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), read_only, ..VolumeMount::default() }
-}
-
-fn quantities<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, Quantity> {
-    pairs.map(|(name, quantity)| (name.to_owned(), Quantity(quantity.to_owned()))).into()
+pub fn workload_mount() -> Value {
+    json!({"name": SOCKET_VOLUME, "mountPath": SOCKET_DIRECTORY})
 }

@@ -2,10 +2,8 @@
 //! each apply in their own way.
 //!
 //! Documents are looked at as they are, not through types: fields that a newer Kubernetes has must come out as they went
-//! in. Only what is added is typed.
+//! in.
 
-use k8s_openapi::api::core::v1::Volume;
-use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -142,7 +140,7 @@ impl<'a> Workload<'a> {
             return Err(WorkloadError::NeverFinishes { kind, name });
         }
         let mut additions = Vec::new();
-        let is_sidecar = |container: &&Value| container.get("name").and_then(Value::as_str) == Some(CONTAINER);
+        let is_sidecar = |container: &&Value| name_of(container) == Some(CONTAINER);
         match containers.iter().chain(init_containers).find(is_sidecar) {
             Some(other) if !mounts_socket(other) => return Err(WorkloadError::ContainerTaken { kind, name }),
             Some(_) => {}
@@ -152,16 +150,18 @@ impl<'a> Workload<'a> {
                     Mode::Native => ("initContainers", init_containers, true),
                     Mode::Plain => ("containers", containers, false),
                 };
-                additions.extend(self.added(&[], field, there, &[sidecar.container()], is_first));
+                additions.extend(self.added(&[], field, there, vec![sidecar.container()], is_first));
             }
         }
         let mut missing = Vec::new();
         for volume in sidecar.volumes() {
-            let named = volumes.iter().find(|other| other.get("name").and_then(Value::as_str) == Some(&*volume.name));
-            match named {
+            match volumes.iter().find(|other| name_of(other) == name_of(&volume)) {
                 None => missing.push(volume),
                 Some(other) if is_same_source(other, &volume) => {}
-                Some(_) => return Err(WorkloadError::VolumeTaken { kind, name, volume: volume.name }),
+                Some(_) => {
+                    let volume = name_of(&volume).unwrap_or_default().to_owned();
+                    return Err(WorkloadError::VolumeTaken { kind, name, volume });
+                }
             }
         }
         // The mounts before the list gets another first element, so that numbers still fit.
@@ -174,7 +174,7 @@ impl<'a> Workload<'a> {
                 }
             }
         }
-        mounts.extend(self.added(&[], "volumes", volumes, &missing, false));
+        mounts.extend(self.added(&[], "volumes", volumes, missing, false));
         mounts.extend(additions);
         Ok(mounts)
     }
@@ -191,10 +191,10 @@ impl<'a> Workload<'a> {
             mount.get("mountPath").and_then(Value::as_str).map(|path| path.trim_end_matches('/') == SOCKET_DIRECTORY)
         };
         if mounts.iter().any(|mount| path(mount) == Some(true)) {
-            let container = fields.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let container = name_of(container).unwrap_or_default().to_owned();
             return Err(WorkloadError::PathTaken { kind, name, container });
         }
-        Ok(self.added(&at, "volumeMounts", mounts, &[workload_mount()], false))
+        Ok(self.added(&at, "volumeMounts", mounts, vec![workload_mount()], false))
     }
 
     /// Whether it is done when its containers are. A pod says so by whom it belongs to.
@@ -220,39 +220,39 @@ impl<'a> Workload<'a> {
     }
 
     /// Elements of a list below the pod's spec, with the list if it is not there or has nothing in it.
-    fn added<T: Serialize>(
+    fn added(
         &self,
         below: &[Step],
         field: &'static str,
         there: &[Value],
-        elements: &[T],
+        elements: Vec<Value>,
         is_first: bool,
     ) -> Vec<Addition> {
-        let json = |element: &T| serde_json::to_value(element).unwrap_or_default();
-        let values: Vec<Value> = elements.iter().map(json).collect();
         let at = [&self.outer, &self.spec, below].concat();
-        match (values.is_empty(), there.is_empty()) {
+        match (elements.is_empty(), there.is_empty()) {
             (true, _) => Vec::new(),
-            (false, true) => vec![Addition::Field { at, key: field, value: Value::Array(values) }],
+            (false, true) => vec![Addition::Field { at, key: field, value: Value::Array(elements) }],
             (false, false) => {
                 let list = [&at[..], &[Step::Key(field)]].concat();
-                values.into_iter().map(|value| Addition::Element { at: list.clone(), value, is_first }).collect()
+                elements.into_iter().map(|value| Addition::Element { at: list.clone(), value, is_first }).collect()
             }
         }
     }
 }
 
 /// The same kind of volume; which ConfigMap it is, is the workload's own affair.
-fn is_same_source(other: &Value, ours: &Volume) -> bool {
-    match ours.empty_dir {
-        Some(_) => other.get("emptyDir").is_some(),
-        None => other.get("configMap").is_some(),
-    }
+fn is_same_source(other: &Value, ours: &Value) -> bool {
+    ["emptyDir", "configMap"].iter().any(|source| ours.get(source).is_some() && other.get(source).is_some())
+}
+
+/// The name of a container, a volume or a mount.
+fn name_of(value: &Value) -> Option<&str> {
+    value.get("name").and_then(Value::as_str)
 }
 
 fn mounts_socket(container: &Value) -> bool {
     let mounts = container.get("volumeMounts").and_then(Value::as_array);
-    mounts.into_iter().flatten().any(|mount| mount.get("name").and_then(Value::as_str) == Some(SOCKET_VOLUME))
+    mounts.into_iter().flatten().any(|mount| name_of(mount) == Some(SOCKET_VOLUME))
 }
 
 fn at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
