@@ -1,5 +1,6 @@
 //! `tidegate webhook`: pods get their sidecar when they are made.
 
+mod request;
 pub mod review;
 
 use std::net::SocketAddr;
@@ -15,7 +16,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
 use clap::Args;
-use kube_core::admission::AdmissionResponse;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
@@ -120,8 +120,7 @@ async fn mutate(State(usual): State<Arc<Sidecar>>, body: Bytes) -> Response {
         }
         Err(error) => {
             tracing::warn!("a review can't be answered: {error}");
-            let review = serde_json::to_string(&AdmissionResponse::invalid(&error).into_review()).unwrap_or_default();
-            respond(StatusCode::BAD_REQUEST, JSON, review)
+            respond(StatusCode::BAD_REQUEST, JSON, review::refusal(&error).to_string())
         }
     }
 }

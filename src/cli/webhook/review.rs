@@ -5,22 +5,24 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use json_patch::Patch;
-use kube_core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, META_API_VERSION_V1, Operation};
-use kube_core::{DynamicObject, GroupVersionKind};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::cli::inject::annotations;
 use crate::cli::inject::sidecar::Sidecar;
 use crate::cli::inject::workload::{Addition, Workload};
+use crate::cli::webhook::request::{Kind, Operation, Request, Review};
+
+const KIND: &str = "AdmissionReview";
+const API_VERSION: &str = "admission.k8s.io/v1";
 
 /// A review that can't be answered as one.
 #[derive(Debug, Error)]
 pub enum ReviewError {
     #[error("the body is not an AdmissionReview: {0}")]
     NotAReview(serde_json::Error),
-    #[error("the body is {kind} of {api_version}: AdmissionReview of {META_API_VERSION_V1} is understood")]
+    #[error("the body is {kind} of {api_version}: AdmissionReview of {API_VERSION} is understood")]
     OtherVersion { kind: String, api_version: String },
     #[error("the review has no request")]
     NoRequest,
@@ -43,38 +45,46 @@ pub enum Verdict {
 pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
     let raw: Value = serde_json::from_slice(body).map_err(ReviewError::NotAReview)?;
     let text = |field: &str| raw.get(field).and_then(Value::as_str).unwrap_or("nothing").to_owned();
-    if text("kind") != "AdmissionReview" || text("apiVersion") != META_API_VERSION_V1 {
+    if text("kind") != KIND || text("apiVersion") != API_VERSION {
         return Err(ReviewError::OtherVersion { kind: text("kind"), api_version: text("apiVersion") });
     }
-    let review: AdmissionReview<DynamicObject> =
-        serde_json::from_value(raw.clone()).map_err(ReviewError::NotAReview)?;
-    let request: AdmissionRequest<DynamicObject> = review.try_into().map_err(|_| ReviewError::NoRequest)?;
-    let response = AdmissionResponse::from(&request);
-    // As it came, with fields that our types may not know.
+    let review = Review::deserialize(&raw).map_err(ReviewError::NotAReview)?;
+    let request = review.request.ok_or(ReviewError::NoRequest)?;
+    // As it came, with fields that our types do not know.
     let object = raw.pointer("/request/object").filter(|_| can_be_changed(&request));
-    let (response, what) = match object.map(|object| additions(object, &request, usual)) {
-        None => (response, Verdict::Unchanged),
-        Some(Ok(additions)) if additions.is_empty() => (response, Verdict::Unchanged),
-        Some(Ok(additions)) => {
-            let steps = Value::Array(additions.iter().map(Addition::to_patch).collect());
-            let patch: Result<Patch, _> = serde_json::from_value(steps);
-            match patch.map(|patch| response.clone().with_patch(patch)) {
-                Ok(Ok(patched)) => (patched, Verdict::Injected),
-                // Can't be: the steps are made here.
-                _ => (response, Verdict::Unchanged),
-            }
+    let additions = object.map_or_else(|| Ok(Vec::new()), |object| additions(object, &request, usual));
+    let (response, what) = match additions {
+        Ok(additions) if additions.is_empty() => {
+            (json!({"uid": request.uid, "allowed": true, "status": {}}), Verdict::Unchanged)
         }
-        Some(Err(reason)) => {
-            let mut denied = response.deny(&reason);
-            denied.result.code = 422;
-            (denied, Verdict::Denied(reason))
+        Ok(additions) => {
+            let patch = Value::Array(additions.iter().map(Addition::to_patch).collect());
+            let patch = STANDARD.encode(patch.to_string());
+            let response = json!({
+                "uid": request.uid, "allowed": true, "status": {}, "patchType": "JSONPatch", "patch": patch,
+            });
+            (response, Verdict::Injected)
+        }
+        Err(reason) => {
+            let status = json!({"code": 422, "message": reason});
+            (json!({"uid": request.uid, "allowed": false, "status": status}), Verdict::Denied(reason))
         }
     };
-    Ok(Answer { review: in_base64(serde_json::to_value(response.into_review()).unwrap_or_default()), what })
+    Ok(Answer { review: in_review(&response), what })
+}
+
+/// The answer to what can't be answered as a review: to nobody, because whose it is can't be read.
+pub fn refusal(error: &ReviewError) -> Value {
+    let status = json!({"status": "Failure", "reason": "InvalidRequest", "message": error.to_string()});
+    in_review(&json!({"uid": "", "allowed": false, "status": status}))
+}
+
+fn in_review(response: &Value) -> Value {
+    json!({"apiVersion": API_VERSION, "kind": KIND, "response": response})
 }
 
 /// The containers of a pod and of a Job are what they are from the beginning; those of other templates can change.
-fn can_be_changed(request: &AdmissionRequest<DynamicObject>) -> bool {
+fn can_be_changed(request: &Request) -> bool {
     let is_whole = request.sub_resource.as_deref().unwrap_or_default().is_empty();
     is_whole
         && match request.operation {
@@ -84,15 +94,11 @@ fn can_be_changed(request: &AdmissionRequest<DynamicObject>) -> bool {
         }
 }
 
-fn additions(
-    object: &Value,
-    request: &AdmissionRequest<DynamicObject>,
-    usual: &Sidecar,
-) -> Result<Vec<Addition>, String> {
+fn additions(object: &Value, request: &Request, usual: &Sidecar) -> Result<Vec<Addition>, String> {
     // An object in a review need not say what it is.
     let mut named = object.clone();
     if let Some(fields) = named.as_object_mut() {
-        let GroupVersionKind { group, version, kind } = &request.kind;
+        let Kind { group, version, kind } = &request.kind;
         let api_version = if group.is_empty() { version.clone() } else { format!("{group}/{version}") };
         fields.insert("kind".into(), kind.as_str().into());
         fields.insert("apiVersion".into(), api_version.into());
@@ -106,12 +112,87 @@ fn additions(
     workload.additions(&sidecar).map_err(|error| error.to_string())
 }
 
-/// The patch as a text, as the API has it. The types write a list of numbers, which the API server reads too, but other
-/// readers do not.
-fn in_base64(mut review: Value) -> Value {
-    if let Some(patch) = review.pointer_mut("/response/patch") {
-        let bytes: Vec<u8> = serde_json::from_value(patch.clone()).unwrap_or_default();
-        *patch = STANDARD.encode(&bytes).into();
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::inject::sidecar::Mode;
+
+    fn review(annotations: &Value) -> Value {
+        json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": "u-1",
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "operation": "CREATE",
+                "userInfo": {},
+                "object": {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "c"}]}},
+            },
+        })
     }
-    review
+
+    fn answered(review: &Value) -> Result<Value, ReviewError> {
+        let usual = Sidecar {
+            image: "tidegate:1".into(),
+            mode: Mode::Native,
+            rules: "rules".into(),
+            env_configmap: None,
+            env_secret: None,
+            keys_max: 1,
+        };
+        answer(review.to_string().as_bytes(), &usual).map(|answer| answer.review)
+    }
+
+    #[test]
+    fn an_answer_has_what_the_api_server_reads_and_no_more() {
+        let answer = |response: Value| json!({"apiVersion": API_VERSION, "kind": KIND, "response": response});
+        let unchanged = answered(&review(&json!({}))).unwrap();
+        assert_eq!(unchanged, answer(json!({"uid": "u-1", "allowed": true, "status": {}})));
+        let denied = answered(&review(&json!({"tidegate.dev/inject": "yes"}))).unwrap();
+        let status = json!({
+            "code": 422,
+            "message": "the annotation tidegate.dev/inject is 'yes': write \"true\" or \"false\", with the quotes",
+        });
+        assert_eq!(denied, answer(json!({"uid": "u-1", "allowed": false, "status": status})));
+        let mut injected = answered(&review(&json!({"tidegate.dev/inject": "true"}))).unwrap();
+        let patch = injected["response"]["patch"].take();
+        let patch: Value = serde_json::from_slice(&STANDARD.decode(patch.as_str().unwrap()).unwrap()).unwrap();
+        let mount = json!([{"name": "tidegate-socket", "mountPath": "/run/tidegate"}]);
+        assert_eq!(patch[0], json!({"op": "add", "path": "/spec/containers/0/volumeMounts", "value": mount}));
+        let rest = json!({"uid": "u-1", "allowed": true, "status": {}, "patchType": "JSONPatch", "patch": null});
+        assert_eq!(injected, answer(rest));
+        let status = json!({"status": "Failure", "reason": "InvalidRequest", "message": "the review has no request"});
+        let refused = refusal(&ReviewError::NoRequest);
+        assert_eq!(refused, answer(json!({"uid": "", "allowed": false, "status": status})));
+    }
+
+    #[test]
+    fn what_no_api_server_writes_is_refused_with_what_is_wrong() {
+        for (place, wrong, part) in [
+            ("uid", None, "missing field `uid`"),
+            ("kind", Some(json!({"kind": "Pod", "version": "v1"})), "missing field `group`"),
+            ("resource", None, "missing field `resource`"),
+            ("operation", Some(json!("PATCH")), "unknown variant `PATCH`, expected one of `CREATE`"),
+            ("userInfo", None, "missing field `userInfo`"),
+            ("subResource", Some(json!(5)), "invalid type: integer `5`"),
+            ("object", Some(json!("x")), "invalid type: string \"x\""),
+            ("object", Some(json!({"metadata": null})), "invalid type: null"),
+            ("object", Some(json!({"metadata": {"annotations": {"a": true}}})), "invalid type: boolean `true`"),
+            ("oldObject", Some(json!({"metadata": {"name": 5}})), "invalid type: integer `5`"),
+            ("dryRun", Some(json!("no")), "expected a boolean"),
+        ] {
+            let mut review = review(&json!({}));
+            let request = review["request"].as_object_mut().unwrap();
+            match wrong {
+                Some(value) => drop(request.insert(place.to_owned(), value)),
+                None => drop(request.remove(place)),
+            }
+            let error = answered(&review).unwrap_err().to_string();
+            assert!(error.starts_with("the body is not an AdmissionReview: ") && error.contains(part), "{error}");
+        }
+        let mut review = review(&json!({}));
+        review["request"]["fieldOfTheFuture"] = json!(1);
+        assert!(answered(&review).is_ok());
+    }
 }

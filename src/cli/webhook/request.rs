@@ -1,0 +1,115 @@
+//! What the API server asks in an AdmissionReview.
+//!
+//! All fields that the API has are held to their types, though few are read: a request with something else in them was not
+//! written by an API server, and is better refused than guessed at. The object's own fields are left alone but for its
+//! metadata, so that those of a newer Kubernetes pass.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+#[derive(Debug, Deserialize)]
+pub struct Review {
+    pub request: Option<Request>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "most fields are only held to their types")]
+pub struct Request {
+    /// By which the answer is told from others.
+    pub uid: String,
+    /// What the object is, after conversion to what the webhook is registered for.
+    pub kind: Kind,
+    resource: Resource,
+    /// Empty or missing for the object as a whole.
+    pub sub_resource: Option<String>,
+    request_kind: Option<Kind>,
+    request_resource: Option<Resource>,
+    request_sub_resource: Option<String>,
+    #[serde(default)]
+    name: String,
+    namespace: Option<String>,
+    pub operation: Operation,
+    user_info: UserInfo,
+    object: Option<Object>,
+    old_object: Option<Object>,
+    #[serde(default)]
+    dry_run: bool,
+    options: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Kind {
+    /// Empty for what has been there from the beginning, such as pods.
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Operation {
+    Create,
+    Update,
+    Delete,
+    Connect,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "only held to its type")]
+struct Resource {
+    group: String,
+    version: String,
+    resource: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "only held to its type")]
+struct UserInfo {
+    username: Option<String>,
+    uid: Option<String>,
+    groups: Option<Vec<String>>,
+    extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "only held to its type")]
+struct Object {
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only held to its type")]
+struct Metadata {
+    name: Option<String>,
+    generate_name: Option<String>,
+    namespace: Option<String>,
+    self_link: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    creation_timestamp: Option<String>,
+    deletion_timestamp: Option<String>,
+    deletion_grace_period_seconds: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<Owner>>,
+    finalizers: Option<Vec<String>>,
+    managed_fields: Option<Vec<BTreeMap<String, IgnoredAny>>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only held to its type")]
+struct Owner {
+    api_version: Option<String>,
+    kind: Option<String>,
+    name: Option<String>,
+    uid: Option<String>,
+    controller: Option<bool>,
+    block_owner_deletion: Option<bool>,
+}
