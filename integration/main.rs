@@ -11,3 +11,4 @@ mod policy;
 mod region;
 mod server;
 mod support;
+mod tidy;
