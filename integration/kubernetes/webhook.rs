@@ -69,10 +69,23 @@ impl Webhook {
         let mut object = object.clone();
         if let Some(patch) = response["patch"].as_str() {
             assert_eq!(response["patchType"], "JSONPatch");
-            let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch).unwrap()).unwrap();
-            json_patch::patch(&mut object, &patch).unwrap();
+            let steps: Vec<Value> = serde_json::from_slice(&STANDARD.decode(patch).unwrap()).unwrap();
+            steps.iter().for_each(|step| patch_object(&mut object, step));
         }
         object
+    }
+}
+
+/// A step of a JSON patch (RFC 6902), as the API server takes it. There are only such that add something.
+fn patch_object(object: &mut Value, step: &Value) {
+    assert_eq!(step["op"], "add", "{step}");
+    let (above, last) = step["path"].as_str().and_then(|path| path.rsplit_once('/')).expect("a path");
+    let value = step["value"].clone();
+    match object.pointer_mut(above) {
+        Some(Value::Object(fields)) => drop(fields.insert(last.to_owned(), value)),
+        Some(Value::Array(list)) if last == "-" => list.push(value),
+        Some(Value::Array(list)) => list.insert(last.parse().expect("a number"), value),
+        other => panic!("{step}: {other:?}"),
     }
 }
 

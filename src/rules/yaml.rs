@@ -120,7 +120,7 @@ fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<Node>>, Trouble> {
 
 /// The parser refuses a tab between a colon and a plain value, which YAML allows. From the line it stopped at, those tabs
 /// become spaces, so that positions stay. `None` if that is not what stopped it.
-fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
+pub fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
     let is_culprit = chunk.lines().nth(line.checked_sub(1)?)?.contains(":\t");
     let mend = |(index, text): (usize, &str)| match text.find([':', '"', '\'', '#']) {
         Some(at) if index + 1 >= line && text[at..].starts_with(":\t") => {

@@ -1,16 +1,15 @@
 //! Files of manifests: many documents in one, whose comments and order stay as they are.
 //!
-//! What is added is put in by a YAML editor. What comes out has to mean what was meant: if it does not, or if the editor
-//! can't (a list written in a form that it does not know, fields merged from elsewhere), the document is written anew,
-//! without its comments, and that is said.
+//! What is added is put in by an editor. What comes out has to mean what was meant: if it does not, or if the editor can't
+//! (values that an alias stands for, fields merged from elsewhere), the document is written anew, without its comments, and
+//! that is said.
 
 use serde_json::Value;
 use thiserror::Error;
-use yamlpatch::{Op, Patch};
-use yamlpath::{Component, Route};
 
-use crate::cli::inject::workload::{Addition, Step};
-use crate::cli::yaml::{element, indented, read as read_document, yaml};
+use crate::cli::inject::editor;
+use crate::cli::inject::workload::Addition;
+use crate::cli::yaml::{read as read_document, yaml};
 
 /// A document of a file, as text and as what it says.
 #[derive(Debug)]
@@ -69,8 +68,9 @@ pub fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
 impl Manifest {
     /// Makes the additions.
     pub fn add(&mut self, additions: &[Addition]) -> Written {
-        let meant = patched(&self.value, additions);
         let edited = if self.is_merged { None } else { edited(&self.text, &self.value, additions) };
+        let mut meant = self.value.clone();
+        additions.iter().for_each(|addition| addition.apply(&mut meant));
         let (text, written) = match edited.filter(|text| says(text, &meant)) {
             Some(text) => (text, Written::InPlace),
             None => (yaml(&meant), Written::Anew),
@@ -84,128 +84,14 @@ fn says(text: &str, meant: &Value) -> bool {
     read_document(text).is_ok_and(|read| read.value == *meant)
 }
 
-/// The document with the additions, as data.
-fn patched(value: &Value, additions: &[Addition]) -> Value {
-    let mut value = value.clone();
-    for addition in additions {
-        let (Addition::Field { at, .. } | Addition::Element { at, .. }) = addition;
-        let place = at.iter().try_fold(&mut value, |value, step| match step {
-            Step::Key(key) => value.get_mut(key),
-            Step::Index(index) => value.get_mut(index),
-        });
-        match (place, addition) {
-            (Some(Value::Object(fields)), Addition::Field { key, value, .. }) => {
-                fields.insert((*key).to_owned(), value.clone());
-            }
-            (Some(Value::Array(list)), Addition::Element { value, is_first, .. }) => {
-                list.insert(if *is_first { 0 } else { list.len() }, value.clone());
-            }
-            _ => {}
-        }
-    }
-    value
-}
-
-/// What the editor puts in, and what is then put in its place: as a block where it has a line to itself, so that it looks
-/// like the rest, and on the line otherwise.
-const PLACE: &str = "tidegate-goes-here";
-
 /// The document with the additions, as text; `None` if the editor can't.
 fn edited(text: &str, value: &Value, additions: &[Addition]) -> Option<String> {
     let (mut text, mut value) = (text.to_owned(), value.clone());
     for addition in additions {
-        let document = yamlpath::Document::new(text).ok()?;
-        let next = patched(&value, std::slice::from_ref(addition));
-        let (Addition::Field { value: added, .. } | Addition::Element { value: added, .. }) = addition;
-        if let Addition::Element { at, is_first: true, .. } = addition
-            && let Some(put) = put_first(&document, at, added)
-        {
-            (text, value) = (put, next);
-            continue;
-        }
-        let placed = match addition {
-            // The editor puts elements behind the others only: the whole list is written.
-            Addition::Element { is_first: true, .. } => Err(yamlpatch::Error::InvalidOperation(String::new())),
-            _ => yamlpatch::apply_yaml_patches(&document, &[patch(&value, addition)]),
-        };
-        text = match (placed, addition) {
-            (Ok(placed), _) => filled(placed.source(), added)?,
-            // Also a list between brackets, to which the editor adds nothing.
-            (Err(_), Addition::Element { at, .. }) => {
-                let replace = Patch { route: route(at), operation: Op::Replace(PLACE.into()) };
-                let placed = yamlpatch::apply_yaml_patches(&document, &[replace]).ok()?;
-                filled(placed.source(), next.pointer(&at.iter().map(pointer).collect::<String>())?)?
-            }
-            (Err(_), Addition::Field { .. }) => return None,
-        };
-        value = next;
+        addition.apply(&mut value);
+        text = editor::added(&text, addition, &value)?;
     }
     Some(text)
-}
-
-/// Puts an element before the first one of a list that is written line by line.
-fn put_first(document: &yamlpath::Document, at: &[Step], value: &Value) -> Option<String> {
-    let first = document.query_pretty(&route(at).with_key(0)).ok()?;
-    let source = document.source();
-    let start = source[..first.location.byte_span.0].rfind('\n').map_or(0, |end| end + 1);
-    let line = source[start..].lines().next()?;
-    let indent = line.len() - line.trim_start().len();
-    if !line.trim_start().starts_with("- ") {
-        return None;
-    }
-    Some(format!("{}{}{}", &source[..start], indented(indent, &element(&yaml(value))), &source[start..]))
-}
-
-fn patch<'a>(document: &Value, addition: &'a Addition) -> Patch<'a> {
-    let place = serde_yaml::Value::from(PLACE);
-    let (route, operation) = match addition {
-        Addition::Field { at, key, .. } => {
-            let steps = at.iter().map(pointer).collect::<String>();
-            match document.pointer(&format!("{steps}/{key}")) {
-                // An empty list, or nothing after the colon.
-                Some(_) => (route(at).with_key(*key), Op::Replace(place)),
-                None => (route(at), Op::Add { key: (*key).to_owned(), value: place }),
-            }
-        }
-        Addition::Element { at, .. } => (route(at), Op::Append { value: place }),
-    };
-    Patch { route, operation }
-}
-
-fn filled(text: &str, value: &Value) -> Option<String> {
-    let (before, after) = text.split_once(PLACE)?;
-    let line = before.rsplit('\n').next()?;
-    let indent = line.len() - line.trim_start().len();
-    let is_alone = after.lines().next().is_none_or(|rest| rest.trim().is_empty());
-    let block = yaml(value);
-    let is_element = line.trim() == "-";
-    let is_field = line.trim_end().ends_with(':') && !line.contains(['{', '[']) && line.trim().len() > 1;
-    let filling = match (is_element, is_field) {
-        (true, _) if is_alone => indented(indent + 2, &block).trim().to_owned(),
-        (_, true) if is_alone => {
-            // Behind the dash of an element, the field is further to the right.
-            let dashes = line.trim_start().len() - line.trim_start().trim_start_matches(['-', ' ']).len();
-            format!("\n{}", indented(indent + dashes, &block).trim_end())
-        }
-        _ => value.to_string(),
-    };
-    let before = if filling.starts_with('\n') { before.trim_end_matches(' ') } else { before };
-    Some(format!("{before}{filling}{after}"))
-}
-
-fn pointer(step: &Step) -> String {
-    match step {
-        Step::Key(key) => format!("/{key}"),
-        Step::Index(index) => format!("/{index}"),
-    }
-}
-
-fn route(at: &[Step]) -> Route<'static> {
-    let component = |step: &Step| match step {
-        Step::Key(key) => Component::from(*key),
-        Step::Index(index) => Component::from(*index),
-    };
-    Route::from(at.iter().map(component).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -213,6 +99,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cli::inject::workload::Step;
 
     const FILE: &str = "\
 # The shop.

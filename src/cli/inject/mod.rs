@@ -1,6 +1,8 @@
 //! `tidegate inject`: puts the sidecar beside the workloads of manifests.
 
 pub mod annotations;
+mod editor;
+mod layout;
 pub mod manifest;
 pub mod sidecar;
 pub mod workload;

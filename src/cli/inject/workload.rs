@@ -122,13 +122,13 @@ impl<'a> Workload<'a> {
     /// The annotations of its pods.
     pub fn annotations(&self) -> Option<&'a Map<String, Value>> {
         let pod = &self.spec[..self.spec.len() - 1];
-        at(self.document, pod)?.get("metadata")?.get("annotations")?.as_object()
+        value_at(self.document, pod)?.get("metadata")?.get("annotations")?.as_object()
     }
 
     /// What is missing, nothing if the sidecar is there already.
     pub fn additions(&self, sidecar: &Sidecar) -> Result<Vec<Addition>, WorkloadError> {
         let (kind, name) = (self.kind.to_owned(), self.name.clone());
-        let Some(spec) = at(self.document, &self.spec).and_then(Value::as_object) else {
+        let Some(spec) = value_at(self.document, &self.spec).and_then(Value::as_object) else {
             return Err(WorkloadError::Incomplete { kind, name, what: "spec of its pods" });
         };
         let (containers, volumes) = (self.list(spec, "containers")?, self.list(spec, "volumes")?);
@@ -202,7 +202,8 @@ impl<'a> Workload<'a> {
         let owners = self.document.get("metadata").and_then(|metadata| metadata.get("ownerReferences"));
         let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
         let is_of_job = owners.any(|owner| owner.get("kind").and_then(Value::as_str) == Some("Job"));
-        let policy = at(self.document, &self.spec).and_then(|spec| spec.get("restartPolicy")).and_then(Value::as_str);
+        let policy =
+            value_at(self.document, &self.spec).and_then(|spec| spec.get("restartPolicy")).and_then(Value::as_str);
         let ends = policy.is_some_and(|policy| policy != "Always");
         matches!(self.kind, "Job" | "CronJob") || (self.kind == "Pod" && (is_of_job || ends))
     }
@@ -255,7 +256,7 @@ fn mounts_socket(container: &Value) -> bool {
     mounts.into_iter().flatten().any(|mount| name_of(mount) == Some(SOCKET_VOLUME))
 }
 
-fn at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
+pub fn value_at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
     path.iter().try_fold(document, |value, step| match step {
         Step::Key(key) => value.get(key),
         Step::Index(index) => value.get(index),
@@ -263,6 +264,24 @@ fn at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
 }
 
 impl Addition {
+    /// Makes the addition; a document that has no such place stays as it is.
+    pub fn apply(&self, document: &mut Value) {
+        let (Addition::Field { at, .. } | Addition::Element { at, .. }) = self;
+        let place = at.iter().try_fold(document, |value, step| match step {
+            Step::Key(key) => value.get_mut(key),
+            Step::Index(index) => value.get_mut(index),
+        });
+        match (place, self) {
+            (Some(Value::Object(fields)), Addition::Field { key, value, .. }) => {
+                fields.insert((*key).to_owned(), value.clone());
+            }
+            (Some(Value::Array(list)), Addition::Element { value, is_first, .. }) => {
+                list.insert(if *is_first { 0 } else { list.len() }, value.clone());
+            }
+            _ => {}
+        }
+    }
+
     /// A step of a JSON patch.
     pub fn to_patch(&self) -> Value {
         let (at, last, value) = match self {
@@ -301,10 +320,8 @@ mod tests {
 
     fn injected(document: &Value, mode: Mode) -> Value {
         let additions = Workload::of(document).unwrap().additions(&sidecar(mode)).unwrap();
-        let steps: Vec<Value> = additions.iter().map(Addition::to_patch).collect();
-        let patch: json_patch::Patch = serde_json::from_value(Value::Array(steps)).unwrap();
         let mut document = document.clone();
-        json_patch::patch(&mut document, &patch).unwrap();
+        additions.iter().for_each(|addition| addition.apply(&mut document));
         document
     }
 
@@ -367,6 +384,18 @@ mod tests {
         assert!(error(pod, Mode::Plain).contains("would never finish"));
         assert!(Workload::of(&json!({"kind": "Service"})).is_none());
         assert!(Workload::of(&json!({"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1"})).is_none());
+    }
+
+    #[test]
+    fn an_addition_is_a_step_of_a_patch() {
+        let at = vec![Step::Key("spec"), Step::Key("containers"), Step::Index(1)];
+        let patch = |path: &str| json!({"op": "add", "path": path, "value": [1]});
+        let field = Addition::Field { at: at.clone(), key: "ports", value: json!([1]) };
+        assert_eq!(field.to_patch(), patch("/spec/containers/1/ports"));
+        for (is_first, path) in [(true, "/spec/containers/1/0"), (false, "/spec/containers/1/-")] {
+            let element = Addition::Element { at: at.clone(), value: json!([1]), is_first };
+            assert_eq!(element.to_patch(), patch(path));
+        }
     }
 
     #[test]

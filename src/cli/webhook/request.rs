@@ -1,4 +1,4 @@
-//! What the API server asks in an AdmissionReview.
+//! What the API server asks in an AdmissionReview, in the words of the API.
 //!
 //! All fields that the API has are held to their types, though few are read: a request with something else in them was not
 //! written by an API server, and is better refused than guessed at. The object's own fields are left alone but for its
@@ -10,23 +10,25 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 #[derive(Debug, Deserialize)]
-pub struct Review {
-    pub request: Option<Request>,
+#[expect(dead_code, reason = "a question has no answer yet")]
+pub struct AdmissionReview {
+    pub request: Option<AdmissionRequest>,
+    response: Option<AdmissionResponse>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "most fields are only held to their types")]
-pub struct Request {
+pub struct AdmissionRequest {
     /// By which the answer is told from others.
     pub uid: String,
     /// What the object is, after conversion to what the webhook is registered for.
-    pub kind: Kind,
-    resource: Resource,
+    pub kind: GroupVersionKind,
+    resource: GroupVersionResource,
     /// Empty or missing for the object as a whole.
     pub sub_resource: Option<String>,
-    request_kind: Option<Kind>,
-    request_resource: Option<Resource>,
+    request_kind: Option<GroupVersionKind>,
+    request_resource: Option<GroupVersionResource>,
     request_sub_resource: Option<String>,
     #[serde(default)]
     name: String,
@@ -41,7 +43,7 @@ pub struct Request {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Kind {
+pub struct GroupVersionKind {
     /// Empty for what has been there from the beginning, such as pods.
     pub group: String,
     pub version: String,
@@ -59,7 +61,7 @@ pub enum Operation {
 
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "only held to its type")]
-struct Resource {
+struct GroupVersionResource {
     group: String,
     version: String,
     resource: String,
@@ -78,13 +80,15 @@ struct UserInfo {
 #[expect(dead_code, reason = "only held to its type")]
 struct Object {
     #[serde(default)]
-    metadata: Metadata,
+    metadata: ObjectMeta,
+    #[serde(flatten)]
+    rest: BTreeMap<String, IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only held to its type")]
-struct Metadata {
+struct ObjectMeta {
     name: Option<String>,
     generate_name: Option<String>,
     namespace: Option<String>,
@@ -97,19 +101,39 @@ struct Metadata {
     deletion_grace_period_seconds: Option<i64>,
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
-    owner_references: Option<Vec<Owner>>,
+    owner_references: Option<Vec<OwnerReference>>,
     finalizers: Option<Vec<String>>,
-    managed_fields: Option<Vec<BTreeMap<String, IgnoredAny>>>,
+    managed_fields: Option<Vec<ManagedFieldsEntry>>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only held to its type")]
-struct Owner {
+struct OwnerReference {
     api_version: Option<String>,
     kind: Option<String>,
     name: Option<String>,
     uid: Option<String>,
     controller: Option<bool>,
     block_owner_deletion: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only held to its type")]
+struct ManagedFieldsEntry {
+    manager: Option<String>,
+    operation: Option<String>,
+    api_version: Option<String>,
+    time: Option<String>,
+    fields_type: Option<String>,
+    subresource: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "only held to its type")]
+struct AdmissionResponse {
+    uid: String,
+    allowed: bool,
+    status: BTreeMap<String, IgnoredAny>,
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::cli::inject::annotations;
 use crate::cli::inject::sidecar::Sidecar;
 use crate::cli::inject::workload::{Addition, Workload};
-use crate::cli::webhook::request::{Kind, Operation, Request, Review};
+use crate::cli::webhook::request::{AdmissionRequest, AdmissionReview, GroupVersionKind, Operation};
 
 const KIND: &str = "AdmissionReview";
 const API_VERSION: &str = "admission.k8s.io/v1";
@@ -48,7 +48,7 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
     if text("kind") != KIND || text("apiVersion") != API_VERSION {
         return Err(ReviewError::OtherVersion { kind: text("kind"), api_version: text("apiVersion") });
     }
-    let review = Review::deserialize(&raw).map_err(ReviewError::NotAReview)?;
+    let review = AdmissionReview::deserialize(&raw).map_err(ReviewError::NotAReview)?;
     let request = review.request.ok_or(ReviewError::NoRequest)?;
     // As it came, with fields that our types do not know.
     let object = raw.pointer("/request/object").filter(|_| can_be_changed(&request));
@@ -84,7 +84,7 @@ fn in_review(response: &Value) -> Value {
 }
 
 /// The containers of a pod and of a Job are what they are from the beginning; those of other templates can change.
-fn can_be_changed(request: &Request) -> bool {
+fn can_be_changed(request: &AdmissionRequest) -> bool {
     let is_whole = request.sub_resource.as_deref().unwrap_or_default().is_empty();
     is_whole
         && match request.operation {
@@ -94,11 +94,11 @@ fn can_be_changed(request: &Request) -> bool {
         }
 }
 
-fn additions(object: &Value, request: &Request, usual: &Sidecar) -> Result<Vec<Addition>, String> {
+fn additions(object: &Value, request: &AdmissionRequest, usual: &Sidecar) -> Result<Vec<Addition>, String> {
     // An object in a review need not say what it is.
     let mut named = object.clone();
     if let Some(fields) = named.as_object_mut() {
-        let Kind { group, version, kind } = &request.kind;
+        let GroupVersionKind { group, version, kind } = &request.kind;
         let api_version = if group.is_empty() { version.clone() } else { format!("{group}/{version}") };
         fields.insert("kind".into(), kind.as_str().into());
         fields.insert("apiVersion".into(), api_version.into());
@@ -177,6 +177,7 @@ mod tests {
             ("userInfo", None, "missing field `userInfo`"),
             ("subResource", Some(json!(5)), "invalid type: integer `5`"),
             ("object", Some(json!("x")), "invalid type: string \"x\""),
+            ("object", Some(json!([])), "invalid type: sequence"),
             ("object", Some(json!({"metadata": null})), "invalid type: null"),
             ("object", Some(json!({"metadata": {"annotations": {"a": true}}})), "invalid type: boolean `true`"),
             ("oldObject", Some(json!({"metadata": {"name": 5}})), "invalid type: integer `5`"),

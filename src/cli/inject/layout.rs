@@ -1,0 +1,217 @@
+//! Where the values of a YAML document stand in its text.
+//!
+//! The parser says where a value begins, but not always where it ends: a quoted text ends for it behind the comment that
+//! follows, a block only where something else begins. Here every value ends with its own last character, so that more can
+//! be put right behind it.
+
+use std::ops::Range;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput};
+
+use crate::cli::inject::workload::Step;
+use crate::rules::yaml::without_tabs_after_colons;
+
+/// A value, and the bytes of the text that it is written in.
+#[derive(Debug)]
+pub struct Place {
+    pub span: Range<usize>,
+    pub kind: Kind,
+}
+
+#[derive(Debug)]
+pub enum Kind {
+    Scalar(String),
+    /// What it stands for is written elsewhere.
+    Alias,
+    Map(Style, Vec<(Place, Place)>),
+    List(Style, Vec<Place>),
+}
+
+/// How a map or a list is written.
+#[derive(Clone, Copy, Debug)]
+pub enum Style {
+    /// Line by line; the first key or dash is at this byte.
+    Block(usize),
+    /// Between brackets.
+    Flow,
+}
+
+impl Place {
+    /// The places of a document that has been read before: how deeply it nests is not looked at again.
+    pub fn of(text: &str) -> Option<Place> {
+        match Reader::new(text).document() {
+            Err(Some(line)) => {
+                // Bytes stay where they are.
+                let mended = without_tabs_after_colons(text, line)?;
+                Reader::new(&mended).document().ok()
+            }
+            read => read.ok(),
+        }
+    }
+
+    pub fn at(&self, path: &[Step]) -> Option<&Place> {
+        path.iter().try_fold(self, |place, step| match (&place.kind, step) {
+            (_, Step::Key(name)) => place.field(name).map(|(_, value)| value),
+            (Kind::List(_, elements), Step::Index(index)) => elements.get(*index),
+            _ => None,
+        })
+    }
+
+    /// The key and the value of a field; of fields with the same key, the last one counts.
+    pub fn field(&self, name: &str) -> Option<(&Place, &Place)> {
+        let Kind::Map(_, fields) = &self.kind else { return None };
+        let is_named = |key: &Place| matches!(&key.kind, Kind::Scalar(text) if text == name);
+        fields.iter().rev().find(|(key, _)| is_named(key)).map(|(key, value)| (key, value))
+    }
+}
+
+/// Turns events into places.
+struct Reader<'a> {
+    text: &'a str,
+    /// The parser counts characters: at which byte each of them is.
+    bytes: Vec<usize>,
+    parser: Parser<'a, StrInput<'a>>,
+}
+
+/// The line that the parser stopped at, if that is what happened.
+type Stopped = Option<usize>;
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a str) -> Reader<'a> {
+        let bytes = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+        Reader { text, bytes, parser: Parser::new_from_str(text) }
+    }
+
+    fn document(&mut self) -> Result<Place, Stopped> {
+        loop {
+            match self.next()? {
+                (Event::StreamStart | Event::DocumentStart(_), _) => {}
+                (event, span) => return self.place(event, span),
+            }
+        }
+    }
+
+    fn next(&mut self) -> Result<(Event<'a>, Span), Stopped> {
+        let event = self.parser.next_event().ok_or(None)?;
+        event.map_err(|error| Some(error.marker().line()))
+    }
+
+    fn byte(&self, marker: Marker) -> usize {
+        self.bytes.get(marker.index()).copied().unwrap_or(self.text.len())
+    }
+
+    fn place(&mut self, event: Event<'a>, span: Span) -> Result<Place, Stopped> {
+        let (start, end) = (self.byte(span.start), self.byte(span.end));
+        match event {
+            Event::Alias(_) => Ok(Place { span: start..end, kind: Kind::Alias }),
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_unwritten = text.is_empty() && style == ScalarStyle::Plain && anchor == 0 && tag.is_none();
+                let span = match style {
+                    _ if is_unwritten => self.unwritten(start),
+                    ScalarStyle::Plain => start..end,
+                    ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => start..self.behind_quote(start),
+                    ScalarStyle::Literal | ScalarStyle::Folded => self.block(start..end, &text),
+                };
+                Ok(Place { span, kind: Kind::Scalar(text.into_owned()) })
+            }
+            Event::SequenceStart(..) => self.list(start, end),
+            Event::MappingStart(..) => self.map(start, end),
+            _ => Err(None),
+        }
+    }
+
+    fn list(&mut self, start: usize, found: usize) -> Result<Place, Stopped> {
+        let mut elements: Vec<Place> = Vec::new();
+        loop {
+            match self.next()? {
+                (Event::SequenceEnd, closed) => {
+                    let last = elements.last().map_or(found, |last| last.span.end);
+                    let (style, end) = self.style(self.dash(found), last, closed);
+                    return Ok(Place { span: start..end, kind: Kind::List(style, elements) });
+                }
+                (event, span) => elements.push(self.place(event, span)?),
+            }
+        }
+    }
+
+    fn map(&mut self, start: usize, found: usize) -> Result<Place, Stopped> {
+        let mut fields: Vec<(Place, Place)> = Vec::new();
+        loop {
+            match self.next()? {
+                (Event::MappingEnd, closed) => {
+                    let last = fields.last().map_or(found, |(_, value)| value.span.end);
+                    let (style, end) = self.style(found, last, closed);
+                    return Ok(Place { span: start..end, kind: Kind::Map(style, fields) });
+                }
+                (event, span) => {
+                    let key = self.place(event, span)?;
+                    let (event, span) = self.next()?;
+                    fields.push((key, self.place(event, span)?));
+                }
+            }
+        }
+    }
+
+    /// How a map or a list is written, and where it ends. Of all ends, only a bracket has characters of its own.
+    fn style(&self, first: usize, last: usize, closed: Span) -> (Style, usize) {
+        match closed.is_empty() {
+            true => (Style::Block(first), last),
+            false => (Style::Flow, self.behind_bracket(self.byte(closed.start))),
+        }
+    }
+
+    /// The parser takes the comma behind the last field for the bracket.
+    fn behind_bracket(&self, found: usize) -> usize {
+        let mut rest = &self.text[found..];
+        loop {
+            rest = rest.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
+            match rest.strip_prefix('#') {
+                Some(comment) => rest = comment.split_once('\n').map_or("", |(_, below)| below),
+                None => return self.text.len() - rest.len() + rest.chars().next().map_or(0, char::len_utf8),
+            }
+        }
+    }
+
+    /// The parser finds a list that is not indented only behind its first dash, which then begins the line.
+    fn dash(&self, found: usize) -> usize {
+        let line = self.text[..found].rfind('\n').map_or(0, |end| end + 1);
+        let spaces = self.text[line..].len() - self.text[line..].trim_start_matches(' ').len();
+        line + spaces
+    }
+
+    /// Where nothing is written, a value would be behind the colon, or behind what came before.
+    fn unwritten(&self, found: usize) -> Range<usize> {
+        let at = match self.text[found..].starts_with(':') {
+            true => found + 1,
+            false => self.text[..found].trim_end().len(),
+        };
+        at..at
+    }
+
+    fn behind_quote(&self, start: usize) -> usize {
+        let mut chars = self.text[start..].char_indices().skip_while(|(_, c)| !matches!(c, '"' | '\'')).peekable();
+        let Some((_, quote)) = chars.next() else { return start };
+        while let Some((at, c)) = chars.next() {
+            let is_escape = match quote {
+                '"' => c == '\\',
+                _ => c == quote && chars.peek().is_some_and(|(_, next)| *next == quote),
+            };
+            match c == quote {
+                _ if is_escape => drop(chars.next()),
+                true => return start + at + 1,
+                false => {}
+            }
+        }
+        self.text.len()
+    }
+
+    /// The parser looks at the empty lines below too, but they belong to a text only if it keeps them.
+    fn block(&self, found: Range<usize>, text: &str) -> Range<usize> {
+        let written = &self.text[..found.end];
+        let end = match text.ends_with("\n\n") {
+            true => written.rfind('\n').map_or(found.end, |end| end + 1),
+            false => written.trim_end().len(),
+        };
+        found.start.min(end)..end
+    }
+}
