@@ -5,6 +5,8 @@ SCHEMAS := @kubernetes-models/istio@3.0.1 @kubernetes-models/envoy-gateway@2.0.0
 	kubernetes-models@5.1.0
 VENV := .venv
 NODE_MODULES := .tools/node_modules
+# The integration tests wait more than they work.
+TEST_THREADS := $(shell echo $$((2 * $$(nproc))))
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 # Where Debian has mariadbd, which is not in everybody's path.
@@ -19,7 +21,7 @@ help: ## Show what can be made
 test: tools ## Install what the tests need, then run every test
 	.ci/timed 'building the tests' cargo test --locked --lib --test integration --no-run
 	.ci/timed 'unit tests' cargo test --locked --lib
-	.ci/timed 'integration tests' cargo test --locked --test integration
+	.ci/timed 'integration tests' cargo test --locked --test integration -- --test-threads=$(TEST_THREADS)
 
 test-busy: tools ## Run the unit tests 20 times and all others 3 times while neighbours use every core
 	.ci/busy $(UNIT_RUNS) $(OTHER_RUNS)
