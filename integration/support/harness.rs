@@ -2,7 +2,7 @@
 //!
 //! Every wait is bounded, and every process that is started dies with the value that stands for it.
 
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -91,10 +91,24 @@ impl Process {
         self.child.0.id()
     }
 
+    /// Sends a signal. One that stops the process has done so when this returns: on a busy machine its threads run on for a
+    /// while after the signal was sent.
     pub fn signal(&self, name: &str) {
         let pid = self.child.0.id().to_string();
         let status = Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill runs");
         assert!(status.success(), "kill -{name} {pid}");
+        if name == "STOP" {
+            until(PATIENCE, "all of its threads stand still", || self.stands_still().then_some(()));
+        }
+    }
+
+    fn stands_still(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.0.id())).expect("the process runs");
+        // One that ends meanwhile does not run either.
+        let state = |thread: DirEntry| std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        threads
+            .flatten()
+            .all(|thread| state(thread).lines().all(|line| !line.starts_with("State:") || line.contains("stopped")))
     }
 
     /// A figure of `/proc/PID/status`, in bytes: `VmRSS` is what is resident, `VmHWM` the most that ever was.

@@ -89,12 +89,15 @@ impl PageError {
 /// Reads a page, all in all within the time.
 pub fn get(address: &AdminAddress, path: &str, within: Duration) -> Result<String, PageError> {
     let until = Instant::now() + within;
-    let failed = |fault: std::io::Error| match fault.kind() {
-        // A socket says either when its time is up.
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => PageError::Late { address: address.clone(), within },
-        _ => PageError::Broken { address: address.clone(), fault },
+    let failed = |fault: std::io::Error| match is_late(&fault) {
+        true => PageError::Late { address: address.clone(), within },
+        false => PageError::Broken { address: address.clone(), fault },
     };
-    let mut stream = connect(address, until)?;
+    let mut stream = match connect(address, until) {
+        // Who has no time to take a connection is there all the same.
+        Err(PageError::Connect { fault, .. }) if is_late(&fault) => return Err(failed(fault)),
+        connected => connected?,
+    };
     let request =
         format!("GET {path} HTTP/1.1\r\nhost: {address}\r\naccept: application/json\r\nconnection: close\r\n\r\n");
     stream.set_write_timeout(Some(left(until))).map_err(failed)?;
@@ -118,6 +121,11 @@ pub fn get(address: &AdminAddress, path: &str, within: Duration) -> Result<Strin
     }
     let said = body.trim().chars().take(SHOWN_CHARS_MAX).filter(|c| !c.is_control()).collect();
     Err(PageError::Refused { address: address.clone(), status, said })
+}
+
+/// A socket says either when its time is up.
+fn is_late(fault: &std::io::Error) -> bool {
+    matches!(fault.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
 /// The first of its addresses that answers.
