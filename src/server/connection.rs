@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -18,7 +17,8 @@ use crate::server::call::Calls;
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::Drain;
 use crate::server::http2::Http2;
-use crate::server::listener::{GrpcListener, Listen, Peer, Transport};
+use crate::server::line::{Line, Socket};
+use crate::server::listener::{GrpcListener, Listen, Peer};
 use crate::server::log_budget::LogBudget;
 use crate::server::preface::{Greeted, NotGreeted};
 use crate::server::tls::{HandshakeFailure, Tls};
@@ -61,7 +61,7 @@ pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
 async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
     let log = Arc::new(LogBudget::default());
     let room = Room { max: port.bounds.connections_max, when_full: WhenFull::Refuse, stats: port.stats.clone() };
-    accept(listener, "gRPC", room, drain, move |stream: L::Stream, drain| {
+    accept(listener, "gRPC", room, drain, move |stream, drain| {
         let (port, log) = (port.clone(), log.clone());
         // Taken here, where one connection comes after the other.
         let seat = port.workers.seat();
@@ -100,7 +100,7 @@ pub enum WhenFull {
 pub async fn accept<L, S, F>(mut listener: L, port: &'static str, room: Room, mut drain: Drain, serve_one: S)
 where
     L: Listen,
-    S: Fn(L::Stream, Drain) -> F,
+    S: Fn(Socket, Drain) -> F,
     F: Future<Output = anyhow::Result<()>> + Send + 'static,
 {
     let Room { max, when_full, stats } = room;
@@ -108,7 +108,7 @@ where
     let mut connections = JoinSet::new();
     // In the order in which they came; those that have ended are taken out when there are too many.
     let mut ages: VecDeque<AbortHandle> = VecDeque::new();
-    let mut begin = |stream: L::Stream, drain: &Drain, connections: &mut JoinSet<()>| {
+    let mut begin = |stream: Socket, drain: &Drain, connections: &mut JoinSet<()>| {
         while connections.try_join_next().is_some() {}
         if connections.len() >= max {
             stats.count_refused();
@@ -191,40 +191,30 @@ impl Refusal {
     }
 }
 
-async fn serve_one<T: Transport>(
-    stream: T,
-    port: GrpcPort,
-    log: Arc<LogBudget>,
-    mut drain: Drain,
-) -> anyhow::Result<()> {
+async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drain: Drain) -> anyhow::Result<()> {
     let peer = stream.prepare()?;
-    let refused = match &port.tls {
-        None => match in_time(greet(stream), &mut drain).await {
-            Ok(greeted) => return talk(greeted, port, drain).await,
-            Err(refusal) => refusal,
-        },
-        Some(tls) => match in_time(greet_over_tls(tls, stream), &mut drain).await {
-            Ok(greeted) => return talk(greeted, port, drain).await,
-            Err(refusal) => refusal,
-        },
+    match in_time(greet(stream, port.tls.as_deref()), &mut drain).await {
+        Ok(greeted) => talk(greeted, port, drain).await,
+        Err(refusal) => {
+            report(&refusal, peer, &port.stats, &log);
+            Ok(())
+        }
+    }
+}
+
+async fn greet(stream: Socket, tls: Option<&Tls>) -> Result<Greeted<Line>, Refusal> {
+    let line = match tls {
+        None => Line::Plain(stream),
+        Some(tls) => Line::Tls(Box::new(tls.accept(stream).await?)),
     };
-    report(&refused, peer, &port.stats, &log);
-    Ok(())
-}
-
-async fn greet<T: Transport>(stream: T) -> Result<Greeted<T>, Refusal> {
-    Ok(Greeted::read(stream).await?)
-}
-
-async fn greet_over_tls<T: Transport>(
-    tls: &Tls,
-    stream: T,
-) -> Result<Greeted<tokio_rustls::server::TlsStream<T>>, Refusal> {
-    Ok(Greeted::read(tls.accept(stream).await?).await?)
+    Ok(Greeted::read(line).await?)
 }
 
 /// Bounds the time until a connection says what it wants.
-async fn in_time<G>(greeting: impl Future<Output = Result<G, Refusal>>, drain: &mut Drain) -> Result<G, Refusal> {
+async fn in_time(
+    greeting: impl Future<Output = Result<Greeted<Line>, Refusal>>,
+    drain: &mut Drain,
+) -> Result<Greeted<Line>, Refusal> {
     let mut greeting = pin!(greeting);
     tokio::select! {
         greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
@@ -245,10 +235,7 @@ fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudge
 }
 
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
-async fn talk<C>(connection: C, port: GrpcPort, mut drain: Drain) -> anyhow::Result<()>
-where
-    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn talk(connection: Greeted<Line>, port: GrpcPort, mut drain: Drain) -> anyhow::Result<()> {
     let connection = Http2::begin(connection, port.calls).await?;
     let aged = Instant::now() + jittered(port.bounds.age);
     let time_to_go = async {

@@ -17,13 +17,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::observe::outcome::Failure;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
+use crate::server::line::Line;
 use crate::server::service::{Answered, Moment, Service};
 use crate::server::skim::Announced;
 use crate::server::tls::Tls;
@@ -59,15 +59,20 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    connection::accept(listener, port, room(), drain, move |stream, drain| serve_one(stream, router.clone(), drain))
-        .await;
+    connection::accept(listener, port, room(), drain, move |stream, drain| {
+        serve_one(Line::Plain(stream), router.clone(), drain)
+    })
+    .await;
 }
 
 /// The same over TLS.
 pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
     connection::accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());
-        async move { serve_one(timeout(READ_TIMEOUT, tls.accept(stream)).await??, router, drain).await }
+        async move {
+            let stream = timeout(READ_TIMEOUT, tls.accept(stream)).await??;
+            serve_one(Line::Tls(Box::new(stream)), router, drain).await
+        }
     })
     .await;
 }
@@ -76,10 +81,7 @@ fn room() -> Room {
     Room { max: CONNECTIONS_MAX, when_full: WhenFull::EndOldest, stats: Arc::default() }
 }
 
-async fn serve_one<S>(stream: S, router: Router, mut drain: Drain) -> anyhow::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn serve_one(stream: Line, router: Router, mut drain: Drain) -> anyhow::Result<()> {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)

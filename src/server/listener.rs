@@ -1,35 +1,21 @@
 //! What clients connect to: a TCP port or a unix socket, and who they are.
-//!
-//! Everything above this is written once for both, as generic code rather than behind a pointer: a read or write of a
-//! TCP connection costs what it costs without the choice.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 
+use crate::server::line::Socket;
 use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
 use crate::settings::socket::SocketSettings;
 
 /// Something that accepts connections.
 pub trait Listen: Send {
-    type Stream: Transport;
-
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    fn accept(&self) -> impl Future<Output = io::Result<Socket>> + Send;
 
     /// Keeps newcomers from trying, where that can be done before the end. Who has connected can still be accepted.
     fn withdraw(&mut self) {}
-}
-
-/// A connection as the system gives it.
-pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
-    /// Moves the connection to the runtime on which this is called: events of it then come from there.
-    fn moved(self) -> io::Result<Self>;
-
-    /// Makes the connection ready for small messages, and says who is at the other end.
-    fn prepare(&self) -> io::Result<Peer>;
 }
 
 /// Who is at the other end.
@@ -50,22 +36,9 @@ impl fmt::Display for Peer {
 }
 
 impl Listen for TcpListener {
-    type Stream = TcpStream;
-
-    async fn accept(&self) -> io::Result<TcpStream> {
+    async fn accept(&self) -> io::Result<Socket> {
         let (stream, _) = TcpListener::accept(self).await?;
-        Ok(stream)
-    }
-}
-
-impl Transport for TcpStream {
-    fn moved(self) -> io::Result<TcpStream> {
-        TcpStream::from_std(self.into_std()?)
-    }
-
-    fn prepare(&self) -> io::Result<Peer> {
-        self.set_nodelay(true)?;
-        Ok(Peer::Address(self.peer_addr()?))
+        Ok(Socket::Tcp(stream))
     }
 }
 
@@ -87,26 +60,13 @@ impl UnixSocket {
 }
 
 impl Listen for UnixSocket {
-    type Stream = UnixStream;
-
-    async fn accept(&self) -> io::Result<UnixStream> {
+    async fn accept(&self) -> io::Result<Socket> {
         let (stream, _) = self.listener.accept().await?;
-        Ok(stream)
+        Ok(Socket::Unix(stream))
     }
 
     fn withdraw(&mut self) {
         self.file = None;
-    }
-}
-
-impl Transport for UnixStream {
-    fn moved(self) -> io::Result<UnixStream> {
-        UnixStream::from_std(self.into_std()?)
-    }
-
-    fn prepare(&self) -> io::Result<Peer> {
-        let peer = self.peer_cred()?;
-        Ok(Peer::Process { id: peer.pid(), user: peer.uid() })
     }
 }
 

@@ -13,6 +13,7 @@ pub mod grpc;
 pub mod http;
 pub mod http2;
 pub mod layers;
+pub mod line;
 pub mod listener;
 pub mod log_budget;
 pub mod message;

@@ -1,0 +1,110 @@
+//! The bytes of a connection: TCP or a unix socket, in plain text or over TLS.
+//!
+//! One type for all of them, so that HTTP/2 above is compiled once and not four times. Which one it is never changes during a
+//! connection: the choice costs a branch that the processor foresees, beside a call of the system.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+
+use crate::server::listener::Peer;
+
+/// A connection as the system gives it.
+#[derive(Debug)]
+pub enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Moves the connection to the runtime on which this is called: events of it then come from there.
+    pub fn moved(self) -> io::Result<Socket> {
+        match self {
+            Socket::Tcp(stream) => TcpStream::from_std(stream.into_std()?).map(Socket::Tcp),
+            Socket::Unix(stream) => UnixStream::from_std(stream.into_std()?).map(Socket::Unix),
+        }
+    }
+
+    /// Makes the connection ready for small messages, and says who is at the other end.
+    pub fn prepare(&self) -> io::Result<Peer> {
+        match self {
+            Socket::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                Ok(Peer::Address(stream.peer_addr()?))
+            }
+            Socket::Unix(stream) => {
+                let peer = stream.peer_cred()?;
+                Ok(Peer::Process { id: peer.pid(), user: peer.uid() })
+            }
+        }
+    }
+}
+
+/// A connection as HTTP/2 sees it.
+#[derive(Debug)]
+pub enum Line {
+    Plain(Socket),
+    /// Apart, because it is many times as large.
+    Tls(Box<TlsStream<Socket>>),
+}
+
+/// Hands everything on to the variant at hand.
+macro_rules! hand_on {
+    ($name:ident: $($variant:ident),+) => {
+        impl AsyncRead for $name {
+            #[inline]
+            fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() {
+                    $($name::$variant(inner) => Pin::new(inner).poll_read(cx, buffer),)+
+                }
+            }
+        }
+
+        impl AsyncWrite for $name {
+            #[inline]
+            fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+                match self.get_mut() {
+                    $($name::$variant(inner) => Pin::new(inner).poll_write(cx, bytes),)+
+                }
+            }
+
+            #[inline]
+            fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() {
+                    $($name::$variant(inner) => Pin::new(inner).poll_flush(cx),)+
+                }
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() {
+                    $($name::$variant(inner) => Pin::new(inner).poll_shutdown(cx),)+
+                }
+            }
+
+            #[inline]
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                match self.get_mut() {
+                    $($name::$variant(inner) => Pin::new(inner).poll_write_vectored(cx, slices),)+
+                }
+            }
+
+            #[inline]
+            fn is_write_vectored(&self) -> bool {
+                match self {
+                    $($name::$variant(inner) => inner.is_write_vectored(),)+
+                }
+            }
+        }
+    };
+}
+
+hand_on!(Socket: Tcp, Unix);
+hand_on!(Line: Plain, Tls);
