@@ -158,7 +158,7 @@ async fn a_server_that_dies_half_way_is_reported_and_not_waited_for() {
     for rate in [&[][..], &["--rate", "1000"]] {
         let service = Service::start(RULES, &[]);
         let mut command = tidegate(&["bench", "--addr", &service.grpc.to_string(), "--domain", "d", "--key", "once"]);
-        command.args(["--warmup", "0s", "--duration", "2s", "--output", "json"]);
+        command.args(["--warmup", "0s", "--duration", "10s", "--output", "json"]);
         let running = Running::start(command.args(rate));
         under_load(&service).await;
         service.process.signal("KILL");
@@ -167,7 +167,7 @@ async fn a_server_that_dies_half_way_is_reported_and_not_waited_for() {
         assert_eq!(ran.code, Some(1), "{report}");
         assert!(number(&report, "requests") > 0 && number(&report, "ok") == 1, "{report}");
         assert!(number(&report["errors"], "connect") > 0, "it tried again: {report}");
-        assert!(number(&report["errors"], "connect") < 1000, "but did not spin: {report}");
+        assert!(number(&report["errors"], "connect") < 5000, "but did not spin: {report}");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use crate::support::envoy_proxy::{Bootstrap, Cluster, Envoy, rate_limit_filter, route};
+use crate::support::fleet::PATIENT;
 use crate::support::harness::{HttpAnswer, Service};
 use crate::support::redis::RedisServer;
 use crate::support::upstream::Upstream;
@@ -83,8 +84,8 @@ fn clients_are_answered_as_each_rule_says_and_never_by_the_failure_mode() {
     let env = [
         ("REDIS_URL", redis.url()),
         ("STRICT_REDIS_URL", owner.url()),
-        ("TIDEGATE_ORIGIN_DEADLINE", "500ms".to_owned()),
-        ("TIDEGATE_STRICT_TIMEOUT", "500ms".to_owned()),
+        (PATIENT.0, PATIENT.1.to_owned()),
+        ("TIDEGATE_STRICT_TIMEOUT", PATIENT.1.to_owned()),
     ];
     let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let service = Service::start_with(RULES, &[], &env);

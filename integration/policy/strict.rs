@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::cutting_proxy::CuttingProxy;
-use crate::support::fleet::Fleet;
+use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{Client, PATIENCE, Service, ask_one, until, until_equal};
 use crate::support::load::{Load, Traffic};
 use crate::support::promise::{Promise, print};
@@ -192,7 +192,7 @@ async fn after_a_failover_at_most_that_is_forgotten_which_was_not_replicated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_replica_that_must_acknowledge_a_failover_forgets_nothing() {
     let mut owner = Owner::start();
-    let settings = [("TIDEGATE_STRICT_TIMEOUT", "300ms"), ("TIDEGATE_STRICT_REPLICAS", "1")];
+    let settings = [("TIDEGATE_STRICT_TIMEOUT", "1s"), ("TIDEGATE_STRICT_REPLICAS", "1")];
     let strict = Strict::start(&owner.name.url(), 1, &settings);
     owner.until_carried();
     let mut total = 0;
@@ -238,7 +238,8 @@ pub async fn hasty_callers() -> Vec<Promise> {
     const ROUNDS: usize = 6;
     let owner = RedisServer::start();
     let proxy = CuttingProxy::before(owner.address());
-    let strict = Strict::start(&proxy.url(), 1, &[]);
+    // Far more than the callers have.
+    let strict = Strict::start(&proxy.url(), 1, &[("TIDEGATE_STRICT_TIMEOUT", PATIENT.1)]);
     let service = strict.services().next().unwrap();
     let mut client = service.client().await;
     let mut times = Vec::new();

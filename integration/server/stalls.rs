@@ -239,7 +239,7 @@ fn answers_that_nobody_takes_have_so_many_places_and_so_much_time() {
 fn write_until_stuck(address: SocketAddr, mut bytes: impl FnMut() -> Vec<u8>) -> u64 {
     const SENT_MAX: u64 = 128 * MIB;
     let connection = Connection::greeted(address);
-    connection.stream().set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    connection.stream().set_write_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut sent = 0;
     while sent < SENT_MAX {
         let bytes = bytes();

@@ -58,6 +58,15 @@ impl Ledger {
         self.only(|entry| times_us.contains(&entry.sent_us))
     }
 
+    /// How many requests were without an answer at once, at most, at some moment of these times.
+    pub fn under_way_max(&self, times_us: Range<u64>) -> u64 {
+        let is_under_way = |entry: &&Entry, at_us: u64| entry.sent_us <= at_us && entry.answered_us >= at_us;
+        let at = |at_us: u64| self.entries.iter().filter(|entry| is_under_way(entry, at_us)).count() as u64;
+        // It grows when one is sent, and only then.
+        let sent = self.entries.iter().map(|entry| entry.sent_us).filter(|sent_us| times_us.contains(sent_us));
+        sent.chain([times_us.start]).map(at).max().unwrap_or(0)
+    }
+
     pub fn count(&self, outcome: Outcome) -> u64 {
         self.entries.iter().filter(|entry| entry.outcome == outcome).count() as u64
     }

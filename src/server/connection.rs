@@ -262,6 +262,8 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
+    /// How long anything may take: only what never comes may fail a test.
+    const PATIENCE: Duration = Duration::from_secs(60);
     const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
     struct Port {
@@ -295,7 +297,7 @@ mod tests {
         /// Waits for the figures: open, refused, failed.
         async fn counts(&self, wanted: [u64; 3]) {
             let figures = || [self.stats.open(), self.stats.refused(), self.stats.handshake_failures()];
-            let came = timeout(Duration::from_secs(5), async {
+            let came = timeout(PATIENCE, async {
                 while figures() != wanted {
                     sleep(Duration::from_millis(1)).await;
                 }
@@ -336,7 +338,7 @@ mod tests {
         assert!(late.read(&mut [0; 9]).await.unwrap() > 0, "a greeting");
         drop(late);
         assert_eq!(silent.read(&mut [0]).await.unwrap_or(0), 0);
-        timeout(Duration::from_secs(5), port.served).await.expect("the port closes").unwrap();
+        timeout(PATIENCE, port.served).await.expect("the port closes").unwrap();
         assert_eq!([port.stats.open(), port.stats.handshake_failures()], [0, 0]);
     }
 }

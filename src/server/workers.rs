@@ -99,6 +99,10 @@ mod tests {
     #[tokio::test]
     async fn of_two_with_as_few_it_is_the_one_that_had_less_to_do() {
         let workers = Workers::start(2).unwrap();
+        // Both have started.
+        for worker in &workers.0 {
+            worker.runtime.spawn(async {}).await.unwrap();
+        }
         let busy = |number: usize| workers.0[number].runtime.metrics().worker_total_busy_duration(0);
         // What a thread has had to do is counted when it has nothing more to do. A thread that lost its processor while it
         // started was busy as well.
