@@ -143,6 +143,16 @@ pub enum Exit {
     NoAnswer,
 }
 
+impl Exit {
+    /// The exit of a command that is clear before it is printed: whoever closes the pipe early changes nothing about it.
+    pub fn after(self, printed: std::io::Result<()>) -> anyhow::Result<Exit> {
+        match printed {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(self),
+        }
+    }
+}
+
 impl Cli {
     /// Reads flags and environment. A variable that is set but empty counts as unset, as it does in
     /// envoyproxy/ratelimit: manifests are full of them.
