@@ -46,7 +46,7 @@ pub enum Command {
     /// Check rule files: every error and warning with its file, line and column
     ///
     /// Exits with 0 if the files can be loaded (there may be warnings), and with 1 if not.
-    Check(check::CheckFlags),
+    Check(Box<check::CheckFlags>),
     /// Explain which rule a descriptor meets, which were passed over and why, and what key is counted
     ///
     /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
