@@ -17,10 +17,10 @@
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
-//! `sources/` brings rules from files and management servers and tells when they change, `observe/` shows what happens,
-//! `proto.rs` has the messages of Envoy that are spoken, generated; `settings/` holds flags and environment, `cli/` has a
-//! file or a folder for each command. `simulate/` runs many processes of `engine/`, `regional/` and `global/` under
-//! virtual time and holds what they admit against an exact log.
+//! `sources/` brings rules from files and management servers, tells when they change and whether they fit, `observe/` shows
+//! what happens, `proto.rs` has the messages of Envoy that are spoken, generated; `settings/` holds flags and environment,
+//! `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`, `regional/` and `global/`
+//! under virtual time and holds what they admit against an exact log.
 //!
 //! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
 //! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.

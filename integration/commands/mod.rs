@@ -3,6 +3,8 @@
 mod bench;
 mod call;
 mod check_policy;
+mod closed_pipe;
+mod extra_tags;
 mod generate;
 mod mysql;
 mod rls_bench;

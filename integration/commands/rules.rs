@@ -143,6 +143,45 @@ fn check_accepts_what_the_reference_accepts_when_asked_to() {
 }
 
 #[test]
+fn check_refuses_what_serve_refuses_in_the_same_environment() {
+    let rule = |fields: &str| {
+        rule_file(&format!(
+            "domain: d\ndescriptors:\n  - {{key: a, rate_limit: {{requests_per_unit: 1, unit: day{fields}}}}}\n"
+        ))
+    };
+    let (_directory, strict) = rule(", scope: strict");
+    let regions = [("REGION", "eu"), ("TIDEGATE_REGIONS", "eu,us")];
+    for (file, env, part) in [
+        (&strict, regions.to_vec(), "STRICT_REDIS_URL"),
+        (&strict, vec![("REGION", "ap"), regions[1]], "is 'ap', which is none of --regions"),
+        (&strict, vec![("REDIS_URL", "nowhere")], "has no port"),
+        (&strict, vec![("MYSQL_URL", "mysql://h/d")], "names no user"),
+        (&strict, vec![("TIDEGATE_SECRET_FILE", "/nowhere")], "can't be read"),
+    ] {
+        let said = ["serve", "check"].map(|command| {
+            let mut command = tidegate(&[command, "--rules", file]);
+            let ran = run(command.envs(env.iter().copied()));
+            assert_eq!(ran.code, Some(1), "{env:?}: {ran:?}");
+            format!("{}{}", ran.stdout, ran.stderr)
+        });
+        assert!(said.iter().all(|said| said.contains(part)), "{part}: {said:?}");
+    }
+    let (_directory, file) = rule(", scope: global");
+    let check = |env: &[(&str, &str)], flags: &[&str]| {
+        run(tidegate(&["check", "--rules", &file]).args(flags).envs(env.iter().copied()))
+    };
+    let redis = [("REDIS_URL", "127.0.0.1:1")];
+    let ran = check(&redis, &[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stdout.contains("warning: scope: global of rule a holds for the region only"), "{ran:?}");
+    assert!(ran.stdout.ends_with("ok: 1 rule in 1 domain, 1 warning\n"), "{ran:?}");
+    let document: Value = serde_json::from_str(&check(&redis, &["--output", "json"]).stdout).expect("JSON");
+    assert_eq!((&document["warnings"], document["remarks"].as_array().map(Vec::len)), (&json!(1), Some(1)));
+    let ran = check(&[], &[]);
+    assert!(ran.stdout.ends_with("0 warnings\n"), "nobody said where the rules are to hold: {ran:?}");
+}
+
+#[test]
 fn check_says_when_there_is_nothing_to_check() {
     let empty = tempfile::tempdir().unwrap();
     let path = empty.path().to_str().unwrap();

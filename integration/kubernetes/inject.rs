@@ -121,7 +121,6 @@ fn standard_input_annotations_and_mistakes() {
 
     let annotated = |name: &str, value: &str| serde_yaml::to_string(&workload("Pod", &json!({name: value}))).unwrap();
     for (file, part) in [
-        ("kind: Service\n".to_owned(), "nothing to inject into"),
         ("kind: Pod\nmetadata: {name: p}\n".to_owned(), "Pod 'p' has no spec"),
         ("kind: Pod\n---\na: {\nb".to_owned(), "in.yaml: line 4: "),
         (
@@ -136,6 +135,18 @@ fn standard_input_annotations_and_mistakes() {
     }
     let ran = run(&mut tidegate(&["inject", "-f", "/nowhere.yaml"]));
     assert!(ran.code == Some(1) && ran.stderr.contains("/nowhere.yaml can't be read"), "{ran:?}");
+}
+
+#[test]
+fn manifests_without_a_workload_pass_as_they_are() {
+    let file = "# The shop.\nkind: Service\nmetadata: {name: shop} # comment\n---\nkind: ConfigMap\n";
+    let ran = injected(file, &[]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), file), "{ran:?}");
+    assert!(ran.stderr.contains("nothing to inject into"), "{ran:?}");
+    let ran = injected(file, &["--output", "json"]);
+    let document: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((ran.code, document["items"].as_array().map(Vec::len)), (Some(0), Some(2)), "{document}");
+    assert_eq!(injected("", &[]).code, Some(0), "an empty file, too");
 }
 
 /// The container's own arguments and environment, with its directories and ports moved here.

@@ -193,6 +193,16 @@ fn what_is_no_review_gets_a_proper_answer() {
 }
 
 #[test]
+fn an_annotation_can_not_forge_a_line_of_the_log() {
+    let mut webhook = Webhook::start(&[]);
+    let forged = "yes\n2026-11-18T00:00:00.000000Z ERROR forged";
+    let response = webhook.asked(&workload("Pod", &json!({"tidegate.dev/inject": forged})), "CREATE");
+    assert_eq!(response["allowed"], false, "{response}");
+    let line = webhook.process.line_with("forged");
+    assert!(line.contains("a pod is denied") && !line.starts_with("2026-11-18T00:00:00"), "{line}");
+}
+
+#[test]
 fn a_new_certificate_is_served_without_a_restart_and_a_stop_is_clean() {
     let mut webhook = Webhook::start(&[]);
     let renewed = webhook.authority.issue(&[SERVER]);

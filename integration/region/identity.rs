@@ -163,16 +163,40 @@ descriptors:
 
 #[test]
 fn a_sensitive_rule_needs_a_secret_where_there_is_redis() {
-    use crate::support::harness::{rule_file, run, tidegate};
-    let rules = "
+    refused_without_a_secret(
+        "
 domain: d
 descriptors:
   - {key: api_key, sensitive: true, rate_limit: {requests_per_unit: 2, unit: hour}}
-";
+",
+    );
+}
+
+#[test]
+fn a_sensitive_white_list_needs_a_secret_where_there_is_redis() {
+    refused_without_a_secret(
+        "
+domain: d
+descriptors:
+  - {key: ip, rate_limit: {requests_per_unit: 4, unit: hour}}
+  - {key: api_key, value: internal, sensitive: true}
+",
+    );
+}
+
+/// Starts, and checks, rules with the sensitive key `api_key`. Nobody has to answer at the address.
+fn refused_without_a_secret(rules: &str) {
+    use crate::support::harness::{rule_file, run, tidegate};
     let (_directory, file) = rule_file(rules);
-    let redis = RedisServer::start();
-    let ran =
-        run(tidegate(&["serve", "--rules", &file, "--grpc-port", "0", "--port", "0"]).env("REDIS_URL", redis.url()));
-    assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.stderr.contains("TIDEGATE_SECRET_FILE") && ran.stderr.contains("api_key"), "{ran:?}");
+    let line = rules.lines().position(|line| line.contains("api_key")).map_or(0, |before| before + 1);
+    for store in [("REDIS_URL", "127.0.0.1:1"), ("STRICT_REDIS_URL", "127.0.0.1:1")] {
+        let serve = &["serve", "--rules", &file, "--grpc-port", "0", "--port", "0", "--debug-port", "0"];
+        for command in [serve.as_slice(), &["check", "--rules", &file]] {
+            let ran = run(tidegate(command).env(store.0, store.1));
+            assert_eq!(ran.code, Some(1), "{ran:?}");
+            let said = format!("{}{}", ran.stdout, ran.stderr);
+            assert!(said.contains("TIDEGATE_SECRET_FILE") && said.contains("api_key"), "{ran:?}");
+            assert!(said.contains(&format!("{file}:{line}:5: error")), "{ran:?}");
+        }
+    }
 }

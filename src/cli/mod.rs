@@ -46,7 +46,7 @@ pub enum Command {
     /// Check rule files: every error and warning with its file, line and column
     ///
     /// Exits with 0 if the files can be loaded (there may be warnings), and with 1 if not.
-    Check(check::CheckFlags),
+    Check(Box<check::CheckFlags>),
     /// Explain which rule a descriptor meets, which were passed over and why, and what key is counted
     ///
     /// Works on the rule files alone; no service needs to run. Each descriptor is one argument.
@@ -141,6 +141,16 @@ pub enum Exit {
     Failure,
     /// Whoever was to be asked did not answer.
     NoAnswer,
+}
+
+impl Exit {
+    /// The exit of a command that is clear before it is printed: whoever closes the pipe early changes nothing about it.
+    pub fn after(self, printed: std::io::Result<()>) -> anyhow::Result<Exit> {
+        match printed {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(self),
+        }
+    }
 }
 
 impl Cli {

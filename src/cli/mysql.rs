@@ -16,15 +16,18 @@ pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Says why it failed; `so_far` is what had been done by then.
 pub fn failed(error: &StoreError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
-    match output {
-        Output::Json => {
-            so_far["error"] = json!({"message": error.to_string(), "reason": error.reason()});
-            writeln!(std::io::stdout(), "{so_far:#}")?;
-        }
-        Output::Text => say(&format!("tidegate: {error}")),
-    }
-    Ok(match error {
+    let exit = match error {
         StoreError::Unreachable(_) | StoreError::Timeout { .. } => Exit::NoAnswer,
         _ => Exit::Failure,
+    };
+    exit.after(match output {
+        Output::Json => {
+            so_far["error"] = json!({"message": error.to_string(), "reason": error.reason()});
+            writeln!(std::io::stdout(), "{so_far:#}")
+        }
+        Output::Text => {
+            say(&format!("tidegate: {error}"));
+            Ok(())
+        }
     })
 }

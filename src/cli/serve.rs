@@ -39,7 +39,6 @@ use crate::server::workers::Workers;
 use crate::server::{grpc, http};
 use crate::settings::global::{GlobalSettings, RegionNames};
 use crate::settings::redis::RedisSettings;
-use crate::settings::secret::Secret;
 use crate::settings::strict::StrictSettings;
 use crate::settings::xds::XdsSettings;
 use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
@@ -58,17 +57,10 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     if let Some(warning) = flags.tls.warning() {
         tracing::warn!("{warning}");
     }
-    let strict = flags.strict.warning(settings.redis.is_some());
-    for warning in [flags.redis.warning(), flags.global.warning(), strict].into_iter().flatten() {
+    for warning in settings.sharing.warnings(&flags.sharing) {
         tracing::warn!("{warning}");
     }
-    if let (None, Some(global)) = (&settings.redis, &settings.global) {
-        tracing::warn!(
-            region = &*global.names.region,
-            "MYSQL_URL without REDIS_URL: this process has to be the only one of its region, others would not add up"
-        );
-    }
-    let engine = Engine::with(settings.keys_max, settings.layers());
+    let engine = Engine::with(settings.keys_max, settings.sharing.layers());
     let reloader = Reloader {
         location: match &settings.xds {
             Some(xds) => Location::Server(xds.place.as_str().into()),
@@ -77,7 +69,7 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         options: flags.rules.options()?,
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
-        has_secret: settings.secret.is_some(),
+        surroundings: settings.sharing.surroundings(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
     // Before the first load, which takes its time: a signal that comes meanwhile must not end the process by default.
@@ -222,14 +214,13 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
     let addresses = (grpc_listener.address()?, http_listener.local_addr()?, admin_listener.local_addr()?);
 
     let service = reloader.service.clone();
-    // Sensitive values leave the process only with a secret; without one the rules have none.
-    let secret = settings.secret.clone().unwrap_or_else(|| Secret::new(format!("{:032x}", rand::random::<u128>())));
-    let keying = Keying::new(secret);
-    let joining = Joining { service: &service, keying: &keying, strict: &settings.strict, process: rand::random() };
-    let regional = settings.redis.clone().map(|redis| joining.region(redis));
-    let owner = settings.strict.owner.clone().map(|redis| joining.owner(redis));
+    let sharing = &settings.sharing;
+    let keying = Keying::new(sharing.secret.clone());
+    let joining = Joining { service: &service, keying: &keying, strict: &sharing.strict, process: rand::random() };
+    let regional = sharing.redis.clone().map(|redis| joining.region(redis));
+    let owner = sharing.strict.owner.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
-    let global = settings.global.clone().map(|global| joining.others(global, migrates));
+    let global = sharing.global.clone().map(|global| joining.others(global, migrates));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
     health.report(&service).await;
     let (drainer, drain) = drain::channel();

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::global::exchange::{Exchange, ExchangeStatus, Now};
 use crate::global::mysql::error::StoreError;
 use crate::observe::histogram::Histogram;
+use crate::observe::label_name::LabelName;
 use crate::observe::scrape::{Page, Times};
 
 /// What is done with the table.
@@ -189,7 +190,7 @@ impl GlobalFigures {
         page.counter("tidegate_global_published_rows_total", "Rows that MySQL was told", self.published_rows)?;
         page.counter("tidegate_global_refused_rows_total", "Rows that MySQL does not take", self.refused_rows)?;
         page.counter("tidegate_global_imported_rows_total", "Rows that were read", self.imported_rows)?;
-        let ignored = self.ignored_rows.map(|(why, count)| (vec![("reason", why)], count));
+        let ignored = self.ignored_rows.map(|(why, count)| (vec![(LabelName::Reason, why)], count));
         page.family("tidegate_global_ignored_rows_total", "Rows that were left out", MetricType::Counter, ignored)?;
         page.counter(
             "tidegate_global_created_keys_total",
@@ -197,25 +198,26 @@ impl GlobalFigures {
             self.created_keys,
         )?;
         page.gauge("tidegate_global_last_import_rows", "Rows at the last import", self.rows_last_import)?;
-        let errors = self
-            .errors
-            .iter()
-            .map(|((turn, reason), count)| (vec![("turn", turn.word()), ("reason", *reason)], *count));
+        let errors = self.errors.iter().map(|((turn, reason), count)| {
+            (vec![(LabelName::Turn, turn.word()), (LabelName::Reason, *reason)], *count)
+        });
         page.family("tidegate_global_errors_total", "Statements that failed", MetricType::Counter, errors)?;
         page.counter("tidegate_global_conflicts_total", "Statements that were tried again", self.conflicts)?;
-        let times = self.times.iter().map(|(turn, times)| (vec![("turn", turn.word())], times));
+        let times = self.times.iter().map(|(turn, times)| (vec![(LabelName::Turn, turn.word())], times));
         page.histograms("tidegate_global_duration_seconds", "Turns that succeeded", times)?;
-        let since =
-            self.since_success().into_iter().filter_map(|(turn, since)| Some((vec![("turn", turn.word())], since?)));
+        let since = self
+            .since_success()
+            .into_iter()
+            .filter_map(|(turn, since)| Some((vec![(LabelName::Turn, turn.word())], since?)));
         page.family("tidegate_global_success_age_seconds", "Since the last success", MetricType::Gauge, since)?;
         page.histograms(
             "tidegate_global_imported_age_seconds",
             "How old the news of other regions are at their import, by the server's clock",
             [(Vec::new(), &self.ages)],
         )?;
-        let open = self.breakers().map(|(turn, is_open, _)| (vec![("turn", turn.word())], u64::from(is_open)));
+        let open = self.breakers().map(|(turn, is_open, _)| (vec![(LabelName::Turn, turn.word())], u64::from(is_open)));
         page.family("tidegate_global_breaker_open", "1 while turns are rare", MetricType::Gauge, open)?;
-        let opened = self.breakers().map(|(turn, _, opened)| (vec![("turn", turn.word())], opened));
+        let opened = self.breakers().map(|(turn, _, opened)| (vec![(LabelName::Turn, turn.word())], opened));
         page.family("tidegate_global_breaker_opened_total", "How often it opened", MetricType::Counter, opened)?;
         page.gauge("tidegate_global_contested_keys", "Keys that other regions count too", self.status.contested_keys)?;
         page.gauge("tidegate_global_waiting_keys", "Keys that wait to be published", self.status.waiting)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use prometheus_client::metrics::MetricType;
 use serde_json::{Value, json};
 
+use crate::observe::label_name::LabelName;
 use crate::observe::scrape::Page;
 
 /// What a process shares its counts through.
@@ -92,10 +93,10 @@ impl fmt::Display for LayerFigures {
 
 /// Writes how the layers stand.
 pub(super) fn write(layers: &[LayerFigures], page: &mut Page<'_>) -> fmt::Result {
-    let up = layers.iter().map(|layer| (vec![("layer", layer.name.word())], u64::from(layer.is_up())));
+    let up = layers.iter().map(|layer| (vec![(LabelName::Layer, layer.name.word())], u64::from(layer.is_up())));
     page.family("tidegate_layer_up", "1 while a layer can be reached", MetricType::Gauge, up)?;
     let changes = layers.iter().flat_map(|layer| {
-        let labels = |to| vec![("layer", layer.name.word()), ("to", to)];
+        let labels = |to| vec![(LabelName::Layer, layer.name.word()), (LabelName::To, to)];
         [(labels("down"), layer.lost), (labels("up"), layer.regained())]
     });
     page.family(

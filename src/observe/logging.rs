@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
+use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FmtContext;
-use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::format::{DefaultFields, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::settings::{LogFormat, LogLevel};
@@ -34,9 +35,20 @@ pub fn start(level: LogLevel, format: LogFormat) {
     let builder = builder.log_internal_errors(false);
     // Fails only if logging was started before, as a test may have done.
     let _ = match format {
-        LogFormat::Text => builder.with_ansi(colours).with_target(false).try_init(),
+        LogFormat::Text => builder.with_ansi(colours).with_target(false).fmt_fields(OneLine).try_init(),
         LogFormat::Json => builder.event_format(JsonLines).try_init(),
     };
+}
+
+/// Text fields without line breaks: what others have named, and the log repeats, must not be able to forge lines.
+struct OneLine;
+
+impl<'w> FormatFields<'w> for OneLine {
+    fn format_fields<R: RecordFields>(&self, mut out: Writer<'w>, fields: R) -> fmt::Result {
+        let mut text = String::new();
+        DefaultFields::new().format_fields(Writer::new(&mut text), fields)?;
+        out.write_str(&text.replace('\n', "\\n").replace('\r', "\\r"))
+    }
 }
 
 /// One JSON object a line, with the names that envoyproxy/ratelimit uses: `@timestamp`, `@message` and `level`.
@@ -90,5 +102,48 @@ impl Visit for Fields {
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.set(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_line_break_does_not_forge_a_line_of_the_log() {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_target(false)
+            .fmt_fields(OneLine)
+            .with_writer(move || writer.clone())
+            .finish();
+        let name = "yes\r\n2026-11-18T00:00:00Z ERROR forged";
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!("the annotation is {name}");
+            tracing::warn!(name, shown = %name, "a field");
+        });
+        let said = String::from_utf8(log.0.lock().clone()).unwrap();
+        assert_eq!(said.lines().count(), 2, "{said}");
+        assert!(said.contains("the annotation is yes\\r\\n2026") && !said.contains('\r'), "{said}");
     }
 }

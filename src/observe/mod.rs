@@ -6,6 +6,7 @@ pub mod by_value;
 pub mod global;
 pub mod histogram;
 pub mod hits;
+pub mod label_name;
 pub mod labels;
 pub mod layers;
 pub mod logging;

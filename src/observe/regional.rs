@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 pub use crate::engine::reason::DecidedBy;
 use crate::observe::histogram::Histogram;
+use crate::observe::label_name::LabelName;
 use crate::observe::scrape::{Page, Times};
 use crate::observe::stripes::Stripes;
 use crate::regional::call::ProcessId;
@@ -153,7 +154,7 @@ impl RegionalFigures {
     }
 
     pub(super) fn write(&self, page: &mut Page<'_>) -> fmt::Result {
-        let decisions = self.decisions.iter().map(|(by, count)| (vec![("by", by.word())], *count));
+        let decisions = self.decisions.iter().map(|(by, count)| (vec![(LabelName::By, by.word())], *count));
         page.family(
             "tidegate_regional_decisions_total",
             "Decisions by who made them: memory, Redis, the owner of strict limits, or the rule's policy without an answer",
@@ -193,18 +194,19 @@ impl RegionalFigures {
 
     fn write_calls(&self, who: &str, page: &mut Page<'_>) -> fmt::Result {
         let name = |what: &str| format!("tidegate_{who}_{what}");
-        let calls = Operation::ALL.map(|operation| (vec![("operation", operation.word())], self.calls(operation)));
+        let calls =
+            Operation::ALL.map(|operation| (vec![(LabelName::Operation, operation.word())], self.calls(operation)));
         page.family(&name("calls_total"), "Calls to Redis", MetricType::Counter, calls)?;
-        let times = self.times.iter().map(|(operation, times)| (vec![("operation", operation.word())], times));
+        let times = self.times.iter().map(|(operation, times)| (vec![(LabelName::Operation, operation.word())], times));
         page.histograms(&name("duration_seconds"), "Calls to Redis that were answered", times)?;
-        let errors = self
-            .errors
-            .iter()
-            .map(|((operation, reason), count)| (vec![("operation", *operation), ("reason", *reason)], *count));
+        let errors = self.errors.iter().map(|((operation, reason), count)| {
+            (vec![(LabelName::Operation, *operation), (LabelName::Reason, *reason)], *count)
+        });
         page.family(&name("errors_total"), "Calls to Redis without an answer", MetricType::Counter, errors)?;
-        let open = self.breakers.iter().map(|(name, is_open, _)| (vec![("breaker", *name)], u64::from(*is_open)));
+        let open =
+            self.breakers.iter().map(|(name, is_open, _)| (vec![(LabelName::Breaker, *name)], u64::from(*is_open)));
         page.family(&name("breaker_open"), "1 while nobody asks", MetricType::Gauge, open)?;
-        let opened = self.breakers.iter().map(|(name, _, opened)| (vec![("breaker", *name)], *opened));
+        let opened = self.breakers.iter().map(|(name, _, opened)| (vec![(LabelName::Breaker, *name)], *opened));
         page.family(&name("breaker_opened_total"), "How often it opened", MetricType::Counter, opened)?;
         page.gauge(
             &name("clock_offset_seconds"),

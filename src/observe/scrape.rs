@@ -17,6 +17,7 @@ use crate::engine::table::TableStats;
 use crate::observe::global::GlobalFigures;
 use crate::observe::histogram::{BUCKETS, Histogram};
 use crate::observe::hits::{Count, Counts};
+use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
 use crate::observe::outcome::{Failure, Outcome, Outcomes};
@@ -182,8 +183,8 @@ impl Scrape {
         for count in Count::ALL {
             let (name, help) = count.name_and_help();
             let series = hits.iter().map(|(labels, counts)| {
-                let mut pairs = vec![("domain", &*labels.domain), ("key1", &*labels.key1)];
-                pairs.extend(labels.key2.as_deref().map(|key2| ("key2", key2)));
+                let mut pairs = vec![(LabelName::Domain, &*labels.domain), (LabelName::Key1, &*labels.key1)];
+                pairs.extend(labels.key2.as_deref().map(|key2| (LabelName::Key2, key2)));
                 (pairs, counts[count as usize])
             });
             page.family(&format!("ratelimit_service_rate_limit_{name}"), help, MetricType::Counter, series)?;
@@ -193,7 +194,7 @@ impl Scrape {
             "Requests of domains that no rules are for",
             outcomes.unknown_domain,
         )?;
-        let method = || vec![("grpc_method", "ShouldRateLimit")];
+        let method = || vec![(LabelName::GrpcMethod, "ShouldRateLimit")];
         page.family(
             "ratelimit_service_total_requests",
             "gRPC calls that were answered, errors included",
@@ -208,7 +209,7 @@ impl Scrape {
             "ratelimit_service_should_rate_limit_error",
             "Requests without a decision",
             MetricType::Counter,
-            [(vec![("err_type", "service_error")], failures)],
+            [(vec![(LabelName::ErrType, "service_error")], failures)],
         )?;
         page.counter(
             "ratelimit_service_global_shadow_mode",
@@ -221,9 +222,11 @@ impl Scrape {
 
     fn of_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
         let Figures { outcomes, table, keys_max, in_flight, in_flight_max, connections, .. } = &self.figures;
-        let decisions = outcomes.decisions.iter().map(|(outcome, count)| (vec![("outcome", outcome.word())], *count));
+        let decisions =
+            outcomes.decisions.iter().map(|(outcome, count)| (vec![(LabelName::Outcome, outcome.word())], *count));
         page.family("tidegate_decisions_total", "Decisions by what they said", MetricType::Counter, decisions)?;
-        let failures = outcomes.failures.iter().map(|(failure, count)| (vec![("reason", failure.word())], *count));
+        let failures =
+            outcomes.failures.iter().map(|(failure, count)| (vec![(LabelName::Reason, failure.word())], *count));
         page.family("tidegate_errors_total", "Requests without a decision", MetricType::Counter, failures)?;
         let help = "From a message to its answer, in the process";
         page.histogram("tidegate_decision_duration_seconds", help, &[], &outcomes.decision_time)?;
@@ -265,7 +268,7 @@ impl Scrape {
         let Figures { outcomes, layers, waiting, strict_time, .. } = &self.figures;
         layers::write(layers, page)?;
         let answered = outcomes.outages.iter().flat_map(|(policy, [ok, over])| {
-            let labels = |code| vec![("policy", policy.word()), ("code", code)];
+            let labels = |code| vec![(LabelName::Policy, policy.word()), (LabelName::Code, code)];
             [(labels("ok"), *ok), (labels("over_limit"), *over)]
         });
         page.family(
@@ -274,7 +277,7 @@ impl Scrape {
             MetricType::Counter,
             answered,
         )?;
-        let shed = outcomes.shed.iter().map(|(class, count)| (vec![("class", class.word())], *count));
+        let shed = outcomes.shed.iter().map(|(class, count)| (vec![(LabelName::Class, class.word())], *count));
         page.family(
             "tidegate_shed_total",
             "Requests that were not let wait for Redis, because too many did",
@@ -312,9 +315,13 @@ impl Scrape {
                 [problem.place.file.to_string(), position.line.to_string(), position.column.to_string()]
             })
             .collect();
-        let mut series: Vec<(Vec<(&str, &str)>, u64)> = Vec::new();
+        let mut series: Vec<(Vec<(LabelName, &str)>, u64)> = Vec::new();
         for [file, line, column] in &places {
-            let labels = vec![("file", file.as_str()), ("line", line.as_str()), ("column", column.as_str())];
+            let labels = vec![
+                (LabelName::File, file.as_str()),
+                (LabelName::Line, line.as_str()),
+                (LabelName::Column, column.as_str()),
+            ];
             // One place may have two errors, but a series is written once.
             if !series.iter().any(|(other, _)| *other == labels) {
                 series.push((labels, 1));
@@ -325,7 +332,7 @@ impl Scrape {
 
     fn of_the_process(&self, page: &mut Page<'_>) -> fmt::Result {
         let Figures { process, started_at_s, .. } = &self.figures;
-        let build = vec![("version", env!("CARGO_PKG_VERSION"))];
+        let build = vec![(LabelName::Version, env!("CARGO_PKG_VERSION"))];
         page.family("tidegate_build_info", "What runs here", MetricType::Gauge, [(build, 1u64)])?;
         page.single("process_cpu_seconds_total", "CPU time", MetricType::Counter, process.cpu.as_secs_f64())?;
         page.gauge("process_resident_memory_bytes", "Resident memory", process.resident_bytes)?;
@@ -344,7 +351,7 @@ impl Page<'_> {
         name: &str,
         help: &str,
         kind: MetricType,
-        series: impl IntoIterator<Item = (Vec<(&'l str, &'l str)>, V)>,
+        series: impl IntoIterator<Item = (Vec<(LabelName, &'l str)>, V)>,
     ) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in series {
@@ -370,7 +377,7 @@ impl Page<'_> {
         &mut self,
         name: &str,
         help: &str,
-        series: impl IntoIterator<Item = (Vec<(&'l str, &'l str)>, &'l Times)>,
+        series: impl IntoIterator<Item = (Vec<(LabelName, &'l str)>, &'l Times)>,
     ) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, times) in series {
@@ -380,7 +387,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    fn histogram(&mut self, name: &str, help: &str, labels: &[(&str, &str)], times: &Times) -> fmt::Result {
+    fn histogram(&mut self, name: &str, help: &str, labels: &[(LabelName, &str)], times: &Times) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         let mut metric = if labels.is_empty() { metric } else { metric.encode_family(&labels)? };
         metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)

@@ -14,12 +14,14 @@ use crate::settings::secret::Secret;
 /// Names keys.
 #[derive(Clone, Debug)]
 pub struct Keying {
-    secret: Secret,
+    secret: Option<Secret>,
 }
 
 impl Keying {
-    pub fn new(secret: Secret) -> Keying {
-        Keying { secret }
+    /// Without a secret there are no names for sensitive keys: one that processes do not share would give each process
+    /// counts of its own.
+    pub fn new(secret: impl Into<Option<Secret>>) -> Keying {
+        Keying { secret: secret.into() }
     }
 
     /// The key's name at the origin.
@@ -33,7 +35,10 @@ impl Keying {
             digest.update(key.identifier);
             return head(&digest.finalize());
         }
-        let Ok(mut keyed) = Hmac::<Sha256>::new_from_slice(self.secret.expose().as_bytes()) else {
+        let Some(secret) = &self.secret else {
+            unreachable!("without a secret no rules with sensitive keys come into force where counts are shared")
+        };
+        let Ok(mut keyed) = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes()) else {
             unreachable!("any length will do")
         };
         fixed.iter().for_each(|part| keyed.update(part));

@@ -47,8 +47,8 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
                 Compiler { domain: &name, options, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
             let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
                 files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
-            for (_, descriptor) in &descriptors {
-                gather_sensitive(descriptor, &mut compiler.tree.sensitive_keys);
+            for (file, descriptor) in &descriptors {
+                gather_sensitive(file, descriptor, &mut compiler.tree.sensitive_keys);
             }
             compiler.level(&descriptors, &Path::default());
             compiler.tree.open();
@@ -59,11 +59,12 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
         .collect()
 }
 
-fn gather_sensitive(descriptor: &DescriptorFile, keys: &mut HashSet<Box<str>>) {
+fn gather_sensitive(file: &Arc<str>, descriptor: &DescriptorFile, keys: &mut HashMap<Box<str>, Place>) {
     if descriptor.sensitive {
-        keys.insert(descriptor.key.value.as_str().into());
+        let place = Place { file: file.clone(), position: descriptor.at };
+        keys.entry(descriptor.key.value.as_str().into()).or_insert(place);
     }
-    descriptor.descriptors.iter().for_each(|child| gather_sensitive(child, keys));
+    descriptor.descriptors.iter().for_each(|child| gather_sensitive(file, child, keys));
 }
 
 struct Compiler<'c> {
@@ -142,6 +143,18 @@ impl Compiler<'_> {
                 );
             }
             seen.insert((key, value), place.clone());
+            if descriptor.share_threshold && !descriptor.is_pattern() && !key.contains('*') {
+                let composite = composite(key, value.map(|value| in_message(value, self.is_sensitive(key))));
+                self.problems.error(
+                    file,
+                    descriptor.share_threshold_at,
+                    format!(
+                        "share_threshold can only be used with wildcard values (containing '*'), but found key \
+                         '{composite}'"
+                    ),
+                    format!("write value: \"*\" beside key: {key}, or remove share_threshold"),
+                );
+            }
             let node = self.node(file, descriptor, path);
             let gathered = keys.entry(key).or_default();
             gathered.places.push((value, place));
@@ -157,7 +170,7 @@ impl Compiler<'_> {
             let Gathered { mut values, patterns, places } = gathered;
             if !patterns.is_empty() {
                 let patterns = Patterns::new(patterns);
-                let is_sensitive = self.tree.sensitive_keys.contains(key);
+                let is_sensitive = self.tree.sensitive_keys.contains_key(key);
                 warn_of_shadowed((key, is_sensitive), &patterns, &places, self.problems);
                 values.patterns = Some(Number::new(self.tree.patterns.len()));
                 self.tree.patterns.push(patterns);
@@ -197,7 +210,7 @@ impl Compiler<'_> {
 
     /// A key that is sensitive anywhere in the domain is so everywhere: a request may bring it in any place.
     fn is_sensitive(&self, key: &str) -> bool {
-        self.tree.sensitive_keys.contains(key)
+        self.tree.sensitive_keys.contains_key(key)
     }
 
     /// The value as it is shown in rule ids, metrics and messages.

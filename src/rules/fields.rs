@@ -2,13 +2,14 @@
 //!
 //! Every getter reports what is wrong where it stands and goes on with the default, so that one load shows all errors.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::rules::policy::Word;
 use crate::rules::problem::{Position, Problems};
-use crate::rules::scalar::{Meaning, excerpt};
+use crate::rules::scalar::{Meaning, Scalar, excerpt};
 use crate::rules::yaml::{Kind, Node};
 
 /// A value and where it stands.
@@ -20,11 +21,22 @@ pub struct Located<T> {
 
 /// Where problems go: the file being read and what has been found so far.
 pub struct Report<'p> {
-    pub file: &'p Arc<str>,
-    pub problems: &'p mut Problems,
+    file: &'p Arc<str>,
+    problems: &'p mut Problems,
+    /// Unknown keys that have been reported, by where they stand and what was expected there, and what they were probably
+    /// meant to be. Aliases bring the same key again and again.
+    unknown: HashMap<(Position, &'static str), Option<&'static str>>,
 }
 
-impl Report<'_> {
+impl<'p> Report<'p> {
+    pub fn new(file: &'p Arc<str>, problems: &'p mut Problems) -> Report<'p> {
+        Report { file, problems, unknown: HashMap::new() }
+    }
+
+    pub fn file(&self) -> &'p Arc<str> {
+        self.file
+    }
+
     pub fn error(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         self.problems.error(self.file, at, message, help);
     }
@@ -148,7 +160,7 @@ impl Fields {
                 let first = fields.fields[index].key_at;
                 report.tolerable(
                     key.at,
-                    format!("the key '{text}' is there twice, first at line {}", first.line),
+                    format!("the key '{}' is there twice, first at line {}", excerpt(text), first.line),
                     "keep one of the two",
                 );
                 fields.fields[index].node = value.clone();
@@ -207,27 +219,8 @@ impl Fields {
             }
             return false;
         }
-        let message = format!("config error, unknown key '{}'", excerpt(key));
-        let unspaced = key.split_once(':').and_then(|(start, rest)| Some((known(shape, start)?, rest)));
-        if let Some((known, rest)) = unspaced {
-            self.meant.push(known);
-            report.error(at, message, format!("write a space after the colon: {known}: {}", excerpt(rest)));
-            return false;
-        }
-        let nearest = shape
-            .keys
-            .iter()
-            .map(|known| (strsim::damerau_levenshtein(known, key), *known))
-            .min()
-            .filter(|(distance, known)| *distance <= 1 + known.len() / 4);
-        let help = match nearest {
-            Some((_, known)) => {
-                self.meant.push(known);
-                format!("did you mean '{known}'?")
-            }
-            None => format!("{} has the keys {}", shape.name, list(shape.keys, "and")),
-        };
-        report.error(at, message, help);
+        let meant = report.unknown.get(&(at, shape.name)).copied();
+        self.meant.extend(meant.unwrap_or_else(|| report_unknown(key, at, shape, report)));
         false
     }
 
@@ -268,10 +261,15 @@ impl Fields {
             return None;
         };
         if let Meaning::Float(_) = scalar.meaning() {
+            // Whether a value is sensitive is known only when all descriptors of its domain have been read.
+            let (number, quoted) = match key {
+                "value" => ("a floating-point number".to_owned(), "…".to_owned()),
+                _ => (format!("the number {}", excerpt(&scalar.text)), excerpt(&scalar.text)),
+            };
             report.error(
                 node.at,
-                format!("error checking config: {key} is the number {}, not a string", scalar.text),
-                format!("put it in quotes: {key}: \"{}\"", scalar.text),
+                format!("error checking config: {key} is {number}, not a string"),
+                format!("put it in quotes: {key}: \"{quoted}\""),
             );
             return None;
         }
@@ -318,27 +316,35 @@ impl Fields {
     pub fn number(&self, key: &str, min: u32, report: &mut Report<'_>) -> Option<Located<u32>> {
         let node = self.node(key)?;
         let help = format!("write {key}: N with N from {min} to {}, without quotes", u32::MAX);
-        let meaning = node.as_scalar().map(|scalar| scalar.meaning());
-        match meaning {
-            Some(Meaning::Int(value)) => match u32::try_from(value) {
-                Ok(value) if value >= min => return Some(Located { value, at: node.at }),
-                _ => report.error(node.at, format!("{key} is {value}, which is out of range"), help),
-            },
+        let scalar = node.as_scalar();
+        let value = match scalar.map(Scalar::meaning) {
+            Some(Meaning::Int(value)) => value,
             Some(Meaning::LeadingZero) => {
-                report.tolerable(
-                    node.at,
-                    format!(
-                        "{key} is {}, which is octal to envoyproxy/ratelimit and decimal to others",
-                        node.describe()
-                    ),
-                    "write the number without leading zeros",
+                let message = format!(
+                    "{key} is {}, which is octal to envoyproxy/ratelimit and decimal to others",
+                    node.describe()
                 );
-                let octal = node.as_scalar().and_then(|scalar| u32::from_str_radix(&scalar.text, 8).ok());
-                return octal.map(|value| Located { value, at: node.at });
+                let help = "write the number without leading zeros";
+                // What is not octal either is no number to anybody, however lenient.
+                let Some(value) = scalar.and_then(Scalar::octal) else {
+                    report.error(node.at, message, help);
+                    return None;
+                };
+                report.tolerable(node.at, message, help);
+                value
             }
-            _ => report.error(node.at, format!("{key} is {}, not a whole number", node.describe()), help),
+            _ => {
+                report.error(node.at, format!("{key} is {}, not a whole number", node.describe()), help);
+                return None;
+            }
+        };
+        match u32::try_from(value) {
+            Ok(value) if value >= min => Some(Located { value, at: node.at }),
+            _ => {
+                report.error(node.at, format!("{key} is {value}, which is out of range"), help);
+                None
+            }
         }
-        None
     }
 
     /// A share between 0 and 1, in thousandths.
@@ -403,6 +409,44 @@ fn string_key<'n>(key: &'n Node, report: &mut Report<'_>) -> Option<&'n str> {
             None
         }
     }
+}
+
+/// The longest key that is compared with those that are known: what is longer resembles none of them, and comparing takes
+/// time and memory by its length.
+const LIKENESS_BYTES_MAX: usize = 64;
+
+/// Reports a key that belongs nowhere. Returns what it was probably meant to be.
+fn report_unknown(key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> Option<&'static str> {
+    let unspaced = key.split_once(':').and_then(|(start, rest)| Some((known(shape, start)?, rest)));
+    let (shown, meant, help) = match unspaced {
+        // A value may be sensitive.
+        Some(("value", _)) => {
+            ("value:…".to_owned(), Some("value"), "write a space after the colon: value: …".to_owned())
+        }
+        Some((known, rest)) => {
+            (excerpt(key), Some(known), format!("write a space after the colon: {known}: {}", excerpt(rest)))
+        }
+        None if report.problems.is_full() => (excerpt(key), None, String::new()),
+        None => match nearest(key, shape) {
+            Some(known) => (excerpt(key), Some(known), format!("did you mean '{known}'?")),
+            None => (excerpt(key), None, format!("{} has the keys {}", shape.name, list(shape.keys, "and"))),
+        },
+    };
+    report.error(at, format!("config error, unknown key '{shown}'"), help);
+    // Bounded by what is reported.
+    if !report.problems.is_full() {
+        report.unknown.insert((at, shape.name), meant);
+    }
+    meant
+}
+
+/// The known key that this one resembles most, if it does.
+fn nearest(key: &str, shape: Shape) -> Option<&'static str> {
+    if key.len() > LIKENESS_BYTES_MAX {
+        return None;
+    }
+    let distances = shape.keys.iter().map(|known| (strsim::damerau_levenshtein(known, key), *known));
+    distances.min().filter(|(distance, known)| *distance <= 1 + known.len() / 4).map(|(_, known)| known)
 }
 
 fn known(shape: Shape, key: &str) -> Option<&'static str> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::request::{DOMAIN_BYTES_MAX, KEY_BYTES_MAX, Unit, VALUE_BYTES_MAX};
 use crate::rules::fields::{DESCRIPTOR, Fields, LIMIT, Located, REPLACES, ROOT, Report};
-use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN, in_message};
+use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 use crate::rules::metadata;
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::problem::{Position, Problems};
@@ -40,6 +40,8 @@ pub struct DescriptorFile {
     pub detailed_metric: bool,
     pub value_to_metric: bool,
     pub share_threshold: bool,
+    /// Where that is written, if it is.
+    pub share_threshold_at: Position,
     pub sensitive: bool,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -78,7 +80,7 @@ pub fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainF
     let problems_before = problems.count();
     let documents = yaml::documents(file, text, problems);
     let is_readable = problems.count() == problems_before;
-    let mut report = Report { file, problems };
+    let mut report = Report::new(file, problems);
     if is_readable && documents.iter().all(|document| document.is_null()) {
         let at = Position { line: 1, column: 1 };
         report.error(at, "config file cannot have empty domain", "write domain: NAME and a list of descriptors");
@@ -100,7 +102,7 @@ fn domain(node: &Node, report: &mut Report<'_>) -> Option<DomainFile> {
         check_length("domain", domain, DOMAIN_BYTES_MAX, report);
     }
     let descriptors = descriptors(&fields, report);
-    let file = report.file.clone();
+    let file = report.file().clone();
     domain.map(|domain| DomainFile { file, domain, descriptors })
 }
 
@@ -146,25 +148,15 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
         detailed_metric: fields.boolean("detailed_metric", report),
         value_to_metric: fields.boolean("value_to_metric", report),
         share_threshold: fields.boolean("share_threshold", report),
+        share_threshold_at: fields.key_at("share_threshold").unwrap_or(fields.at),
         sensitive: fields.boolean("sensitive", report),
         metadata: fields.node("metadata").and_then(|node| metadata::read(node, report)),
         value,
     };
-    let key = key?;
+    key?;
     if is_value_spoilt {
         // Without its value it would be another rule, and look like a duplicate of its siblings.
         return None;
-    }
-    if descriptor.share_threshold && !descriptor.is_pattern() && !key.value.contains('*') {
-        let value = descriptor.value.as_ref().map(|value| in_message(&value.value, descriptor.sensitive));
-        let composite = composite(&key.value, value);
-        report.error(
-            fields.key_at("share_threshold").unwrap_or(fields.at),
-            format!(
-                "share_threshold can only be used with wildcard values (containing '*'), but found key '{composite}'"
-            ),
-            format!("write value: \"*\" beside key: {}, or remove share_threshold", key.value),
-        );
     }
     if descriptor.limits.is_empty() {
         warn_of_idle_flags(&fields, &descriptor, report);
@@ -328,8 +320,9 @@ fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
             None => report.tolerable(unit.at, message, help),
         }
     }
-    if let Some(node) = fields.node("requests_per_unit") {
-        report.tolerable(node.at, "should not specify requests_per_unit when unlimited", help);
+    // envoyproxy/ratelimit takes the number and does nothing with it, too.
+    if let Some(number) = fields.number("requests_per_unit", 0, report) {
+        report.warning(number.at, "should not specify requests_per_unit when unlimited", help);
     }
     for key in ["window", "algorithm", "burst", "scope", "slack", "on_outage", "class", "charge"] {
         if let Some(node) = fields.node(key) {
@@ -426,6 +419,14 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
         return None;
     }
     let text = fields.choice("window", WINDOW_HELP, report)?;
+    if let Some(unit) = calendar_unit(&text.value) {
+        report.error(
+            text.at,
+            format!("window '{}' has the unit {unit}, whose length depends on the calendar", excerpt(&text.value)),
+            "write days: 30d as unit: month has them, 365d as unit: year; minutes are written as m, as in 15m",
+        );
+        return None;
+    }
     let Ok(duration) = text.value.parse::<humantime::Duration>() else {
         report.error(text.at, format!("window '{}' is not a duration", excerpt(&text.value)), WINDOW_HELP);
         return None;
@@ -441,4 +442,10 @@ fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
         return None;
     }
     Some(Located { value: window_ms, at: text.at })
+}
+
+/// A unit of months or years in a duration. humantime has them by the mean length of the calendar's, which is none of ours.
+fn calendar_unit(text: &str) -> Option<&str> {
+    let mut units = text.split(|c: char| !c.is_alphabetic());
+    units.find(|unit| matches!(*unit, "M" | "month" | "months" | "y" | "yr" | "yrs" | "year" | "years"))
 }

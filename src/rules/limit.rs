@@ -138,8 +138,8 @@ impl Rule {
     }
 }
 
-/// What digests of sensitive values are keyed by, so that they can't be guessed: made of `TIDEGATE_SECRET_FILE`, all zero
-/// without one.
+/// What digests of sensitive values are keyed by, so that they can't be guessed: made of a secret. The default is for rules
+/// that nobody is shown.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct DigestKey([u8; 32]);
 

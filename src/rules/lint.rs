@@ -8,6 +8,7 @@ use crate::rules::file::{DescriptorFile, DomainFile};
 use crate::rules::limit::Rule;
 use crate::rules::policy::Scope;
 use crate::rules::problem::{Problem, Problems, Severity};
+use crate::rules::scalar::excerpt;
 use crate::rules::{Domain, Loaded};
 
 /// Warnings that the files as written give rise to.
@@ -75,18 +76,16 @@ fn descriptor_lint(
 }
 
 /// Refuses rules with sensitive keys, whose values would leave the process and must not be guessed from their digests.
+///
+/// Whether a limit counts by such a key does not matter: the secret names every key of a domain that has one.
 pub fn refuse_sensitive(loaded: &mut Loaded) {
     let Some(ruleset) = &loaded.ruleset else { return };
-    let sensitive_in = |domain: &Domain, rule: &Rule| {
-        let keys = &domain.tree().sensitive_keys;
-        rule.trail.iter().find(|step| keys.contains(&*step.key)).map(|step| (step.key.clone(), rule.at.clone()))
-    };
-    let found = ruleset.domains().find_map(|domain| domain.rules().find_map(|rule| sensitive_in(domain, rule)));
-    let Some((key, place)) = found else { return };
+    let places = ruleset.domains().flat_map(|domain| &domain.tree().sensitive_keys);
+    let Some((key, place)) = places.min_by_key(|(_, place)| *place) else { return };
     loaded.problems.push(Problem {
-        place,
+        place: place.clone(),
         severity: Severity::Error,
-        message: format!("{key} is sensitive, and counts are shared through Redis without a secret to hide its values"),
+        message: format!("{} is sensitive, and counts are shared without a secret to hide its values", excerpt(key)),
         help: "name a file with --secret-file (TIDEGATE_SECRET_FILE), the same for all processes".into(),
     });
     loaded.ruleset = None;

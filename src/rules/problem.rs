@@ -3,13 +3,15 @@
 //! Problems are collected, not thrown: a load reports everything that it finds in every file. Whether a problem stops
 //! the load is its severity; `Strictness` decides it for what envoyproxy/ratelimit lets pass silently.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 /// A position in a file, both counted from 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Position {
     pub line: usize,
     pub column: usize,
@@ -25,7 +27,8 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.position.line, self.position.column)
+        // The names of files and of a management server's resources may hold any character.
+        write!(f, "{}:{}:{}", escaped(&self.file), self.position.line, self.position.column)
     }
 }
 
@@ -74,16 +77,54 @@ pub enum Strictness {
     Lenient,
 }
 
+/// Problems of one severity that are kept: whoever has more of them has a broken generator, or means harm.
+pub const LISTED_MAX: usize = 1000;
+/// The longest message: names from the files are quoted in it.
+const TEXT_BYTES_MAX: usize = 2000;
+
 /// Collects the problems of a load.
 #[derive(Debug, Default)]
 pub struct Problems {
     strictness: Strictness,
-    found: Vec<Problem>,
+    errors: Listed,
+    warnings: Listed,
+    /// Those that were said again included.
+    count: usize,
+}
+
+/// Problems of one severity, each once: several aliases of one anchor repeat the same.
+#[derive(Debug, Default)]
+struct Listed {
+    found: BTreeSet<Problem>,
+    left_out: usize,
+    /// Where the first one that was left out is.
+    left_out_at: Option<Place>,
+}
+
+impl Listed {
+    fn add(&mut self, problem: Problem) {
+        if self.found.len() < LISTED_MAX {
+            self.found.insert(problem);
+        } else if !self.found.contains(&problem) {
+            self.left_out += 1;
+            self.left_out_at.get_or_insert(problem.place);
+        }
+    }
+
+    /// What stands for those that were left out.
+    fn rest(&self, severity: Severity) -> Option<Problem> {
+        Some(Problem {
+            place: self.left_out_at.clone()?,
+            severity,
+            message: format!("{severity}s that are not listed: {}, the first of them here", self.left_out),
+            help: format!("mend the {LISTED_MAX} that are listed, and check again"),
+        })
+    }
 }
 
 impl Problems {
     pub fn new(strictness: Strictness) -> Problems {
-        Problems { strictness, found: Vec::new() }
+        Problems { strictness, ..Problems::default() }
     }
 
     pub fn error(&mut self, file: &Arc<str>, position: Position, message: impl Into<String>, help: impl Into<String>) {
@@ -117,28 +158,101 @@ impl Problems {
 
     fn add(&mut self, file: &Arc<str>, position: Position, severity: Severity, message: String, help: String) {
         let place = Place { file: file.clone(), position };
-        // Names from the files are quoted in messages; they must not be able to forge lines or colours.
-        let [message, help] = [message, help].map(|text| match text.contains(char::is_control) {
-            true => {
-                text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() }).collect()
-            }
-            false => text,
-        });
-        self.found.push(Problem { place, severity, message, help });
+        let [message, help] = [message, help].map(presentable);
+        self.count += 1;
+        let problem = Problem { place, severity, message, help };
+        match severity {
+            Severity::Error => self.errors.add(problem),
+            Severity::Warning => self.warnings.add(problem),
+        }
     }
 
+    /// How often something was found wrong.
     pub fn count(&self) -> usize {
-        self.found.len()
+        self.count
     }
 
     pub fn has_errors(&self) -> bool {
-        self.found.iter().any(|problem| problem.severity == Severity::Error)
+        !self.errors.found.is_empty()
     }
 
-    /// In the order of files and lines. What several aliases of one anchor repeat is said once.
-    pub fn into_sorted(mut self) -> Vec<Problem> {
-        self.found.sort();
-        self.found.dedup();
-        self.found
+    /// Further errors are counted only.
+    pub fn is_full(&self) -> bool {
+        self.errors.found.len() >= LISTED_MAX
+    }
+
+    /// In the order of files and lines, each once; at the end, how many were left out.
+    pub fn into_sorted(self) -> Vec<Problem> {
+        let rest = [self.errors.rest(Severity::Error), self.warnings.rest(Severity::Warning)];
+        let mut all: Vec<Problem> = self.errors.found.into_iter().chain(self.warnings.found).collect();
+        all.sort();
+        all.extend(rest.into_iter().flatten());
+        all
+    }
+}
+
+/// Names from the files are quoted in messages; they must not be able to forge lines or colours, nor to flood the log.
+fn presentable(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        text.push('…');
+    }
+    escaped(&text).into_owned()
+}
+
+/// A text in which control characters are written as escapes.
+fn escaped(text: &str) -> Cow<'_, str> {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    match text.contains(char::is_control) {
+        true => text.chars().map(escape).collect::<String>().into(),
+        false => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(lines: impl IntoIterator<Item = usize>) -> Problems {
+        let mut problems = Problems::default();
+        let file: Arc<str> = "f.yaml".into();
+        for line in lines {
+            problems.error(&file, Position { line, column: 1 }, "wrong", "mend it");
+        }
+        problems
+    }
+
+    #[test]
+    fn what_is_said_a_million_times_is_kept_once() {
+        let found = problems((0..1_000_000).map(|number| number % 3));
+        assert_eq!((found.count(), found.errors.found.len()), (1_000_000, 3));
+        assert_eq!(found.into_sorted().len(), 3);
+    }
+
+    #[test]
+    fn a_list_that_is_full_says_how_many_are_missing() {
+        let mut found = problems(1..=LISTED_MAX + 7);
+        found.warning(&"f.yaml".into(), Position { line: 1, column: 2 }, "doubtful", "look");
+        assert!(found.has_errors() && found.is_full());
+        let sorted = found.into_sorted();
+        assert_eq!(sorted.len(), LISTED_MAX + 2, "errors do not push warnings out");
+        let last = sorted.last().unwrap();
+        assert_eq!((last.severity, last.place.position.line), (Severity::Error, LISTED_MAX + 1));
+        assert!(last.message.contains("not listed: 7,"), "{last}");
+        assert_eq!(problems(1..=LISTED_MAX).into_sorted().len(), LISTED_MAX, "nothing was left out");
+    }
+
+    #[test]
+    fn a_name_does_not_make_a_message_long() {
+        let mut found = Problems::default();
+        found.error(&"f.yaml".into(), Position::default(), "x".repeat(1 << 20), "ü".repeat(1 << 20));
+        let [problem] = &found.into_sorted()[..] else { panic!("one") };
+        assert!(problem.message.len() < 2100 && problem.help.len() < 2100);
+    }
+
+    #[test]
+    fn the_name_of_a_file_can_not_forge_lines() {
+        let place = Place { file: "xds:a\nERROR forged\u{1b}[31m".into(), position: Position { line: 1, column: 2 } };
+        assert_eq!(place.to_string(), "xds:a\\nERROR forged\\u{1b}[31m:1:2");
     }
 }

@@ -38,6 +38,11 @@ impl Scalar {
         }
     }
 
+    /// The text as an octal number, as YAML 1.1 reads digits behind a zero.
+    pub fn octal(&self) -> Option<i128> {
+        i128::from_str_radix(&self.text.replace('_', ""), 8).ok()
+    }
+
     /// Whether the text is a boolean to YAML 1.1 and a string to YAML 1.2 (`yes`, `off`, `n`), and which.
     pub fn legacy_bool(&self) -> Option<bool> {
         if !self.plain {

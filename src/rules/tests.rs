@@ -151,7 +151,10 @@ descriptors:
     assert_eq!(first.policy.slack_permille, Some(250));
     assert_eq!((second.terms.window_ms, second.terms.burst), (90 * 60_000, 3));
     assert_eq!((second.terms.algorithm, second.policy.scope), (Algorithm::Gcra, Some(Scope::Local)));
-    assert!(!rule.trail[0].takes_value && domain.tree().sensitive_keys.contains("k"), "a sensitive value is not shown");
+    assert!(
+        !rule.trail[0].takes_value && domain.tree().sensitive_keys.contains_key("k"),
+        "a sensitive value is not shown"
+    );
     let metadata = serde_json::Value::Object((**rule.metadata.as_ref().unwrap()).clone());
     assert_eq!(metadata, serde_json::json!({"team": "core", "nested": {"n": 1.0, "list": [true, null, "x"]}}));
 }
@@ -215,6 +218,89 @@ descriptors:
     let rules = loaded.ruleset.unwrap();
     let rule = rules.domain("d").unwrap().rules().next().unwrap();
     assert_eq!((rule.limits()[0].terms.limit, rule.limits()[0].terms.window_ms), (8, 60_000), "the last key wins");
+}
+
+#[test]
+fn what_is_no_number_is_an_error_however_lenient() {
+    let lenient = Options { strictness: Strictness::Lenient, ..Options::default() };
+    let load = |limit: &str| {
+        load_with(&[&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}, unit: second}}}}]\n")], lenient)
+    };
+    for nonsense in ["09", "-010", "0_9", "0777777777777", "08.5"] {
+        let loaded = load(&format!("requests_per_unit: {nonsense}"));
+        assert!(loaded.ruleset.is_none(), "{nonsense}: {:?}", loaded.problems);
+    }
+    assert!(load("requests_per_unit: 5, algorithm: gcra, burst: 00").ruleset.is_none(), "the least is 1");
+    for (octal, meant) in [("0100", 64), ("0_7", 7), ("+010", 8), ("00", 0)] {
+        let rules = load(&format!("requests_per_unit: {octal}")).ruleset.unwrap();
+        assert_eq!(rules.domain("d").unwrap().rules().next().unwrap().limits()[0].terms.limit, meant, "{octal}");
+    }
+}
+
+#[test]
+fn a_number_beside_unlimited_is_worth_a_warning_and_a_unit_an_error() {
+    let load = |limit: &str| {
+        load_with(&[&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}}}}}]\n")], Options::default())
+    };
+    let loaded = load("unlimited: true, requests_per_unit: 1000");
+    let said: Vec<String> = loaded.problems.iter().map(ToString::to_string).collect();
+    assert!(said.len() == 1 && said[0].contains(": warning: should not specify requests_per_unit"), "{said:?}");
+    assert!(loaded.ruleset.unwrap().domain("d").unwrap().rules().next().unwrap().is_unlimited());
+    for refused in ["requests_per_unit: many", "requests_per_unit: 5, unit: second", "unit: second", "window: 5s"] {
+        assert!(load(&format!("unlimited: true, {refused}")).ruleset.is_none(), "{refused}");
+    }
+}
+
+#[test]
+fn a_window_of_months_or_years_is_refused() {
+    let load = |window: &str| {
+        let limit = format!("requests_per_unit: 1, window: {window}");
+        load_with(&[&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {{{limit}}}}}]\n")], Options::default())
+    };
+    for window in ["5M", "1month", "2months", "1y", "1yr", "1year", "1h 5M"] {
+        let loaded = load(window);
+        assert!(loaded.ruleset.is_none(), "{window}");
+        let said = loaded.problems[0].to_string();
+        assert!(said.contains("depends on the calendar") && said.contains("write days: 30d"), "{said}");
+    }
+    for (window, ms) in [("5m", 300_000), ("5min", 300_000), ("1w", 604_800_000), ("30d", 2_592_000_000)] {
+        let rules = load(window).ruleset.unwrap();
+        assert_eq!(rules.domain("d").unwrap().rules().next().unwrap().limits()[0].terms.window_ms, ms, "{window}");
+    }
+}
+
+/// The most bytes that a load holds at a time beside the text.
+fn held(text: &str) -> (Loaded, u64) {
+    let mut loaded = None;
+    let measured = allocation_counter::measure(|| loaded = Some(load_with(&[text], Options::default())));
+    (loaded.unwrap(), measured.bytes_max)
+}
+
+#[test]
+fn aliases_do_not_multiply_problems() {
+    let unknown: String = (0..900).map(|number| format!("unknown{number}: 1, ")).collect();
+    let bomb = |aliases: usize| {
+        let descriptors: String = (0..aliases).map(|number| format!("  - {{<<: *x, value: v{number}}}\n")).collect();
+        format!("domain: d\ndescriptors:\n  - &x {{{unknown}key: k}}\n{descriptors}")
+    };
+    let (few, few_bytes) = held(&bomb(20));
+    let (many, many_bytes) = held(&bomb(2000));
+    for loaded in [few, many] {
+        let errors = loaded.problems.iter().filter(|it| it.severity == Severity::Error).count();
+        assert_eq!(errors, 900, "each once");
+    }
+    // Descriptors take some hundred bytes each, and each of 900 problems as many.
+    assert!(many_bytes < few_bytes + 2000 * 10_000, "{many_bytes} against {few_bytes}");
+}
+
+#[test]
+fn a_long_unknown_key_is_not_compared_with_those_that_are_known() {
+    let long = "x".repeat(1 << 20);
+    let (loaded, bytes) = held(&format!("domain: d\n? {long}\n: 1\n"));
+    let said: Vec<String> = loaded.problems.iter().map(ToString::to_string).collect();
+    assert!(said.len() == 1 && said[0].contains("unknown key 'xxx"), "{said:?}");
+    // A comparison has a table with a number for each pair of letters.
+    assert!(bytes < 32 << 20, "{bytes} bytes for a key of {}", long.len());
 }
 
 #[test]
@@ -430,14 +516,18 @@ descriptors:
   - {key: k, value: 'hush-2*', rate_limit: {requests_per_unit: 1, unit: second}}
   - {key: k, value: 'hush-2*x', rate_limit: {requests_per_unit: 1, unit: second}}
   - {key: k, value: hush-3, sensitive: true, share_threshold: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: hush-4, share_threshold: true, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value: 42.4242, rate_limit: {requests_per_unit: 1, unit: second}}
+  - {key: k, value:hush-5, rate_limit: {requests_per_unit: 1, unit: second}}
   - key: other
     descriptors:
       - {key: k, value_to_metric: true, rate_limit: {requests_per_unit: 1, unit: second}}
 "],
         Options::default(),
     );
-    assert_eq!(loaded.problems.len(), 3, "{:?}", loaded.problems);
+    assert_eq!(loaded.problems.len(), 6, "{:?}", loaded.problems);
     for problem in &loaded.problems {
-        assert!(!problem.to_string().contains("hush"), "{problem}");
+        let said = problem.to_string();
+        assert!(!said.contains("hush") && !said.contains("4242"), "{said}");
     }
 }

@@ -7,7 +7,7 @@
 //! The levels are for people. Requests find their way by two tables over all of them, one of keys and one of values, so
 //! that a step costs the same in a small and in a large tree.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -94,8 +94,8 @@ pub struct Tree {
     pub patterns: Vec<Patterns>,
     pub rules: Vec<Rule>,
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
-    /// foresees.
-    pub sensitive_keys: HashSet<Box<str>>,
+    /// foresees. Each with the place of the first descriptor that says so.
+    pub sensitive_keys: HashMap<Box<str>, Place>,
     ways: Ways,
 }
 

@@ -1,7 +1,6 @@
 //! An explanation in words for people, and as JSON for programs: the same on the command line and on the admin port.
 
 use std::fmt;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -111,6 +110,30 @@ fn describe(limit: &Limit) -> String {
 pub fn window(window_ms: u64) -> String {
     match crate::request::Unit::of_window_ms(window_ms) {
         Some(unit) => unit.word().to_owned(),
-        None => humantime::format_duration(Duration::from_millis(window_ms)).to_string(),
+        None => length(window_ms),
+    }
+}
+
+/// How long a window is, as it can be written in a rule: `90d`, `1h 30m`. Months and years are days.
+pub fn length(window_ms: u64) -> String {
+    const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+    let mut rest_ms = window_ms;
+    let parts = UNITS.map(|(unit, unit_ms)| {
+        let count = rest_ms / unit_ms;
+        rest_ms %= unit_ms;
+        (count > 0).then(|| format!("{count}{unit}"))
+    });
+    parts.into_iter().flatten().collect::<Vec<String>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_days_is_not_said_in_months() {
+        let days = |days: u64| window(days * 86_400_000);
+        assert_eq!((days(90).as_str(), days(366).as_str(), days(30).as_str()), ("90d", "366d", "month"));
+        assert_eq!((window(5_400_000).as_str(), window(1500).as_str()), ("1h 30m", "1s 500ms"));
     }
 }

@@ -53,7 +53,7 @@ impl Node {
             Kind::Scalar(scalar) => match scalar.meaning() {
                 Meaning::Null => "nothing".into(),
                 Meaning::Text => format!("'{}'", excerpt(&scalar.text)),
-                _ => scalar.text.clone(),
+                _ => excerpt(&scalar.text),
             },
         }
     }

@@ -21,6 +21,7 @@ use crate::observe::layers::LayerFigures;
 use crate::observe::process::ProcessFigures;
 use crate::observe::regional::RegionalFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions, Times};
+use crate::rules::wording::length;
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::explain::{self, Unexplained};
 use crate::server::log_budget::LogBudget;
@@ -187,10 +188,7 @@ async fn rlconfig(State(admin): State<Admin>) -> Response {
             for limit in rule.limits() {
                 let unit = match limit.unit() {
                     Some(unit) => unit.word().to_uppercase(),
-                    None => {
-                        let window = std::time::Duration::from_millis(limit.terms.window_ms);
-                        format!("UNKNOWN window={}", humantime::format_duration(window).to_string().replace(' ', ""))
-                    }
+                    None => format!("UNKNOWN window={}", length(limit.terms.window_ms).replace(' ', "")),
                 };
                 let _ = writeln!(page, "{path}: unit={unit} requests_per_unit={}, {modes}", limit.terms.limit);
             }

@@ -16,17 +16,20 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prost::Message;
+use prost_reflect::prost_types::{EnumValueDescriptorProto, FileDescriptorSet};
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::observe::outcome::Failure;
+use crate::request::Unit;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
 use crate::server::line::Line;
 use crate::server::service::{Answered, Moment, Service};
 use crate::server::skim::Announced;
 use crate::server::tls::Tls;
+use crate::server::wire::unit_number;
 use crate::server::{connection, grpc, wire};
 
 /// Names the reason of a refusal: the body says the same to everybody.
@@ -202,6 +205,8 @@ fn bad_request(reason: &str) -> Response {
     response
 }
 
+const WEEK: &str = "WEEK";
+
 /// The messages in proto3 JSON: camel case or snake case in, camel case out, nothing unknown.
 struct Json {
     request: MessageDescriptor,
@@ -210,7 +215,15 @@ struct Json {
 
 impl Json {
     fn new() -> anyhow::Result<Json> {
-        let pool = DescriptorPool::decode(grpc::DESCRIPTORS)?;
+        let mut described = FileDescriptorSet::decode(grpc::DESCRIPTORS)?;
+        let enums = described.file.iter_mut().flat_map(|file| &mut file.enum_type);
+        // Envoy's unit of overrides has no week, which answers have: whoever reads it there may write it here.
+        for unit in enums.filter(|it| it.name() == "RateLimitUnit" && it.value.iter().all(|value| value.name() != WEEK))
+        {
+            let number = Some(unit_number(Unit::Week));
+            unit.value.push(EnumValueDescriptorProto { name: Some(WEEK.into()), number, options: None });
+        }
+        let pool = DescriptorPool::from_file_descriptor_set(described)?;
         let message = |name: &str| {
             let name = format!("envoy.service.ratelimit.v3.{name}");
             pool.get_message_by_name(&name).ok_or_else(|| anyhow::anyhow!("{name} is not described"))
@@ -253,6 +266,17 @@ mod tests {
         assert!(json.request(br#"{"domain":"d","nonsense":1}"#).is_err());
         assert!(json.request(b"").is_err());
         assert!(json.request(br#"{} trailing"#).is_err());
+    }
+
+    #[test]
+    fn json_takes_every_unit_of_an_override_by_its_name() {
+        let json = Json::new().unwrap();
+        for unit in Unit::ALL {
+            let name = unit.word().to_uppercase();
+            let text = format!(r#"{{"descriptors":[{{"limit":{{"requestsPerUnit":5,"unit":"{name}"}}}}]}}"#);
+            let request = RateLimitRequest::decode(&*json.request(text.as_bytes()).unwrap()).unwrap();
+            assert_eq!(request.descriptors[0].limit.as_ref().unwrap().unit, unit_number(unit), "{name}");
+        }
     }
 
     #[test]

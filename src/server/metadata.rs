@@ -26,7 +26,7 @@ pub fn dynamic_metadata(
     let mut set = |name: &str, value: Value| fields.fields.insert(name.to_owned(), value);
     set("domain", string(request.domain()));
     let domain = ruleset.domain(request.domain());
-    let is_hidden = |key: &str| domain.is_some_and(|domain| domain.tree().sensitive_keys.contains(key));
+    let is_hidden = |key: &str| domain.is_some_and(|domain| domain.tree().sensitive_keys.contains_key(key));
     set("descriptors", list(message.descriptors.iter().map(|wire| describe(wire, is_hidden)).collect()));
     if message.hits_addend != 0 {
         set("hitsAddend", number(f64::from(message.hits_addend)));

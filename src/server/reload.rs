@@ -8,15 +8,12 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use crate::engine::layers::{Layers, Reach};
-use crate::rules::limit::{Limit, Rule};
-use crate::rules::lint;
-use crate::rules::policy::{Algorithm, OnOutage, Scope};
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Domain, Loaded, Options, Ruleset, Source};
+use crate::rules::{Loaded, Options, Ruleset, Source};
 use crate::server::service::{InForce, Service};
 use crate::sources::config::ConfigStatus;
 use crate::sources::files::{self, Location};
+use crate::sources::surroundings::Surroundings;
 use crate::sources::xds::stream::Taker;
 
 /// Problems that are logged one by one; `/config/status` has more of them.
@@ -31,8 +28,8 @@ pub struct Reloader {
     pub options: Options,
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
-    /// Sensitive values can leave the process as keyed digests.
-    pub has_secret: bool,
+    /// What the rules have to fit into.
+    pub surroundings: Surroundings,
 }
 
 impl Reloader {
@@ -46,13 +43,7 @@ impl Reloader {
 
     /// Puts rules into force if they are good.
     fn put(&self, mut loaded: Loaded, began: Instant) -> Result<Vec<Problem>, Vec<Problem>> {
-        if self.service.engine().table().is_shared() && !self.has_secret {
-            lint::refuse_sensitive(&mut loaded);
-        }
-        let layers = self.service.engine().layers();
-        if layers.place.regions > 1 && layers.owner.is_none() {
-            lint::refuse_strict(&mut loaded);
-        }
+        self.surroundings.refuse(&mut loaded);
         match loaded.ruleset {
             Some(ruleset) => {
                 self.install(ruleset, loaded.problems.clone(), began);
@@ -73,8 +64,7 @@ impl Reloader {
 
     /// What this process can't do for the rules in force, a sentence each.
     pub fn not_honoured(&self) -> Vec<String> {
-        let layers = self.service.engine().layers();
-        let sentences = |in_force: Arc<InForce>| not_honoured(&in_force.ruleset, layers);
+        let sentences = |in_force: Arc<InForce>| self.surroundings.not_honoured(&in_force.ruleset);
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
@@ -144,68 +134,6 @@ impl Reloader {
     }
 }
 
-/// What the layers that there are can't do for the rules, as one sentence each.
-fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
-    let limits = || {
-        ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
-    };
-    let mut sentences = Vec::new();
-    let mut say = |what: &str, ids: Vec<&str>, why: &str| {
-        if let Some(first) = ids.first() {
-            let others = match ids.len() - 1 {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            sentences.push(format!("{what} of rule {first}{others} {why}"));
-        }
-    };
-    let is_reduced = |wanted: Scope| {
-        let is_reduced = move |(_, limit): &(&Rule, &Limit)| {
-            // What `gcra` and `exact_window` default to, so nobody asked for it.
-            let is_default =
-                wanted == Scope::Regional && matches!(limit.terms.algorithm, Algorithm::Gcra | Algorithm::ExactWindow);
-            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Local && !is_default
-        };
-        limits().filter(is_reduced).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
-    };
-    let scopes = [Scope::Regional, Scope::Global, Scope::Split, Scope::Strict];
-    let alone: Vec<&str> = scopes.into_iter().flat_map(is_reduced).collect();
-    say("scope", alone, "has no effect: counts are not shared (REDIS_URL), every limit holds for this process alone");
-    let split_alone = |(_, limit): &(&Rule, &Limit)| {
-        let held = layers.hold_limit(limit);
-        held.scope == Scope::Split && held.reach == Reach::Process
-    };
-    let split_alone = limits().filter(split_alone).map(|(rule, _)| &*rule.id).collect();
-    say("scope: split", split_alone, "gives each process the region's part: without REDIS_URL nobody counts together");
-    let within = |wanted: Scope| {
-        let within = move |(_, limit): &(&Rule, &Limit)| {
-            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Regional
-        };
-        limits().filter(within).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
-    };
-    say(
-        "scope: global",
-        within(Scope::Global),
-        "holds for the region only: nothing is exchanged with other regions for it",
-    );
-    say("scope: split", within(Scope::Split), "gives this region all of it: there is no other (TIDEGATE_REGIONS)");
-    let without_part = limits().filter(|(_, limit)| limit.terms.limit > 0 && layers.hold_limit(limit).terms.limit == 0);
-    let without_part = without_part.map(|(rule, _)| &*rule.id).collect();
-    say(
-        "scope: split",
-        without_part,
-        "leaves nothing for this region: the limit is smaller than the number of regions",
-    );
-    let is_idle = |limit: &Limit| layers.hold_limit(limit).reach == Reach::Process;
-    let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local && is_idle(limit));
-    let with_outage = with_outage.map(|(rule, _)| &*rule.id).collect();
-    say("on_outage", with_outage, "has no effect: memory decides it, there is nothing whose outage could matter");
-    let is_exact = |limit: &Limit| matches!(layers.hold_limit(limit).reach, Reach::Process | Reach::Strict(_));
-    let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && is_exact(limit));
-    say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "has no effect: every decision is exact");
-    sentences
-}
-
 /// Takes a management server's rules, and tells when there are new ones.
 #[derive(Debug)]
 pub struct Following {
@@ -236,5 +164,35 @@ pub fn log(problems: &[Problem]) {
     }
     if problems.len() > LOGGED_MAX {
         tracing::warn!("and {} more problems: /config/status has them", problems.len() - LOGGED_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::layers::Layers;
+    use crate::server::service::idle;
+
+    const RULES: &str = "domain: d\ndescriptors:\n  - {key: ip, rate_limit: {requests_per_unit: 4, unit: hour}}\n";
+
+    #[test]
+    fn a_sensitive_descriptor_without_a_limit_does_not_come_in_with_a_reload() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("rules.yaml");
+        std::fs::write(&file, RULES).unwrap();
+        let reloader = Reloader {
+            location: Location::Path(file.clone()),
+            options: Options::default(),
+            service: idle(),
+            config: Arc::default(),
+            surroundings: Surroundings { layers: Layers::ALONE, has_store: true, has_secret: false },
+        };
+        assert_eq!(reloader.load(), Ok(Vec::new()));
+        std::fs::write(&file, format!("{RULES}  - {{key: api_key, value: internal, sensitive: true}}\n")).unwrap();
+        let problems = reloader.load().unwrap_err();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!((problems[0].place.position.line, problems[0].place.position.column), (4, 5));
+        let in_force = reloader.service.in_force().unwrap();
+        assert!(in_force.ruleset.domains().all(|domain| !domain.has_sensitive_keys()), "those from before stay");
     }
 }

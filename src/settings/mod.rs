@@ -13,6 +13,7 @@ pub mod redis_address;
 pub mod redis_tls;
 pub mod rules;
 pub mod secret;
+pub mod sharing;
 pub mod socket;
 pub mod strict;
 pub mod tls;
@@ -25,19 +26,19 @@ use clap::{Args, ValueEnum};
 use thiserror::Error;
 
 use crate::engine::Modes;
-use crate::engine::layers::{Layers, Place, Store};
 use crate::engine::table::KEYS_MAX;
 use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
 use crate::server::wire::{AnswerOptions, LimitHeaders, ReasonHeader};
-use crate::settings::global::{GlobalFlags, GlobalSettingError, GlobalSettings, RegionNames};
+use crate::settings::global::GlobalSettingError;
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
-use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
+use crate::settings::redis::RedisSettingError;
 use crate::settings::rules::RuleFlags;
-use crate::settings::secret::{Secret, SecretError};
+use crate::settings::secret::SecretError;
+use crate::settings::sharing::{SharingFlags, SharingSettings};
 use crate::settings::socket::{SocketFlags, SocketSettingError, SocketSettings};
-use crate::settings::strict::{StrictFlags, StrictSettingError, StrictSettings};
+use crate::settings::strict::StrictSettingError;
 use crate::settings::tls::{TlsFlags, TlsSettingError, TlsSettings};
 use crate::settings::xds::{XdsFlags, XdsSettingError, XdsSettings};
 
@@ -129,13 +130,7 @@ pub struct ServeFlags {
     pub tls: TlsFlags,
 
     #[command(flatten)]
-    pub redis: RedisFlags,
-
-    #[command(flatten)]
-    pub global: GlobalFlags,
-
-    #[command(flatten)]
-    pub strict: StrictFlags,
+    pub sharing: SharingFlags,
 
     /// Bring the table in MySQL up to date before it is used, as `tidegate migrate` does
     #[arg(long, env = "TIDEGATE_MIGRATE", help_heading = "MySQL", value_name = "BOOL", default_value = "false")]
@@ -319,38 +314,10 @@ pub struct Settings {
     /// Replaces `grpc_addr`.
     pub grpc_socket: Option<SocketSettings>,
     pub tls: Option<TlsSettings>,
-    /// The region's Redis. `None`: the process counts alone.
-    pub redis: Option<RedisSettings>,
-    /// The regions and what they share. `None`: counts stay in the region.
-    pub global: Option<GlobalSettings>,
-    /// The regions, also when they share nothing.
-    pub names: Option<RegionNames>,
-    /// Who owns strict limits, and by what outages are noticed.
-    pub strict: StrictSettings,
+    /// Whom counts are shared with.
+    pub sharing: SharingSettings,
     /// The table in MySQL is brought up to date first.
     pub migrates: bool,
-    /// What sensitive values are hashed with before they leave the process.
-    pub secret: Option<Secret>,
-}
-
-impl Settings {
-    /// How far limits can reach.
-    pub fn layers(&self) -> Layers {
-        let is_regional = self.redis.is_some();
-        let place = self.names.as_ref().map_or(Place::ONLY, RegionNames::place);
-        let owner = match &self.strict.owner {
-            Some(_) => Some(Store::Owner),
-            // Several regions have no Redis that could own a limit of all of them.
-            None => (is_regional && place.regions == 1).then_some(Store::Origin),
-        };
-        Layers {
-            is_regional,
-            is_global: self.global.is_some() && place.regions > 1,
-            owner,
-            place,
-            slack_permille: self.redis.as_ref().map_or(0, |redis| redis.slack),
-        }
-    }
 }
 
 /// The second place that metrics are served at.
@@ -407,8 +374,7 @@ impl Settings {
             }
             Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
         };
-        let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
-        let global = GlobalSettings::new(&flags.global)?;
+        let sharing = SharingSettings::new(&flags.sharing, &flags.rules.secret)?;
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
             has_http_json: flags.http_json,
@@ -457,7 +423,7 @@ impl Settings {
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
-                strict_timeout: strict.timeout,
+                strict_timeout: sharing.strict.timeout,
                 near_limit_ratio: flags.near_limit_ratio,
             },
             drain_delay: drain("drain-delay", "TIDEGATE_DRAIN_DELAY", flags.drain_delay)?,
@@ -465,15 +431,8 @@ impl Settings {
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
             xds,
-            redis: RedisSettings::new(&flags.redis)?,
-            names: match &global {
-                Some(global) => Some(global.names.clone()),
-                None => RegionNames::alone(&flags.global)?,
-            },
-            global,
-            strict,
+            sharing,
             migrates: flags.migrate,
-            secret: secret::read(&flags.rules.secret)?,
         })
     }
 }

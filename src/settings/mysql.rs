@@ -182,6 +182,12 @@ impl Address {
         if server.is_empty() || server.starts_with(['/', ':']) {
             return Err(MysqlSettingError::Url("names no host"));
         }
+        // The client library ends the login at the first of these, and would take the rest of a password for a name.
+        if login.contains('/') || query.contains('@') {
+            return Err(MysqlSettingError::Url(
+                "has a '/', '?' or '@' in it that is none: write %2F, %3F and %40 instead",
+            ));
+        }
         let (mut ssl_mode, mut ssl_ca, mut ssl_cert, mut ssl_key) = (None, None, None, None);
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let file = || Some(PathBuf::from(&*value));

@@ -4,6 +4,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::observe::label_name::LabelName;
+
 /// The words that envoyproxy/ratelimit takes for booleans.
 pub fn boolean(text: &str) -> Result<bool, String> {
     match text {
@@ -102,7 +104,7 @@ impl FromStr for Tags {
             if name.starts_with("__") {
                 return Err(format!("the label '{name}' is Prometheus' own: choose a name without __ at its start"));
             }
-            if RESERVED.contains(&name) || tags.iter().any(|(other, _)| other == name) {
+            if LabelName::is_taken(name) || tags.iter().any(|(other, _)| other == name) {
                 return Err(format!("the label '{name}' is there already: choose another name"));
             }
             tags.push((name.to_owned(), value.to_owned()));
@@ -110,25 +112,6 @@ impl FromStr for Tags {
         Ok(Tags(tags))
     }
 }
-
-/// The names of labels that metrics have of their own.
-const RESERVED: [&str; 15] = [
-    "domain",
-    "key1",
-    "key2",
-    "outcome",
-    "reason",
-    "le",
-    "grpc_method",
-    "err_type",
-    "file",
-    "line",
-    "column",
-    "version",
-    "state",
-    "port",
-    "rustc",
-];
 
 fn is_label_name(name: &str) -> bool {
     let is_first = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'_';
@@ -184,6 +167,15 @@ mod tests {
         assert_eq!(read("").unwrap().0, []);
         for nonsense in ["a", "a-b:c", "1:c", "__name__:x", "domain:x", "a:b,a:c", ":x"] {
             assert!(read(nonsense).is_err(), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_label_of_a_metric_can_not_be_set_twice() {
+        let own = LabelName::ALL.iter().map(|name| name.word());
+        for name in own.chain(["le"]) {
+            let said = format!("a:b,{name}:x").parse::<Tags>().unwrap_err();
+            assert!(said.contains(&format!("the label '{name}' is there already")), "{said}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Where Redis is: the forms of REDIS_URL.
 //!
 //! envoyproxy/ratelimit takes `host:port`, a path, or a list of them; managed services hand out `redis://` and `rediss://`
-//! URLs. Both are taken. A URL may hold a password, so nothing here says a value back without hiding what stands
-//! before its `@`.
+//! URLs. Both are taken. A value may hold a password, also one that is written wrong, so nothing here says more of it than
+//! what can only be a server.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -127,6 +127,16 @@ pub enum AddressError {
          --redis-tls-cacert (REDIS_TLS_CACERT)"
     )]
     Insecure(String),
+    #[error(
+        "--redis-url (REDIS_URL) has a list whose number {0} names no server; it is not shown, because there is a password in \
+         the list: write a comma or an @ of a password as %2C or %40, or the password into --redis-auth (REDIS_AUTH)"
+    )]
+    InList(usize),
+    #[error(
+        "--redis-url (REDIS_URL) is a unix socket with parameters: write its path alone, and the password into --redis-auth \
+         (REDIS_AUTH)"
+    )]
+    SocketParameters,
     #[error("--redis-url (REDIS_URL) is a path of {0} bytes, and a socket's path has at most {PATH_BYTES_MAX}")]
     PathTooLong(usize),
     #[error("--redis-url (REDIS_URL) names database {0}: write a number from 0 to {DATABASE_MAX}")]
@@ -196,7 +206,7 @@ fn single(text: &str, socket: Option<SocketType>) -> Result<RedisAddress, Addres
 }
 
 fn cluster(text: &str) -> Result<RedisAddress, AddressError> {
-    let mut all = elements(text).map(written).collect::<Result<Vec<_>, _>>()?;
+    let mut all = written_list(text, elements(text))?;
     let credentials = all.iter().find_map(|one| one.credentials.clone());
     if all.iter().any(|one| one.credentials.is_some() && one.credentials != credentials) {
         return Err(AddressError::DifferentCredentials);
@@ -225,7 +235,7 @@ fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
     if master.is_empty() || master.contains([':', '/', '@']) {
         return Err(missing());
     }
-    let all = elements.map(written).collect::<Result<Vec<_>, _>>()?;
+    let all = written_list(text, elements)?;
     if all.iter().any(|one| one.credentials.is_some() || one.database != 0) {
         return Err(AddressError::SentinelCredentials);
     }
@@ -236,6 +246,19 @@ fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
     }
     let place = Place::Sentinel { master: master.to_owned(), sentinels };
     Ok(RedisAddress { place, database: 0, credentials: None, is_tls })
+}
+
+/// Every server of a list. With a password in it, an element may be a part of that, which only looks like a server.
+fn written_list<'t>(list: &str, elements: impl Iterator<Item = &'t str>) -> Result<Vec<Written>, AddressError> {
+    let read = |(number, element): (usize, &str)| {
+        written(element).map_err(|error| match error {
+            AddressError::Form(_) | AddressError::NoPort(_) | AddressError::Url(_) if list.contains('@') => {
+                AddressError::InList(number)
+            }
+            other => other,
+        })
+    };
+    (1..).zip(elements).map(read).collect()
 }
 
 fn elements(text: &str) -> impl Iterator<Item = &str> {
@@ -257,6 +280,9 @@ fn node_of(place: Place, kind: &'static str) -> Result<Node, AddressError> {
 fn written(text: &str) -> Result<Written, AddressError> {
     for scheme in ["redis+unix:", "unix:"] {
         if let Some(path) = text.strip_prefix(scheme) {
+            if path.contains('?') {
+                return Err(AddressError::SocketParameters);
+            }
             return unix(path.strip_prefix("//").unwrap_or(path)).map(plain);
         }
     }
@@ -317,11 +343,30 @@ fn url(text: &str) -> Result<Written, AddressError> {
     Ok(Written { place: Place::Single(Node { host: host.clone(), port }), database, credentials, is_tls })
 }
 
-/// The text without what may be a password: everything between the scheme and the last `@`.
+/// The text without what may be a password: everything between the scheme and the last `@`, and without an `@` everything
+/// that is no host, port and database.
 fn hidden(text: &str) -> String {
-    let Some((before, after)) = text.rsplit_once('@') else { return text.to_owned() };
-    let scheme = before.split_once("://").map_or(String::new(), |(scheme, _)| format!("{scheme}://"));
-    format!("{scheme}***@{after}")
+    let (scheme, rest) = match text.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), text),
+    };
+    match rest.rsplit_once('@') {
+        Some((_, after)) => format!("{scheme}***@{after}"),
+        None if (rest.starts_with('/') && !rest.contains('?')) || rest.split(',').all(is_plain_server) => {
+            text.to_owned()
+        }
+        None => format!("{scheme}***"),
+    }
+}
+
+/// `host`, `host:6379` or `host:6379/0`, perhaps with `#insecure`: nothing of it can be a password.
+fn is_plain_server(text: &str) -> bool {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let text = text.trim().strip_suffix("#insecure").unwrap_or(text.trim());
+    let (server, database) = text.split_once('/').unwrap_or((text, ""));
+    let (host, port) = server.rsplit_once(':').unwrap_or((server, ""));
+    let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    !host.is_empty() && host.bytes().all(is_host) && is_number(port) && is_number(database)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::rules::Options;
 use crate::rules::limit::DigestKey;
 use crate::rules::problem::Strictness;
 use crate::settings::parse::boolean;
-use crate::settings::secret::{self, SecretError, SecretFlags};
+use crate::settings::secret::{self, Secret, SecretError, SecretFlags};
 use crate::sources::files::Location;
 use crate::sources::runtime::RuntimeDirectory;
 
@@ -61,9 +61,10 @@ pub struct RuleFlags {
 impl RuleFlags {
     /// Reads the secret's file, if one is set.
     pub fn options(&self) -> Result<Options, SecretError> {
-        let secret = secret::read(&self.secret)?;
+        // Without a secret digests differ from start to start: under a key that everybody knows, values could be tried out.
+        let secret = secret::read(&self.secret)?.unwrap_or_else(Secret::random);
         Ok(Options {
-            digest_key: secret.map_or_else(DigestKey::default, |secret| DigestKey::new(secret.expose())),
+            digest_key: DigestKey::new(secret.expose()),
             strictness: if self.lenient_rules { Strictness::Lenient } else { Strictness::Strict },
             merge_domains: self.merge_domain_config,
         })
@@ -91,5 +92,45 @@ impl RuleFlags {
             takes_neighbours: self.runtime_watch_root,
             ignores_dot_files: self.runtime_ignoredotfiles,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::rules::{Ruleset, Source};
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        rules: RuleFlags,
+    }
+
+    /// The id of a rule with a sensitive value.
+    fn rule_id(options: &Options) -> String {
+        let text = "
+domain: d
+descriptors:
+  - {key: k, value: hunter2, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
+";
+        let loaded = Ruleset::load(&[Source { name: "f.yaml".into(), text: text.into() }], options);
+        loaded.ruleset.unwrap().domain("d").unwrap().rules().next().unwrap().id.to_string()
+    }
+
+    #[test]
+    fn digests_of_sensitive_values_can_not_be_recomputed_without_the_secret() {
+        let flags = Command::parse_from(["serve"]).rules;
+        let [one, other] = [flags.options().unwrap(), flags.options().unwrap()];
+        assert_ne!(rule_id(&one), rule_id(&other), "every start has a key of its own");
+        assert_eq!(rule_id(&one), rule_id(&one), "reloads keep it");
+        assert_ne!(rule_id(&one), rule_id(&Options::default()), "none that everybody knows");
+
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("secret");
+        std::fs::write(&file, "0123456789abcdef").unwrap();
+        let flags = Command::parse_from(["serve", "--secret-file", file.to_str().unwrap()]).rules;
+        assert_eq!(rule_id(&flags.options().unwrap()), rule_id(&flags.options().unwrap()), "with a secret all agree");
     }
 }

@@ -22,6 +22,11 @@ impl Secret {
         Secret(text.into())
     }
 
+    /// One that nobody else knows.
+    pub fn random() -> Secret {
+        Secret(format!("{:032x}", rand::random::<u128>()))
+    }
+
     /// The text itself. What is made of it must not be shown either.
     pub fn expose(&self) -> &str {
         &self.0

@@ -1,8 +1,9 @@
-//! Where rules come from, and when files change.
+//! Where rules come from, when files change, and what rules have to fit into.
 
 pub mod changes;
 pub mod config;
 pub mod files;
 pub mod runtime;
+pub mod surroundings;
 pub mod trail;
 pub mod xds;

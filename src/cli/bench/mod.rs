@@ -167,13 +167,13 @@ pub fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let report = runtime.block_on(measure(flags, Arc::new(plan)))?;
-    let mut out = std::io::stdout().lock();
-    match flags.output {
-        Output::Json => writeln!(out, "{:#}", report.as_json())?,
-        Output::Text => report.print(&mut out)?,
-    }
     let is_good = report.tally.errors_total() == 0 && report.tally.answers() > 0;
-    Ok(if is_good { Exit::Success } else { Exit::Failure })
+    let exit = if is_good { Exit::Success } else { Exit::Failure };
+    let mut out = std::io::stdout().lock();
+    exit.after(match flags.output {
+        Output::Json => writeln!(out, "{:#}", report.as_json()),
+        Output::Text => report.print(&mut out),
+    })
 }
 
 /// Checks the flags as a whole.

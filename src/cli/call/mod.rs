@@ -20,7 +20,7 @@ use clap::Args;
 use http::HeaderValue;
 use prost::Message;
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -130,10 +130,23 @@ pub fn run(flags: &CallFlags) -> anyhow::Result<Exit> {
     runtime.block_on(calls(flags, caller))
 }
 
-async fn calls(flags: &CallFlags, mut caller: Caller) -> anyhow::Result<Exit> {
-    let mut out = std::io::stdout();
+async fn calls(flags: &CallFlags, caller: Caller) -> anyhow::Result<Exit> {
     let mut summary = Summary::new()?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let interrupt = signal(SignalKind::interrupt())?;
+    let printed = call_and_print(flags, caller, interrupt, &mut summary).await;
+    // Interrupted before there was any answer, nothing was answered.
+    let is_good = summary.errors.is_empty() && summary.calls() > 0;
+    if is_good { Exit::Success } else { Exit::Failure }.after(printed)
+}
+
+/// Ends early when nobody reads what is printed.
+async fn call_and_print(
+    flags: &CallFlags,
+    mut caller: Caller,
+    mut interrupt: Signal,
+    summary: &mut Summary,
+) -> std::io::Result<()> {
+    let mut out = std::io::stdout();
     let mut shown = Shown { flags, advised: BTreeSet::new() };
     let mut pause = flags.rate.map(|rate| tokio::time::interval(Duration::from_secs_f64(1.0 / rate)));
     for number in 1..=flags.repeat {
@@ -173,7 +186,7 @@ async fn calls(flags: &CallFlags, mut caller: Caller) -> anyhow::Result<Exit> {
             }
         }
     }
-    Ok(if summary.errors.is_empty() { Exit::Success } else { Exit::Failure })
+    Ok(())
 }
 
 /// Prints outcomes as they come.

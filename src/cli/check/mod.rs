@@ -12,14 +12,19 @@ use serde_json::json;
 use crate::cli::check::policy::PolicyRow;
 use crate::cli::check::written::Written;
 use crate::cli::{Exit, Output};
-use crate::rules::problem::{Problem, Severity};
+use crate::rules::Loaded;
+use crate::rules::problem::{LISTED_MAX, Problem, Severity};
 use crate::settings::rules::RuleFlags;
+use crate::settings::sharing::{SharingFlags, SharingSettings};
 use crate::sources::files;
 
 #[derive(Args, Debug)]
 pub struct CheckFlags {
     #[command(flatten)]
     pub rules: RuleFlags,
+
+    #[command(flatten)]
+    pub sharing: SharingFlags,
 
     /// Show the policy of every limit too: its class, scope, outage policy and slack, defaults filled in
     #[arg(long)]
@@ -31,14 +36,26 @@ pub struct CheckFlags {
 }
 
 pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
+    let sharing = SharingSettings::new(&flags.sharing, &flags.rules.secret)?;
     let options = flags.rules.options()?;
-    let loaded = files::load(&flags.rules.location(), &options);
+    let mut loaded = files::load(&flags.rules.location(), &options);
+    sharing.surroundings().refuse(&mut loaded);
+    let mut remarks = sharing.warnings(&flags.sharing);
+    // Without a word on where the rules are to hold, nobody can say what has no effect there.
+    if let Some(ruleset) = loaded.ruleset.as_ref().filter(|_| sharing.is_set()) {
+        remarks.extend(sharing.surroundings().not_honoured(ruleset));
+    }
     let policies = match &loaded.ruleset {
         Some(ruleset) if flags.show_policy => policy::rows(ruleset, &Written::read(ruleset, options.strictness)?),
         _ => Vec::new(),
     };
-    let (errors, warnings) = counts(&loaded.problems);
     let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };
+    exit.after(report(flags, &loaded, &remarks, &policies))
+}
+
+fn report(flags: &CheckFlags, loaded: &Loaded, remarks: &[String], policies: &[PolicyRow]) -> std::io::Result<()> {
+    let (errors, warnings) = counts(&loaded.problems);
+    let warnings = warnings + remarks.len();
     let mut out = std::io::stdout().lock();
     if flags.output == Output::Json {
         let mut document = json!({
@@ -48,16 +65,17 @@ pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
             "errors": errors,
             "warnings": warnings,
             "problems": loaded.problems,
+            "remarks": remarks,
         });
         if flags.show_policy {
             document["policies"] = policies.iter().map(PolicyRow::to_json).collect();
         }
-        writeln!(out, "{document:#}")?;
-        return Ok(exit);
+        return writeln!(out, "{document:#}");
     }
     print(&mut out, &loaded.problems)?;
+    remarks.iter().try_for_each(|remark| writeln!(out, "warning: {remark}"))?;
     if !policies.is_empty() {
-        write!(out, "{}\n\n{}", policy::table(&policies), policy::legend(&policies))?;
+        write!(out, "{}\n\n{}", policy::table(policies), policy::legend(policies))?;
     }
     match &loaded.ruleset {
         Some(ruleset) => writeln!(
@@ -66,24 +84,20 @@ pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
             plural(ruleset.rules_count(), "rule"),
             plural(ruleset.domains().count(), "domain"),
             plural(warnings, "warning")
-        )?,
-        None => writeln!(out, "not loaded: {}, {}", plural(errors, "error"), plural(warnings, "warning"))?,
+        ),
+        None => writeln!(out, "not loaded: {}, {}", plural(errors, "error"), plural(warnings, "warning")),
     }
-    Ok(exit)
 }
 
-/// Prints problems, errors before warnings if there are too many for all: a broken generator should not flood a terminal.
+/// Prints problems, only the errors if there are too many for all: a broken generator should not flood a terminal.
 pub fn print(out: &mut impl Write, problems: &[Problem]) -> std::io::Result<()> {
-    const LISTED_MAX: usize = 1000;
-    let (errors, _) = counts(problems);
-    let is_too_many = problems.len() > LISTED_MAX;
-    let listed = problems.iter().filter(|it| !is_too_many || errors == 0 || it.severity == Severity::Error);
-    let listed: Vec<&Problem> = listed.take(LISTED_MAX).collect();
-    for problem in &listed {
+    let (errors, warnings) = counts(problems);
+    let is_too_many = problems.len() > LISTED_MAX && errors > 0;
+    for problem in problems.iter().filter(|it| !is_too_many || it.severity == Severity::Error) {
         writeln!(out, "{problem}")?;
     }
-    if listed.len() < problems.len() {
-        writeln!(out, "... and {} not listed: mend these and check again", problems.len() - listed.len())?;
+    if is_too_many && warnings > 0 {
+        writeln!(out, "... and {} not listed: mend these and check again", plural(warnings, "warning"))?;
     }
     Ok(())
 }

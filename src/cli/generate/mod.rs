@@ -21,7 +21,7 @@ use crate::cli::generate::source::Source;
 use crate::cli::yaml::{in_comment, read};
 use crate::cli::{Exit, Output, explain};
 use crate::request::Bounds;
-use crate::settings::parse::boolean;
+use crate::settings::parse::{boolean, duration};
 use crate::settings::rules::RuleFlags;
 
 pub const EXAMPLES: &str = "Examples:
@@ -70,7 +70,7 @@ pub struct PlanFlags {
     pub maps: Vec<(String, Source)>,
 
     /// How long Envoy waits for an answer [default: 20ms, 100ms if a rule is strict]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,
 
     /// Whether a request is refused when no answer comes [default: if a rule denies in an outage]

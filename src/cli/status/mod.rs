@@ -47,26 +47,26 @@ pub fn run(flags: &StatusFlags) -> anyhow::Result<Exit> {
     let (document, stats) = match read(flags) {
         Ok(read) => read,
         Err(error) => {
-            match flags.output {
+            return Exit::NoAnswer.after(match flags.output {
                 Output::Json => {
                     let error = json!({"message": error.to_string(), "hint": error.hint()});
-                    writeln!(std::io::stdout(), "{:#}", json!({"healthy": false, "error": error}))?;
+                    writeln!(std::io::stdout(), "{:#}", json!({"healthy": false, "error": error}))
                 }
                 Output::Text => {
                     say(&format!("tidegate: {error}"));
                     say(&format!("  help: {}", error.hint()));
+                    Ok(())
                 }
-            }
-            return Ok(Exit::NoAnswer);
+            });
         }
     };
     let problems = stats.problems();
+    let exit = if problems.is_empty() { Exit::Success } else { Exit::Failure };
     let mut out = std::io::stdout().lock();
-    match flags.output {
-        Output::Json => writeln!(out, "{:#}", judged(document, &problems))?,
-        Output::Text => stats.print(&mut out, &flags.addr.to_string(), &problems)?,
-    }
-    Ok(if problems.is_empty() { Exit::Success } else { Exit::Failure })
+    exit.after(match flags.output {
+        Output::Json => writeln!(out, "{:#}", judged(document, &problems)),
+        Output::Text => stats.print(&mut out, &flags.addr.to_string(), &problems),
+    })
 }
 
 fn read(flags: &StatusFlags) -> Result<(Value, Stats), PageError> {

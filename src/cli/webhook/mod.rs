@@ -114,12 +114,12 @@ async fn mutate(State(usual): State<Arc<Sidecar>>, body: Bytes) -> Response {
             match answer.what {
                 Verdict::Unchanged => tracing::debug!(review = pod, "a pod passes as it is"),
                 Verdict::Injected => tracing::info!(review = pod, "a pod gets its sidecar"),
-                Verdict::Denied(reason) => tracing::warn!(review = pod, "a pod is denied: {reason}"),
+                Verdict::Denied(reason) => tracing::warn!(review = pod, reason, "a pod is denied"),
             }
             respond(StatusCode::OK, JSON, answer.review.to_string())
         }
         Err(error) => {
-            tracing::warn!("a review can't be answered: {error}");
+            tracing::warn!(error = error.to_string(), "a review can't be answered");
             respond(StatusCode::BAD_REQUEST, JSON, review::refusal(&error).to_string())
         }
     }

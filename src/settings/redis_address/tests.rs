@@ -110,6 +110,40 @@ fn what_names_no_server_is_refused_without_its_password() {
 }
 
 #[test]
+fn a_password_in_a_url_that_is_written_wrong_is_not_said() {
+    let singles = [
+        "redis://:hunter2",
+        "redis://user:hunter2",
+        "hunter2:redis.host:6379",
+        "user:hunter2",
+        ":hunter2",
+        "redis://redis.host/hunter2",
+        "redis://redis.host:hunter2",
+        "http://hunter2:redis.host:6379",
+        "redis+unix:///run/redis.sock?pass=hunter2",
+        "unix:/run/redis.sock?pass=hunter2",
+    ];
+    for text in singles {
+        let error = single(text).unwrap_err();
+        assert!(!error.to_string().contains("hunter2") && !format!("{error:?}").contains("hunter2"), "{error:?}");
+        let error = cluster(&format!("{text},redis.host:6379")).unwrap_err();
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+        let error = sentinel(&format!("mymaster,{text}")).unwrap_err();
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+        let error = sentinel(&format!("{text},redis.host:26379")).unwrap_err();
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+    // A comma of the password ends an element.
+    for text in ["redis://:hunter2,x@redis.host:6379", "redis://u:12,hunter2,x@redis.host:6379", "a:1,u:hunter2,x@b:2"]
+    {
+        let error = cluster(text).unwrap_err();
+        assert!(matches!(error, AddressError::InList(_)) && !error.to_string().contains("hunter2"), "{error}");
+        assert!(error.to_string().contains("%2C"), "{error}");
+    }
+    assert!(single("http://redis.host:6379").unwrap_err().to_string().contains("'http://redis.host:6379'"));
+}
+
+#[test]
 fn credentials_are_split_at_the_first_colon() {
     let read = |text: &str| {
         let Credentials { user, password } = Credentials::parse(text);

@@ -56,7 +56,7 @@ fn limit(policy: &RateLimitPolicy) -> Value {
     let RateLimitPolicy { unit, requests_per_unit, unlimited, name, replaces } = policy;
     let mut map = Map::new();
     if *unlimited {
-        // Files refuse a number beside it; a message always has one.
+        // A number beside it does nothing, and a message always has one.
         map.insert("unlimited".into(), json!(true));
     } else {
         map.insert("requests_per_unit".into(), json!(requests_per_unit));

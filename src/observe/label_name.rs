@@ -1,0 +1,67 @@
+//! The names of all labels that metrics have of their own.
+//!
+//! Metrics are written with these names and no others, so that labels which an operator adds can be held against them: two
+//! labels of one name make a whole scrape invalid.
+
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelKey, LabelKeyEncoder};
+
+/// Declares the names once, as an enum, as a list and as words.
+macro_rules! label_names {
+    ($($name:ident = $word:literal),* $(,)?) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum LabelName {
+            $($name),*
+        }
+
+        impl LabelName {
+            pub const ALL: &[LabelName] = &[$(LabelName::$name),*];
+
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(LabelName::$name => $word),*
+                }
+            }
+        }
+    };
+}
+
+label_names! {
+    Breaker = "breaker",
+    By = "by",
+    Class = "class",
+    Code = "code",
+    Column = "column",
+    Domain = "domain",
+    ErrType = "err_type",
+    File = "file",
+    GrpcMethod = "grpc_method",
+    Key1 = "key1",
+    Key2 = "key2",
+    Layer = "layer",
+    Line = "line",
+    Operation = "operation",
+    Outcome = "outcome",
+    Policy = "policy",
+    Reason = "reason",
+    To = "to",
+    Turn = "turn",
+    Version = "version",
+}
+
+/// What the text format adds to the buckets of histograms.
+const BUCKET: &str = "le";
+
+impl LabelName {
+    /// Whether some metric has a label of this name already.
+    pub fn is_taken(name: &str) -> bool {
+        name == BUCKET || LabelName::ALL.iter().any(|own| own.word() == name)
+    }
+}
+
+impl EncodeLabelKey for LabelName {
+    fn encode(&self, encoder: &mut LabelKeyEncoder<'_>) -> fmt::Result {
+        EncodeLabelKey::encode(&self.word(), encoder)
+    }
+}

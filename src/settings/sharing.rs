@@ -1,0 +1,101 @@
+//! What counts are shared through, as flags and as checked: the same for `serve`, which connects to it, and for `check`,
+//! which tells what it means for the rules.
+
+use clap::Args;
+
+use crate::engine::layers::{Layers, Place, Store};
+use crate::settings::SettingError;
+use crate::settings::global::{GlobalFlags, GlobalSettings, RegionNames};
+use crate::settings::redis::{RedisFlags, RedisSettings};
+use crate::settings::secret::{self, Secret, SecretFlags};
+use crate::settings::strict::{StrictFlags, StrictSettings};
+use crate::sources::surroundings::Surroundings;
+
+#[derive(Args, Clone, Debug)]
+pub struct SharingFlags {
+    #[command(flatten)]
+    pub redis: RedisFlags,
+
+    #[command(flatten)]
+    pub global: GlobalFlags,
+
+    #[command(flatten)]
+    pub strict: StrictFlags,
+}
+
+/// Whom counts are shared with.
+#[derive(Clone, Debug)]
+pub struct SharingSettings {
+    /// The region's Redis. `None`: the process counts alone.
+    pub redis: Option<RedisSettings>,
+    /// The regions and what they share. `None`: counts stay in the region.
+    pub global: Option<GlobalSettings>,
+    /// The regions, also when they share nothing.
+    pub names: Option<RegionNames>,
+    /// Who owns strict limits, and by what outages are noticed.
+    pub strict: StrictSettings,
+    /// What sensitive values are hashed with before they leave the process.
+    pub secret: Option<Secret>,
+}
+
+impl SharingSettings {
+    pub fn new(flags: &SharingFlags, secret: &SecretFlags) -> Result<SharingSettings, SettingError> {
+        let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
+        let global = GlobalSettings::new(&flags.global)?;
+        Ok(SharingSettings {
+            redis: RedisSettings::new(&flags.redis)?,
+            names: match &global {
+                Some(global) => Some(global.names.clone()),
+                None => RegionNames::alone(&flags.global)?,
+            },
+            global,
+            strict,
+            secret: secret::read(secret)?,
+        })
+    }
+
+    /// How far limits can reach.
+    pub fn layers(&self) -> Layers {
+        let is_regional = self.redis.is_some();
+        let place = self.names.as_ref().map_or(Place::ONLY, RegionNames::place);
+        let owner = match &self.strict.owner {
+            Some(_) => Some(Store::Owner),
+            // Several regions have no Redis that could own a limit of all of them.
+            None => (is_regional && place.regions == 1).then_some(Store::Origin),
+        };
+        Layers {
+            is_regional,
+            is_global: self.global.is_some() && place.regions > 1,
+            owner,
+            place,
+            slack_permille: self.redis.as_ref().map_or(0, |redis| redis.slack),
+        }
+    }
+
+    /// What rules have to fit into.
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            layers: self.layers(),
+            has_store: self.redis.is_some() || self.global.is_some() || self.strict.owner.is_some(),
+            has_secret: self.secret.is_some(),
+        }
+    }
+
+    /// Whether anything says where the rules are to hold.
+    pub fn is_set(&self) -> bool {
+        self.surroundings().has_store || self.names.is_some()
+    }
+
+    /// What is harmless, but hardly what was meant, a sentence each.
+    pub fn warnings(&self, flags: &SharingFlags) -> Vec<String> {
+        let alone = match (&self.redis, &self.global) {
+            (None, Some(global)) => Some(format!(
+                "MYSQL_URL without REDIS_URL: this process has to be the only one of region {}, others would not add up",
+                global.names.region
+            )),
+            _ => None,
+        };
+        let strict = flags.strict.warning(self.redis.is_some());
+        [flags.redis.warning(), flags.global.warning(), strict, alone].into_iter().flatten().collect()
+    }
+}
