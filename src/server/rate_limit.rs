@@ -138,7 +138,7 @@ impl RateLimitCall {
         let answered = {
             // It has been looked at before: there is one.
             let message = reading.message().unwrap_or_default();
-            let mut answering = pin!(service.answer_later(message, later, self.timeout));
+            let mut answering = pin!(service.answer_later(message, later, Some(self.deadline())));
             let mut late = pin!(sleep_until(self.deadline().into()));
             poll_fn(|context| {
                 if let Poll::Ready(answered) = answering.as_mut().poll(context) {

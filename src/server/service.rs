@@ -447,17 +447,18 @@ impl Service {
     }
 
     /// Answers a request that has to ask first, by the same rules as its first look: the nearer store, then the farther.
+    /// It is answered before its call ends, if that is to end at some time.
     pub async fn answer_later(
         &self,
         message: &[u8],
         later: Later,
-        grpc_timeout: Option<Duration>,
+        call_ends: Option<Instant>,
     ) -> Result<Answer, NoAnswer> {
         let Later { rules, mut inquiry, mut heard, began, _place } = later;
         let request = self.read(message)?;
         loop {
             let store = inquiry.store;
-            heard[store as usize].said = self.ask(inquiry, began, grpc_timeout).await;
+            heard[store as usize].said = self.ask(inquiry, began, call_ends).await;
             let now = self.consult(Instant::now());
             let [origin, owner] = &heard;
             let consult =
@@ -470,11 +471,11 @@ impl Service {
     }
 
     /// Asks a store, for as long as there is time.
-    async fn ask(&self, inquiry: Inquiry, began: Instant, grpc_timeout: Option<Duration>) -> Said {
+    async fn ask(&self, inquiry: Inquiry, began: Instant, call_ends: Option<Instant>) -> Said {
         let Some(regional) = self.store(inquiry.store) else { return Said::NoAnswer };
         let is_strict = inquiry.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
-        let deadline = Regional::deadline(began, patience, grpc_timeout);
+        let deadline = Regional::deadline(began, patience, call_ends);
         let asked = Instant::now();
         let outcome = regional.ask(inquiry, deadline).await;
         if is_strict {
