@@ -118,7 +118,11 @@ fn length(mut value: usize) -> Vec<u8> {
 }
 
 pub fn call_headers() -> Vec<u8> {
-    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    call_headers_to("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+}
+
+/// The headers of a call of another method.
+pub fn call_headers_to(path: &str) -> Vec<u8> {
     let pairs = [
         (":method", "POST"),
         (":scheme", "http"),

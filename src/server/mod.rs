@@ -12,6 +12,7 @@ pub mod global;
 pub mod grpc;
 pub mod http;
 pub mod http2;
+pub mod lasting;
 pub mod layers;
 pub mod listener;
 pub mod log_budget;

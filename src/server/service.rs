@@ -70,6 +70,8 @@ pub struct Service {
     /// Of those, requests that wait for Redis.
     waiting: AtomicUsize,
     arrivals: Arrivals,
+    /// Calls of Watch and reflection that are open.
+    lasting: Arc<AtomicUsize>,
     outcomes: Outcomes,
     /// Set once, when counts are shared with other processes.
     regional: OnceLock<Arc<Regional>>,
@@ -205,6 +207,7 @@ impl Service {
             in_flight: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             arrivals: Arrivals::default(),
+            lasting: Arc::default(),
             outcomes: Outcomes::default(),
             regional: OnceLock::new(),
             owner: OnceLock::new(),
@@ -360,6 +363,11 @@ impl Service {
     /// Requests of which not all has arrived.
     pub fn arrivals(&self) -> &Arrivals {
         &self.arrivals
+    }
+
+    /// How many calls of Watch and reflection are open.
+    pub fn lasting(&self) -> &Arc<AtomicUsize> {
+        &self.lasting
     }
 
     /// Admits a request to be read and decided, unless too many are open.
