@@ -352,6 +352,7 @@ fn help_mentions_every_flag_and_its_variable() {
         "--max-in-flight TIDEGATE_MAX_IN_FLIGHT",
         "--max-connections TIDEGATE_MAX_CONNECTIONS",
         "--max-message-bytes TIDEGATE_MAX_MESSAGE_BYTES",
+        "--max-arriving-bytes TIDEGATE_MAX_ARRIVING_BYTES",
         "--max-descriptors TIDEGATE_MAX_DESCRIPTORS",
         "--max-entries TIDEGATE_MAX_ENTRIES",
         "--shadow-mode SHADOW_MODE",

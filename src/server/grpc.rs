@@ -30,7 +30,7 @@ pub fn status(error: &NoAnswer) -> Status {
         NoAnswer::Refused(_) => Status::invalid_argument(text),
         NoAnswer::Malformed(_) => Status::internal(text),
         NoAnswer::NoRules => Status::unavailable(text),
-        NoAnswer::Overload { .. } => Status::resource_exhausted(text),
+        NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Status::resource_exhausted(text),
         NoAnswer::Deadline => Status::deadline_exceeded(text),
     }
 }

@@ -37,6 +37,8 @@ pub struct ServiceOptions {
     pub modes: Modes,
     pub answers: AnswerOptions,
     pub in_flight_max: usize,
+    /// What messages that have not arrived may take together.
+    pub arriving_bytes_max: usize,
     /// How long a request waits for the owner of strict limits.
     pub strict_timeout: Duration,
     /// The share of a limit from which on hits count as near it.
@@ -94,6 +96,11 @@ pub enum NoAnswer {
     NoRules,
     #[error("{max} requests are open, which is the most that is allowed (TIDEGATE_MAX_IN_FLIGHT)")]
     Overload { max: usize },
+    #[error(
+        "messages of {max} bytes are arriving, which is the most that is allowed, and this one for the longest time \
+         (TIDEGATE_MAX_ARRIVING_BYTES)"
+    )]
+    ArrivingBytes { max: usize },
     #[error("the deadline of the call had passed before it could be decided")]
     Deadline,
 }
@@ -104,7 +111,7 @@ impl NoAnswer {
             NoAnswer::Refused(_) => Failure::Invalid,
             NoAnswer::Malformed(_) => Failure::Malformed,
             NoAnswer::NoRules => Failure::NoRules,
-            NoAnswer::Overload { .. } => Failure::Overload,
+            NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Failure::Overload,
             NoAnswer::Deadline => Failure::Deadline,
         }
     }
@@ -398,6 +405,11 @@ impl Service {
         NoAnswer::Overload { max: self.options.in_flight_max }
     }
 
+    /// There is no room for a message.
+    pub fn too_many_bytes(&self) -> NoAnswer {
+        NoAnswer::ArrivingBytes { max: self.options.arriving_bytes_max }
+    }
+
     /// Counts why there is no answer.
     fn fail(&self, reason: NoAnswer) -> NoAnswer {
         self.outcomes.record_failure(reason.failure());
@@ -565,6 +577,7 @@ pub fn idle() -> Arc<Service> {
         modes: Modes::default(),
         answers,
         in_flight_max: 10,
+        arriving_bytes_max: 1000,
         strict_timeout: Duration::from_millis(80),
         near_limit_ratio: 0.8,
     };

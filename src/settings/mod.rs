@@ -30,6 +30,7 @@ use crate::engine::table::KEYS_MAX;
 use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
+use crate::server::wire::write::PREFIX_BYTES;
 use crate::server::wire::{AnswerOptions, LimitHeaders, ReasonHeader};
 use crate::settings::global::{GlobalFlags, GlobalSettingError, GlobalSettings, RegionNames};
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
@@ -176,6 +177,12 @@ pub struct ServeFlags {
     #[arg(help_heading = "Bounds")]
     pub max_message_bytes: usize,
 
+    /// What messages that have begun to arrive may take together; when it is more, those that have waited longest get
+    /// RESOURCE_EXHAUSTED
+    #[arg(long, env = "TIDEGATE_MAX_ARRIVING_BYTES", value_name = "BYTES", default_value_t = 64 * 1024 * 1024)]
+    #[arg(help_heading = "Bounds")]
+    pub max_arriving_bytes: usize,
+
     /// The most descriptors in a request
     #[arg(long, env = "TIDEGATE_MAX_DESCRIPTORS", value_name = "COUNT", default_value_t = Bounds::default().descriptors_max)]
     #[arg(help_heading = "Bounds")]
@@ -287,6 +294,8 @@ pub struct ServeFlags {
     pub log_format: LogFormat,
 }
 
+/// More than any machine has to spare for messages that have not arrived.
+const ARRIVING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 /// Nobody waits longer than this for a process to stop.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -407,6 +416,13 @@ impl Settings {
             }
             Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
         };
+        let message_bytes_max = count(
+            "max-message-bytes",
+            "TIDEGATE_MAX_MESSAGE_BYTES",
+            flags.max_message_bytes,
+            1024,
+            16 * 1024 * 1024,
+        )?;
         let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
         let global = GlobalSettings::new(&flags.global)?;
         Ok(Settings {
@@ -430,13 +446,7 @@ impl Settings {
                 workers => count("workers", "TIDEGATE_WORKERS", workers, 1, 1024)?,
             },
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
-            message_bytes_max: count(
-                "max-message-bytes",
-                "TIDEGATE_MAX_MESSAGE_BYTES",
-                flags.max_message_bytes,
-                1024,
-                16 * 1024 * 1024,
-            )?,
+            message_bytes_max,
             service: ServiceOptions {
                 bounds: Bounds {
                     descriptors_max: count(
@@ -457,6 +467,14 @@ impl Settings {
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
+                // Room for the largest message at least, with what gRPC puts before it.
+                arriving_bytes_max: count(
+                    "max-arriving-bytes",
+                    "TIDEGATE_MAX_ARRIVING_BYTES",
+                    flags.max_arriving_bytes,
+                    message_bytes_max + PREFIX_BYTES,
+                    ARRIVING_BYTES_MAX,
+                )?,
                 strict_timeout: strict.timeout,
                 near_limit_ratio: flags.near_limit_ratio,
             },
