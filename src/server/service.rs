@@ -567,6 +567,7 @@ pub fn wall_ms() -> u64 {
 pub fn idle() -> Arc<Service> {
     let answers = AnswerOptions {
         headers: None,
+        request_headers: None,
         retry_after: true,
         reason_header: ReasonHeader::Denied,
         problem_body: false,

@@ -224,6 +224,27 @@ pub struct ServeFlags {
     #[arg(help_heading = "Answers")]
     pub limit_reset_header: String,
 
+    /// Add the limit, remaining and reset headers to every request that goes on to the upstream
+    #[arg(long, env = "LIMIT_REQUEST_HEADERS_ENABLED", help_heading = "Answers", value_name = "BOOL")]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", value_parser = boolean)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub limit_request_headers_enabled: bool,
+
+    /// Name of the limit header of requests
+    #[arg(long, env = "LIMIT_REQUEST_LIMIT_HEADER", value_name = "NAME", default_value = "RateLimit-Limit")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_limit_header: String,
+
+    /// Name of the remaining header of requests
+    #[arg(long, env = "LIMIT_REQUEST_REMAINING_HEADER", value_name = "NAME", default_value = "RateLimit-Remaining")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_remaining_header: String,
+
+    /// Name of the reset header of requests
+    #[arg(long, env = "LIMIT_REQUEST_RESET_HEADER", value_name = "NAME", default_value = "RateLimit-Reset")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_reset_header: String,
+
     /// Add Retry-After to denials
     #[arg(long, env = "TIDEGATE_RETRY_AFTER", help_heading = "Answers", value_name = "BOOL", default_value = "true")]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
@@ -410,6 +431,23 @@ impl Settings {
             remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
             reset: header_name("limit-reset-header", "LIMIT_RESET_HEADER", &flags.limit_reset_header)?,
         };
+        let request_headers = LimitHeaders {
+            limit: header_name(
+                "limit-request-limit-header",
+                "LIMIT_REQUEST_LIMIT_HEADER",
+                &flags.limit_request_limit_header,
+            )?,
+            remaining: header_name(
+                "limit-request-remaining-header",
+                "LIMIT_REQUEST_REMAINING_HEADER",
+                &flags.limit_request_remaining_header,
+            )?,
+            reset: header_name(
+                "limit-request-reset-header",
+                "LIMIT_REQUEST_RESET_HEADER",
+                &flags.limit_request_reset_header,
+            )?,
+        };
         let count = |flag, env, value: usize, min: usize, max: usize| {
             if (min..=max).contains(&value) {
                 return Ok(value);
@@ -461,6 +499,7 @@ impl Settings {
                 modes: Modes { shadow: flags.shadow_mode, quota: flags.quota_mode },
                 answers: AnswerOptions {
                     headers: flags.limit_response_headers_enabled.then_some(headers),
+                    request_headers: flags.limit_request_headers_enabled.then_some(request_headers),
                     retry_after: flags.retry_after,
                     reason_header: flags.reason_header,
                     problem_body: flags.problem_body,
@@ -555,9 +594,10 @@ mod tests {
         assert_eq!(settings.drain_delay, Duration::from_secs(2));
         assert_eq!(settings.connection_age, Duration::from_secs(600));
         assert_eq!((settings.connections_max, settings.service.in_flight_max), (10_000, 10_000));
-        assert_eq!(settings.message_bytes_max, 64 * 1024);
+        assert_eq!((settings.message_bytes_max, settings.service.arriving_bytes_max), (64 * 1024, 64 * 1024 * 1024));
         assert_eq!(settings.service.bounds, Bounds { descriptors_max: 32, entries_max: 16 });
         assert!(settings.service.answers.retry_after && settings.service.answers.headers.is_none());
+        assert!(settings.service.answers.request_headers.is_none());
         assert!(!settings.service.answers.problem_body && !settings.service.answers.dynamic_metadata);
     }
 
@@ -573,7 +613,10 @@ mod tests {
         let said = |args| settings(args).unwrap_err().to_string();
         assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
         assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
+        let no_room = ["--max-message-bytes", "2000", "--max-arriving-bytes", "2000"];
+        assert!(said(&no_room).contains("(TIDEGATE_MAX_ARRIVING_BYTES) is 2000: write a number from 2005 to"));
         assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));
+        assert!(said(&["--limit-request-reset-header", "a b"]).contains("(LIMIT_REQUEST_RESET_HEADER) is 'a b'"));
         assert!(said(&["--drain-delay", "61m"]).contains("write at most 1h"));
         assert_eq!(settings(&["--grpc-max-connection-age", "0"]).unwrap().connection_age, FOR_GOOD);
         assert!(said(&["--prometheus-path", "metrics", "--use-prometheus"]).contains("PROMETHEUS_PATH"));
