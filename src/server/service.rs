@@ -145,6 +145,8 @@ struct Heard {
     /// Limits that are not strict do without it, and those that are.
     is_out: bool,
     is_strictly_out: bool,
+    /// It was asked for keys that were not known here.
+    has_read: bool,
     said: Said,
 }
 
@@ -159,7 +161,23 @@ enum Said {
 impl Heard {
     fn at_first(view: &StoreView<'_>) -> Heard {
         let is_out = |asking| matches!(asking, Asking::Never(_));
-        Heard { is_out: is_out(view.asking), is_strictly_out: is_out(view.strict), said: Said::Nothing }
+        let (is_out, is_strictly_out) = (is_out(view.asking), is_out(view.strict));
+        Heard { is_out, is_strictly_out, has_read: false, said: Said::Nothing }
+    }
+
+    /// Takes what a store has answered, in time or not. Keys that were read are looked at in memory, once: a table that is
+    /// too small to keep them would have the store asked for them without end. Then the answer itself decides, but for
+    /// strict limits, of which others may have taken the rest meanwhile.
+    fn hear(&mut self, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
+        let had_read = self.has_read;
+        self.has_read |= matches!(outcome, AskOutcome::Read(_));
+        self.said = match outcome {
+            AskOutcome::Settled(settled) => Said::Settled(settled),
+            AskOutcome::Again if is_in_time => Said::Nothing,
+            AskOutcome::Read(_) if is_in_time && !had_read => Said::Nothing,
+            AskOutcome::Read(Some(settled)) if is_in_time && !is_strict => Said::Settled(settled),
+            AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => Said::NoAnswer,
+        };
     }
 
     fn view<'a>(&'a self, now: StoreView<'a>) -> StoreView<'a> {
@@ -477,8 +495,8 @@ impl Service {
         let Later { rules, mut inquiry, mut heard, began, _place } = later;
         let request = self.read(message)?;
         loop {
-            let store = inquiry.store;
-            heard[store as usize].said = self.ask(inquiry, began, call_ends).await;
+            let of_store = &mut heard[inquiry.store as usize];
+            self.ask(inquiry, began, call_ends, of_store).await;
             let now = self.consult(Instant::now());
             let [origin, owner] = &heard;
             let consult =
@@ -491,8 +509,8 @@ impl Service {
     }
 
     /// Asks a store, for as long as there is time.
-    async fn ask(&self, inquiry: Inquiry, began: Instant, call_ends: Option<Instant>) -> Said {
-        let Some(regional) = self.store(inquiry.store) else { return Said::NoAnswer };
+    async fn ask(&self, inquiry: Inquiry, began: Instant, call_ends: Option<Instant>, heard: &mut Heard) {
+        let Some(regional) = self.store(inquiry.store) else { return heard.said = Said::NoAnswer };
         let is_strict = inquiry.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
         let deadline = Regional::deadline(began, patience, call_ends);
@@ -501,11 +519,7 @@ impl Service {
         if is_strict {
             self.strict_time.record(asked.elapsed());
         }
-        match outcome {
-            AskOutcome::Settled(settled) => Said::Settled(settled),
-            AskOutcome::Again if Instant::now() < deadline => Said::Nothing,
-            AskOutcome::Again | AskOutcome::NoAnswer => Said::NoAnswer,
-        }
+        heard.hear(outcome, Instant::now() < deadline, is_strict);
     }
 
     fn conclude(
@@ -583,4 +597,31 @@ pub fn idle() -> Arc<Service> {
         near_limit_ratio: 0.8,
     };
     Arc::new(Service::new(Engine::new(1), options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_a_tiny_table_does_not_keep_are_asked_for_twice_and_then_the_answer_decides() {
+        let settled = Settled { is_admitted: false, is_charged: false, checks: Default::default() };
+        let read = || AskOutcome::Read(Some(settled.clone()));
+        let view = StoreView::new(1, Asking::Allowed);
+        let mut heard = Heard::at_first(&view);
+        heard.hear(AskOutcome::Again, true, false);
+        assert!(matches!(heard.said, Said::Nothing), "somebody else has asked: memory knows");
+        heard.hear(read(), true, false);
+        assert!(matches!(heard.said, Said::Nothing), "memory should know by now");
+        heard.hear(read(), true, false);
+        assert!(matches!(&heard.said, Said::Settled(said) if *said == settled));
+
+        let mut strictly = Heard::at_first(&view);
+        strictly.hear(read(), true, true);
+        strictly.hear(read(), true, true);
+        assert!(matches!(strictly.said, Said::NoAnswer), "a strict limit is never decided by what was read");
+        let mut late = Heard::at_first(&view);
+        late.hear(read(), false, false);
+        assert!(matches!(late.said, Said::NoAnswer));
+    }
 }
