@@ -119,6 +119,11 @@ impl Calls {
         Ok(OtherPlace { _lasting: lasting, _in_flight: in_flight })
     }
 
+    /// A call that was reset by HTTP/2 itself.
+    pub fn reset(&self) {
+        self.service.outcomes().record_failure(Failure::Protocol);
+    }
+
     /// A call whose connection has ended before it was taken up.
     pub fn give_up(&self) {
         self.service.outcomes().record_failure(Failure::Cancelled);

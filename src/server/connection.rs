@@ -21,6 +21,7 @@ use crate::server::http2::Http2;
 use crate::server::listener::{GrpcListener, Listen, Peer, Transport};
 use crate::server::log_budget::LogBudget;
 use crate::server::preface::{Greeted, NotGreeted};
+use crate::server::resets::Watched;
 use crate::server::tls::{HandshakeFailure, Tls};
 use crate::server::workers::Workers;
 
@@ -200,11 +201,11 @@ async fn serve_one<T: Transport>(
     let peer = stream.prepare()?;
     let refused = match &port.tls {
         None => match in_time(greet(stream), &mut drain).await {
-            Ok(greeted) => return talk(greeted, port, drain).await,
+            Ok(greeted) => return talk(greeted, peer, port, log, drain).await,
             Err(refusal) => refusal,
         },
         Some(tls) => match in_time(greet_over_tls(tls, stream), &mut drain).await {
-            Ok(greeted) => return talk(greeted, port, drain).await,
+            Ok(greeted) => return talk(greeted, peer, port, log, drain).await,
             Err(refusal) => refusal,
         },
     };
@@ -244,11 +245,33 @@ fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudge
     }
 }
 
+/// Says what to change: who lets requests pass that were not decided may never hear of it otherwise.
+fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
+    (0..resets).for_each(|_| calls.reset());
+    if let Some(left_out) = log.take(Instant::now()) {
+        tracing::warn!(
+            %peer,
+            left_out,
+            "reset a call, which its client may take as not limited: its headers break HTTP/2, most likely by an :authority \
+             that is no host name. Envoy sends the cluster's name unless grpc_service.envoy_grpc.authority is set: set it to a \
+             host name, such as tidegate"
+        );
+    }
+}
+
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
-async fn talk<C>(connection: C, port: GrpcPort, mut drain: Drain) -> anyhow::Result<()>
+async fn talk<C>(
+    connection: C,
+    peer: Peer,
+    port: GrpcPort,
+    log: Arc<LogBudget>,
+    mut drain: Drain,
+) -> anyhow::Result<()>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let calls = port.calls.clone();
+    let connection = Watched::new(connection, move |resets| report_resets(resets, peer, &calls, &log));
     let connection = Http2::begin(connection, port.calls).await?;
     let aged = Instant::now() + jittered(port.bounds.age);
     let time_to_go = async {

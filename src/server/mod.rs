@@ -24,6 +24,7 @@ pub mod problem_body;
 pub mod rate_limit;
 pub mod regional;
 pub mod reload;
+pub mod resets;
 pub mod service;
 pub mod skim;
 pub mod socket_file;
