@@ -88,9 +88,8 @@ impl Waiting {
         for (at, asked) in self.inquiry.questions.iter().enumerate() {
             let Some(available) = available(&self.keys[at]).filter(|_| asked.judged.is_some()) else { continue };
             let twins = self.keys[..at].iter().zip(&self.inquiry.questions);
-            let before = twins.filter(|(key, twin)| {
-                **key == self.keys[at] && self.answers.get(twin.check) == Some(&Answered::Fits)
-            });
+            let before = twins
+                .filter(|(key, twin)| **key == self.keys[at] && self.answers.get(twin.check) == Some(&Answered::Fits));
             let needed = before.fold(asked.hits, |sum, (_, twin)| sum.saturating_add(twin.hits));
             let fits = u64::try_from(available).is_ok_and(|available| available >= needed);
             if let Some(answer) = self.answers.get_mut(asked.check) {

@@ -342,7 +342,8 @@ mod tests {
             }
             NoCall::find(&request)
         };
-        for good in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "Application/gRPC"] {
+        for good in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "Application/gRPC"]
+        {
             assert_eq!(request(Method::POST, Some(good)), None, "{good}");
         }
         for bad in ["text/plain", "application/grp", "application/grpc-web", "application/json", ""] {

@@ -260,13 +260,7 @@ fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
 }
 
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
-async fn talk<C>(
-    connection: C,
-    peer: Peer,
-    port: GrpcPort,
-    log: Arc<LogBudget>,
-    mut drain: Drain,
-) -> anyhow::Result<()>
+async fn talk<C>(connection: C, peer: Peer, port: GrpcPort, log: Arc<LogBudget>, mut drain: Drain) -> anyhow::Result<()>
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

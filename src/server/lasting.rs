@@ -23,9 +23,13 @@ pub type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Why a call may not last.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Crowded {
-    #[error("{PER_CONNECTION_MAX} calls of Watch and reflection are open on this connection, which is the most that is allowed")]
+    #[error(
+        "{PER_CONNECTION_MAX} calls of Watch and reflection are open on this connection, which is the most that is allowed"
+    )]
     Connection,
-    #[error("{max} calls of Watch and reflection are open, half of TIDEGATE_MAX_IN_FLIGHT, which is the most that is allowed")]
+    #[error(
+        "{max} calls of Watch and reflection are open, half of TIDEGATE_MAX_IN_FLIGHT, which is the most that is allowed"
+    )]
     Process { max: usize },
 }
 

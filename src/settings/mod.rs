@@ -454,13 +454,8 @@ impl Settings {
             }
             Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
         };
-        let message_bytes_max = count(
-            "max-message-bytes",
-            "TIDEGATE_MAX_MESSAGE_BYTES",
-            flags.max_message_bytes,
-            1024,
-            16 * 1024 * 1024,
-        )?;
+        let message_bytes_max =
+            count("max-message-bytes", "TIDEGATE_MAX_MESSAGE_BYTES", flags.max_message_bytes, 1024, 16 * 1024 * 1024)?;
         let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
         let global = GlobalSettings::new(&flags.global)?;
         Ok(Settings {

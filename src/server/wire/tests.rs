@@ -272,16 +272,16 @@ fn options() -> impl Strategy<Value = AnswerOptions> {
     let names = || LimitHeaders { limit: "limit".into(), remaining: "remaining".into(), reset: "reset".into() };
     let reason = prop_oneof![Just(ReasonHeader::Always), Just(ReasonHeader::Denied), Just(ReasonHeader::Never)];
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (flags, reason).prop_map(
-        move |((has_headers, has_request_headers, retry_after, problem_body), reason_header)| AnswerOptions {
+    (flags, reason).prop_map(move |((has_headers, has_request_headers, retry_after, problem_body), reason_header)| {
+        AnswerOptions {
             headers: has_headers.then(names),
             request_headers: has_request_headers.then(names),
             retry_after,
             reason_header,
             problem_body,
             dynamic_metadata: false,
-        },
-    )
+        }
+    })
 }
 
 fn metadata() -> Struct {

@@ -8,7 +8,8 @@ use crate::engine::{Decision, Limited, Status, StatusKind};
 use crate::server::problem_body;
 use crate::server::wire::protobuf::{Write, bytes_field, number_field};
 use crate::server::wire::{
-    AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers, unit_number,
+    AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers,
+    unit_number,
 };
 
 /// What gRPC puts before a message: whether it is compressed, and its length.
