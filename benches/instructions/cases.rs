@@ -171,6 +171,7 @@ fn answer(descriptors: usize, times: usize) {
     let message = message.encode_to_vec();
     let options = AnswerOptions {
         headers: None,
+        request_headers: None,
         retry_after: true,
         reason_header: ReasonHeader::Denied,
         problem_body: false,

@@ -3,8 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message;
+
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};
+use crate::support::frames::{Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, call_headers, header};
 use crate::support::harness::{Client, PATIENCE, Service, ask_one, until, until_equal};
 use crate::support::load::{Load, Traffic};
 use crate::support::promise::{Promise, print};
@@ -315,4 +318,27 @@ async fn an_owner_that_is_far_away_decides_if_it_is_given_the_time() {
         let waited = service.metric("tidegate_strict_duration_seconds_sum").expect("it is measured");
         assert!(waited >= 0.07, "{timeout}: {waited} s");
     }
+}
+
+#[test]
+fn a_message_that_comes_after_its_headers_is_decided_by_its_policy_before_its_call_ends() {
+    let owner = RedisServer::start();
+    let proxy = CuttingProxy::before(owner.address());
+    let patient = [("TIDEGATE_STRICT_TIMEOUT", "10s"), ("TIDEGATE_ORIGIN_OUTAGE_AFTER", "1m")];
+    let strict = Strict::start(&proxy.url(), 1, &patient);
+    let service = strict.services().next().unwrap();
+    proxy.freeze();
+    let mut connection = Connection::greeted(service.grpc);
+    let headers = [call_headers(), header("grpc-timeout", "3S")].concat();
+    assert!(connection.send(&Frame::new(HEADERS, END_HEADERS, 1, headers).bytes()));
+    // What comes after it on the connection has been read, so the headers have been, too.
+    assert!(connection.send(&Frame::ping().bytes()));
+    connection.read_to(PING).expect("a pong");
+    // So far the message lags behind.
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(connection.send(&Frame::message(1, &ask_one("few=late").encode_to_vec()).bytes()));
+    let head = connection.read_to(HEADERS).expect("an answer");
+    assert!(head.flags & END_STREAM == 0, "an answer, not an error: {head:?}");
+    let answer = connection.read_to(DATA).expect("a message");
+    assert_eq!(answer.payload[5..7], [8, 2], "denied by on_outage: the overall code is OVER_LIMIT");
 }

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};
-use crate::support::harness::{Client, PATIENCE, answer, ask_one, until_equal};
+use crate::support::harness::{Client, PATIENCE, answer, ask, ask_one, descriptor, in_short, until_equal};
 use crate::support::promise::{Promise, print};
 use crate::support::redis::RedisServer;
 
@@ -78,4 +78,36 @@ pub async fn spacing() -> Vec<Promise> {
     // Without being woken, they go with the next flush, which comes every 50 ms.
     let most = SPACING + ANSWERS_AFTER + Duration::from_millis(10);
     vec![Promise::within("a burst that waits for the spacing of calls goes on", most, median)]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_more_keys_than_the_table_holds_does_not_ask_redis_in_a_loop() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: few, rate_limit: {requests_per_unit: 2, unit: year}}
+  - {key: many, rate_limit: {requests_per_unit: 1000000, unit: year}}
+  - {key: more, rate_limit: {requests_per_unit: 1000000, unit: year}}
+";
+    const REQUESTS: usize = 5;
+    let redis = RedisServer::start();
+    let roomy = Fleet::start(1, RULES, &redis.url(), &[PATIENT]);
+    let mut client = roomy.services[0].client().await;
+    for _ in 0..2 {
+        assert_eq!(answer(&mut client, ask_one("few=spent")).await.overall_code, 1);
+    }
+    until_equal(PATIENCE, 2, || redis.total_hits());
+
+    let tiny = Fleet::start(1, RULES, &redis.url(), &[PATIENT, ("TIDEGATE_KEYS_MAX", "2")]);
+    let mut client = tiny.services[0].client().await;
+    for number in 0..REQUESTS {
+        let keys = [format!("few={number}"), format!("many={number}"), format!("more={number}")];
+        let response = answer(&mut client, ask(keys.iter().map(|key| descriptor(key)))).await;
+        assert_eq!(response.overall_code, 1, "{}", in_short(&response));
+    }
+    let response = answer(&mut client, ask(["few=spent", "many=x", "more=x"].map(descriptor))).await;
+    assert_eq!(response.overall_code, 2, "as Redis says, whatever the table holds: {}", in_short(&response));
+    assert_eq!(tiny.metric("tidegate_regional_decisions_total{by=\"outage\"}"), 0.0, "Redis has answered");
+    let calls = tiny.metric("tidegate_origin_calls_total{operation=\"check\"}");
+    assert!(calls <= 3.0 * (REQUESTS as f64 + 1.0), "{calls} calls for {} requests", REQUESTS + 1);
 }

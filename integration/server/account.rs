@@ -1,7 +1,7 @@
 //! What an answer says besides its verdict: headers, dynamic metadata, and the global modes.
 
 use serde_json::json;
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::proto::google::protobuf::{Struct, Value, value::Kind};
 
 use crate::server::grpc::{RULES, UNIT_YEAR, reset_s};
@@ -79,6 +79,28 @@ async fn in_shadow_mode_nothing_is_denied_and_everything_is_said() {
     let lines = ["RateLimit-Limit: 1".into(), "RateLimit-Remaining: 0".into(), format!("RateLimit-Reset: {reset}")];
     assert_eq!(headers(&response), lines, "but nobody is told to wait");
     assert_eq!(said(&mut client, ask_one("never=x")).await, "OK: OVER 0");
+}
+
+#[tokio::test]
+async fn the_upstream_hears_what_the_client_hears_if_it_is_to_in_shadow_mode_too() {
+    let env = [
+        ("SHADOW_MODE", "true"),
+        ("LIMIT_REQUEST_HEADERS_ENABLED", "true"),
+        ("LIMIT_REQUEST_REMAINING_HEADER", "x-left"),
+    ];
+    let service = Service::start_with(RULES, &[], &env);
+    let mut client = service.client().await;
+    let of_request = |response: &RateLimitResponse| -> Vec<String> {
+        response.request_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect()
+    };
+    assert_eq!(of_request(&answer(&mut client, ask_one("nothing=x")).await), [""; 0], "no limit, no headers");
+    for _ in 0..2 {
+        let response = answer(&mut client, ask(["one=x", "a=x"].map(descriptor))).await;
+        let reset = reset_s(&response.statuses[0]);
+        let lines = ["RateLimit-Limit: 1".into(), "x-left: 0".into(), format!("RateLimit-Reset: {reset}")];
+        assert_eq!(of_request(&response), lines);
+        assert_eq!(headers(&response), [""; 0], "the client is told on its own account");
+    }
 }
 
 #[tokio::test]

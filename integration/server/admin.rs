@@ -63,7 +63,7 @@ async fn the_scrape_is_what_prometheus_reads() {
     for family in [
         "counter ratelimit_service_rate_limit_over_limit 4",
         "counter tidegate_decisions 6",
-        "counter tidegate_errors 6",
+        "counter tidegate_errors 7",
         "histogram tidegate_decision_duration_seconds 24",
         "histogram ratelimit_service_response_time_seconds 24",
         "gauge tidegate_keys 1",

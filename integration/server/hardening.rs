@@ -16,7 +16,7 @@ use tokio::task::{block_in_place, spawn_blocking};
 use crate::support::bystander::Bystander;
 use crate::support::frames::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM,
-    SETTINGS, call_headers, header,
+    SETTINGS, call_headers, call_headers_with, header,
 };
 use crate::support::harness::{Client, PATIENCE, Service, answer, ask_one};
 use crate::support::promise::Promise;
@@ -83,6 +83,25 @@ fn a_greeting_in_pieces_is_a_greeting() {
     let mut connection = Connection::over(stream);
     assert!(connection.send(&Frame::new(SETTINGS, 0, 0, vec![]).bytes()));
     assert_eq!(connection.read().expect("an answer").kind, SETTINGS);
+}
+
+#[test]
+fn a_call_whose_authority_is_no_host_name_is_counted_and_says_what_to_change() {
+    const PROTOCOL_ERROR: u32 = 1;
+    let mut service = Service::start(RULES, &[]);
+    let mut connection = Connection::greeted(service.grpc);
+    let call = |authority: &str, stream: u32| {
+        let headers = Frame::new(HEADERS, END_HEADERS, stream, call_headers_with(authority));
+        [headers.bytes(), Frame::message(stream, &ask_one("a=x").encode_to_vec()).bytes()].concat()
+    };
+    assert!(connection.send(&call("outbound|8081||tidegate.svc.cluster.local", 1)));
+    let reset = connection.read_to(RST_STREAM).expect("the connection stays");
+    assert_eq!((reset.stream, reset.number(0)), (1, PROTOCOL_ERROR));
+    let line = service.process.line_with("reset a call");
+    assert!(line.contains("envoy_grpc.authority"), "{line}");
+    assert!(connection.send(&call("tidegate.svc.cluster.local", 3)));
+    assert_eq!(connection.read_to(DATA).expect("an answer").stream, 3);
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"protocol\"}"), Some(1.0));
 }
 
 #[test]

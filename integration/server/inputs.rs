@@ -260,6 +260,37 @@ async fn code_of(service: &Service, body: &[u8]) -> Code {
 }
 
 #[tokio::test]
+async fn what_is_no_call_of_grpc_is_neither_decided_nor_charged() {
+    let service = Service::start(RULES, &[]);
+    let message = ask_one("a=x").encode_to_vec();
+    let framed = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    for (method, content_type, status) in [
+        ("GET", Some("application/grpc"), 405),
+        ("PUT", None, 405),
+        ("POST", Some("text/plain"), 415),
+        ("POST", Some("application/grpc-web"), 415),
+        ("POST", None, 415),
+        ("POST", Some("application/grpc+proto"), 200),
+    ] {
+        let stream = tokio::net::TcpStream::connect(service.grpc).await.unwrap();
+        let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(format!("http://test{METHOD}"));
+        if let Some(content_type) = content_type {
+            request = request.header("content-type", content_type);
+        }
+        let (response, mut stream) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+        // Whoever is refused may be told before all is sent.
+        let _ = stream.send_data(Bytes::copy_from_slice(&framed), true);
+        let response = response.await.expect("an answer");
+        assert_eq!(response.status(), status, "{method} {content_type:?}");
+        assert_eq!(response.headers().get("allow").is_some(), status == 405, "{method} {content_type:?}");
+    }
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"malformed\"}"), Some(5.0));
+    assert_eq!(service.counted("d", "a=x"), 1);
+}
+
+#[tokio::test]
 async fn a_body_that_is_no_message_gets_a_typed_error() {
     let service = Service::start(RULES, &[]);
     let good = ask_one("a=x").encode_to_vec();

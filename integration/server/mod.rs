@@ -10,6 +10,7 @@ pub mod hardening;
 mod health;
 mod inputs;
 mod json;
+mod lasting;
 mod overload;
 mod reference;
 pub mod reload;

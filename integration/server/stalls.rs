@@ -79,6 +79,31 @@ pub async fn open_calls() -> Vec<Promise> {
     vec![promise]
 }
 
+#[test]
+fn messages_that_stall_take_no_more_than_there_may_be() {
+    const BUDGET: u32 = 200_000;
+    const ANNOUNCED: u32 = 65_000;
+    let service = Service::start(RULES, &["--max-arriving-bytes", &BUDGET.to_string()]);
+    let mut connection = Connection::greeted(service.grpc);
+    let room = BUDGET / (ANNOUNCED + 5);
+    // One after the other, so that it is known who has waited longest.
+    for (stream, open) in streams(room + 3).zip(1..) {
+        let begun = [&[0][..], &ANNOUNCED.to_be_bytes(), &[0; 100]].concat();
+        let begun = [Frame::call(END_HEADERS, stream).bytes(), Frame::new(DATA, 0, stream, begun).bytes()].concat();
+        assert!(connection.send(&begun));
+        until_equal(PATIENCE, Some(f64::from(room.min(open))), || service.metric("tidegate_in_flight"));
+    }
+    for stream in streams(3) {
+        let ended = connection.read_to(HEADERS).expect("the connection stays");
+        assert!(ended.stream == stream && ended.flags & END_STREAM != 0, "who came first is told: {ended:?}");
+    }
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"overload\"}"), Some(3.0));
+    // A message that comes at once needs no room.
+    let stream = 2 * (room + 3) + 1;
+    assert!(connection.send(&whole_call(stream)));
+    assert_eq!(connection.read_to(DATA).expect("an answer").stream, stream);
+}
+
 /// A client that stops in the middle of its headers, in one of three ways.
 fn slow_headers(address: SocketAddr, way: usize) -> Connection {
     let mut connection = Connection::greeted(address);

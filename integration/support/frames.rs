@@ -117,13 +117,28 @@ fn length(mut value: usize) -> Vec<u8> {
     bytes
 }
 
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
 pub fn call_headers() -> Vec<u8> {
-    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    call_headers_to(SHOULD_RATE_LIMIT)
+}
+
+/// The headers of a call of another method.
+pub fn call_headers_to(path: &str) -> Vec<u8> {
+    headers_of(path, "test")
+}
+
+/// The headers of a call with another authority.
+pub fn call_headers_with(authority: &str) -> Vec<u8> {
+    headers_of(SHOULD_RATE_LIMIT, authority)
+}
+
+fn headers_of(path: &str, authority: &str) -> Vec<u8> {
     let pairs = [
         (":method", "POST"),
         (":scheme", "http"),
         (":path", path),
-        (":authority", "test"),
+        (":authority", authority),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ];

@@ -29,10 +29,14 @@ pub enum Count {
     NearLimit,
     WithinLimit,
     Shadow,
+    Negative,
 }
 
 impl Count {
-    pub const ALL: [Count; 5] = [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow];
+    pub const ALL: [Count; 6] =
+        [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow, Count::Negative];
+    /// Those that hits add to. What is given back has one of its own.
+    const OF_HITS: [Count; 5] = [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow];
 
     /// The end of the metric's name, and what it means.
     pub fn name_and_help(self) -> (&'static str, &'static str) {
@@ -42,6 +46,7 @@ impl Count {
             Count::NearLimit => ("near_limit", "Charged hits above the near limit ratio"),
             Count::WithinLimit => ("within_limit", "Charged hits within the limit"),
             Count::Shadow => ("shadow_mode", "Hits that were over the limit of a rule in shadow mode"),
+            Count::Negative => ("total_negative_hits", "Hits that were to be given back (is_negative_hits)"),
         }
     }
 }
@@ -55,9 +60,13 @@ pub struct HitCounters(Stripes<{ Count::ALL.len() }>);
 impl HitCounters {
     fn record(&self, hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) {
         let counts = counts(hits, status, limited, near_ratio);
-        for count in Count::ALL {
+        for count in Count::OF_HITS {
             self.0.add(count as usize, counts[count as usize]);
         }
+    }
+
+    fn record_refund(&self, hits: u64) {
+        self.0.add(Count::Negative as usize, hits);
     }
 
     fn read(&self) -> Counts {
@@ -168,23 +177,21 @@ impl HitMetrics {
         }
     }
 
-    /// Counts a decision. Refunds are no hits; what has no limit is not counted here.
+    /// Counts a decision. Refunds are no hits, and are counted apart; what has no limit is not counted here.
     pub fn record(&self, request: &Request<'_>, decision: &Decision<'_>, near_ratio: f32) {
         let Some(of_domain) = decision.domain.and_then(|domain| self.domains.get(domain.number as usize)) else {
             return;
         };
         for (descriptor, status) in request.descriptors().iter().zip(&decision.statuses) {
-            let (StatusKind::Limited(limited), Hits::OfRequest(hits) | Hits::Own(hits)) =
-                (&status.kind, descriptor.hits)
-            else {
-                continue;
+            let StatusKind::Limited(limited) = &status.kind else { continue };
+            let record = |counters: &HitCounters| match descriptor.hits {
+                Hits::OfRequest(hits) | Hits::Own(hits) => counters.record(hits, status, limited, near_ratio),
+                Hits::Refund(hits) => counters.record_refund(hits),
             };
             match status.rule.map(|rule| of_domain.rules.get(rule.number as usize)) {
-                None => of_domain.overrides.record(hits, status, limited, near_ratio),
-                Some(Some(OfRule::Fixed(counters))) => counters.record(hits, status, limited, near_ratio),
-                Some(Some(OfRule::ByValue(series))) => {
-                    series.find(descriptor).1.record(hits, status, limited, near_ratio);
-                }
+                None => record(&of_domain.overrides),
+                Some(Some(OfRule::Fixed(counters))) => record(counters),
+                Some(Some(OfRule::ByValue(series))) => record(&series.find(descriptor).1),
                 // A rule of another ruleset: its decision is not for these counters.
                 Some(None) => {}
             }
@@ -196,7 +203,7 @@ impl HitMetrics {
         let mut read: BTreeMap<Labels, Counts> = BTreeMap::new();
         let mut add = |labels: &Labels, counters: &HitCounters| {
             let counts = counters.read();
-            if counts[Count::Total as usize] > 0 {
+            if counts[Count::Total as usize] > 0 || counts[Count::Negative as usize] > 0 {
                 let sums = read.entry(labels.clone()).or_default();
                 sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
             }
@@ -250,12 +257,16 @@ mod tests {
             self.ask(&[descriptor(&[(key, value)], hits)]);
         }
 
-        /// `key1.key2 total/over/near/within/shadow`, in order.
+        /// `key1.key2 total/over/near/within/shadow`, in order, and ` -n` if some were given back.
         fn said(&self) -> Vec<String> {
             let line = |(labels, counts): (&Labels, &Counts)| {
                 let key2 = labels.key2.as_ref().map_or(String::new(), |key2| format!(".{key2}"));
-                let counts: Vec<String> = counts.iter().map(ToString::to_string).collect();
-                format!("{}{key2} {}", labels.key1, counts.join("/"))
+                let of_hits: Vec<String> = Count::OF_HITS.iter().map(|of| counts[*of as usize].to_string()).collect();
+                let given_back = match counts[Count::Negative as usize] {
+                    0 => String::new(),
+                    hits => format!(" -{hits}"),
+                };
+                format!("{}{key2} {}{given_back}", labels.key1, of_hits.join("/"))
             };
             self.metrics.read().iter().map(line).collect()
         }
@@ -284,7 +295,16 @@ descriptors:
         assert_eq!(metered.said(), ["a 20/9/2/9/0"]);
         metered.hit("a", "x", Hits::Own(0));
         metered.hit("a", "x", Hits::Refund(5));
-        assert_eq!(metered.said(), ["a 20/9/2/9/0"], "peeks and refunds are no hits");
+        assert_eq!(metered.said(), ["a 20/9/2/9/0 -5"], "peeks and refunds are no hits");
+    }
+
+    #[test]
+    fn what_is_given_back_is_counted_apart_also_where_nothing_was_hit() {
+        let metered = Metered::new(LIMIT_10);
+        metered.hit("a", "x", Hits::Refund(5));
+        metered.hit("a", "y", Hits::Refund(2));
+        metered.hit("unknown", "x", Hits::Refund(1));
+        assert_eq!(metered.said(), ["a 0/0/0/0/0 -7"]);
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub enum Failure {
     Invalid,
     /// It can't be decoded.
     Malformed,
+    /// Its headers break HTTP/2, so that its call was reset before it could be read.
+    Protocol,
     /// The client gave up before its message had arrived.
     Cancelled,
     /// No rules are loaded.
@@ -74,9 +76,10 @@ pub enum Failure {
 }
 
 impl Failure {
-    pub const ALL: [Failure; 6] = [
+    pub const ALL: [Failure; 7] = [
         Failure::Invalid,
         Failure::Malformed,
+        Failure::Protocol,
         Failure::Cancelled,
         Failure::NoRules,
         Failure::Overload,
@@ -87,6 +90,7 @@ impl Failure {
         match self {
             Failure::Invalid => "invalid",
             Failure::Malformed => "malformed",
+            Failure::Protocol => "protocol",
             Failure::Cancelled => "cancelled",
             Failure::NoRules => "no_rules",
             Failure::Overload => "overload",

@@ -25,6 +25,9 @@ pub enum AskOutcome {
     Settled(Settled),
     /// Memory may be able to decide by now.
     Again,
+    /// The same, because keys were read that the process did not know. What was read comes to this, if all of it could be
+    /// judged: a table that is too small may have given the keys up again.
+    Read(Option<Settled>),
     /// The origin gave no answer.
     NoAnswer,
 }
@@ -78,6 +81,28 @@ impl Waiting {
                 *answer = if is_over { Answered::Over } else { Answered::Fits };
             }
         }
+    }
+
+    /// Judges by what reads have found to be available: within a request, a key counts down.
+    pub fn judge(&mut self, available: impl Fn(&OriginKey) -> Option<i64>) {
+        for (at, asked) in self.inquiry.questions.iter().enumerate() {
+            let Some(available) = available(&self.keys[at]).filter(|_| asked.judged.is_some()) else { continue };
+            let twins = self.keys[..at].iter().zip(&self.inquiry.questions);
+            let before = twins
+                .filter(|(key, twin)| **key == self.keys[at] && self.answers.get(twin.check) == Some(&Answered::Fits));
+            let needed = before.fold(asked.hits, |sum, (_, twin)| sum.saturating_add(twin.hits));
+            let fits = u64::try_from(available).is_ok_and(|available| available >= needed);
+            if let Some(answer) = self.answers.get_mut(asked.check) {
+                *answer = if fits { Answered::Fits } else { Answered::Over };
+            }
+        }
+    }
+
+    /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
+    pub fn settled_by_reads(&self) -> Option<Settled> {
+        let is_judged = |asked: &Asked| self.answers.get(asked.check) != Some(&Answered::NotAsked);
+        let mut judged = self.inquiry.questions.iter().filter(|asked| asked.judged.is_some());
+        judged.all(is_judged).then(|| Settled { is_charged: false, ..self.settled(true) })
     }
 
     /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.

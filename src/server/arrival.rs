@@ -1,13 +1,16 @@
-//! Calls whose message is still to come, and which of them gives way when there is no room for another call.
+//! Calls whose message is still to come, and which of them gives way when there is no room for another call or message.
 //!
 //! To open a call costs a client a few bytes, so calls that never say anything could take every place there is. When all
 //! places are taken, the call that has waited longest for its message is ended, and the newcomer has its place. Clients
 //! send a message right after its headers: to push one of them out in that moment, a stranger would have to open as many
 //! calls as there are places. A call whose message came along with it needs no place: it is decided at once, or joins those
 //! that wait for Redis, who are counted on their own.
+//!
+//! Messages that are begun and not finished could fill the memory long before the places are taken. So each reserves the
+//! length that it announces, and when all of them together reserve more than there may be, those that have waited longest
+//! are ended in the same way.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -26,17 +29,52 @@ pub struct Arrivals(Mutex<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
-    calls: BTreeMap<u64, oneshot::Sender<Infallible>>,
+    calls: BTreeMap<u64, Call>,
+    /// What all of them have reserved.
+    bytes: usize,
+}
+
+/// A call that waits.
+#[derive(Debug)]
+struct Call {
+    end: oneshot::Sender<Scarce>,
+    bytes: usize,
+}
+
+/// What a call has to give way for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scarce {
+    Places,
+    Bytes,
+}
+
+impl Waiting {
+    /// Ends the call that has waited longest. False if none waits.
+    fn end_longest(&mut self, scarce: Scarce) -> bool {
+        let Some((_, call)) = self.calls.pop_first() else { return false };
+        self.bytes -= call.bytes;
+        // Whoever has gone needs no reason.
+        let _ = call.end.send(scarce);
+        true
+    }
 }
 
 impl Arrivals {
-    /// Ends the call that has waited longest. False if none waits.
+    /// Ends the call that has waited longest, so that another one has its place. False if none waits.
     pub fn end_longest(&self) -> bool {
-        self.0.lock().calls.pop_first().is_some()
+        self.0.lock().end_longest(Scarce::Places)
+    }
+
+    /// Bytes of messages that are reserved now.
+    pub fn bytes(&self) -> usize {
+        self.0.lock().bytes
     }
 
     fn leave(&self, number: u64) {
-        self.0.lock().calls.remove(&number);
+        let mut waiting = self.0.lock();
+        if let Some(call) = waiting.calls.remove(&number) {
+            waiting.bytes -= call.bytes;
+        }
     }
 }
 
@@ -46,25 +84,38 @@ impl Arrivals {
 pub struct Place {
     service: Arc<Service>,
     number: u64,
-    ended: oneshot::Receiver<Infallible>,
+    ended: oneshot::Receiver<Scarce>,
 }
 
 impl Place {
     pub fn take(service: Arc<Service>) -> Place {
-        let (sender, ended) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
         let number = {
             let mut waiting = service.arrivals().0.lock();
             let number = waiting.next;
             waiting.next += 1;
-            waiting.calls.insert(number, sender);
+            waiting.calls.insert(number, Call { end, bytes: 0 });
             number
         };
         Place { service, number, ended }
     }
 
+    /// Reserves the bytes of the call's message. If that is more than there may be, those give way that have waited longest,
+    /// and that may be this call itself.
+    pub fn reserve(&self, bytes: usize) {
+        let mut waiting = self.service.arrivals().0.lock();
+        let Some(call) = waiting.calls.get_mut(&self.number) else { return };
+        let before = std::mem::replace(&mut call.bytes, bytes);
+        waiting.bytes = waiting.bytes - before + bytes;
+        while waiting.bytes > self.service.options().arriving_bytes_max && waiting.end_longest(Scarce::Bytes) {}
+    }
+
     /// Ready once the call has to give way.
     pub fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<NoAnswer> {
-        Pin::new(&mut self.ended).poll(context).map(|_| self.service.overload())
+        Pin::new(&mut self.ended).poll(context).map(|scarce| match scarce {
+            Ok(Scarce::Bytes) => self.service.too_many_bytes(),
+            Ok(Scarce::Places) | Err(_) => self.service.overload(),
+        })
     }
 }
 
@@ -126,6 +177,7 @@ where
 mod tests {
     use super::*;
     use crate::server::service;
+    use std::convert::Infallible;
     use std::task::Waker;
 
     /// A body of which nothing comes.
@@ -163,5 +215,31 @@ mod tests {
         assert!(is_ended(&mut third));
         assert!(service.enter().is_err(), "nobody waits any more: all the others are being decided");
         assert_eq!(service.in_flight(), open.len(), "a refused call has left");
+    }
+
+    #[test]
+    fn messages_that_stall_reserve_no_more_than_there_may_be() {
+        let service = service::idle();
+        let max = service.options().arriving_bytes_max;
+        let context = &mut Context::from_waker(Waker::noop());
+        let mut places = [(); 4].map(|()| Place::take(service.clone()));
+        let [first, second, third, fourth] = &mut places;
+        first.reserve(max / 2);
+        second.reserve(max / 2);
+        assert_eq!(service.arrivals().bytes(), max);
+        assert!(first.poll_ended(context).is_pending(), "as much as there may be is no reason to end");
+        third.reserve(1);
+        assert_eq!(first.poll_ended(context), Poll::Ready(NoAnswer::ArrivingBytes { max }));
+        assert!(second.poll_ended(context).is_pending() && third.poll_ended(context).is_pending());
+        assert_eq!(service.arrivals().bytes(), max / 2 + 1);
+        // One alone that is too large goes as well, after those that came before it.
+        fourth.reserve(max + 1);
+        assert!([second, third, fourth].into_iter().all(|place| place.poll_ended(context).is_ready()));
+        assert_eq!(service.arrivals().bytes(), 0);
+        drop(places);
+        let place = Place::take(service.clone());
+        place.reserve(5);
+        drop(place);
+        assert_eq!(service.arrivals().bytes(), 0, "who has gone reserves nothing");
     }
 }

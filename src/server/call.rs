@@ -4,7 +4,8 @@
 //! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
 //! place (see `arrival.rs`).
 //!
-//! ShouldRateLimit has a path of its own (`rate_limit.rs`). The others, health and reflection, are rare, and tonic's.
+//! ShouldRateLimit has a path of its own (`rate_limit.rs`). The others, health and reflection, are rare, and tonic's. Those
+//! of them that last have places of their own (`lasting.rs`), and as much time for a client to take each answer as others.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -15,9 +16,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::{HeaderMap, Request, Response};
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as TowerService;
@@ -26,15 +28,18 @@ use tonic::service::Routes;
 use crate::observe::outcome::Failure;
 use crate::server::arrival::Arriving;
 use crate::server::grpc;
+use crate::server::lasting::{Ending, LastingCalls, LastingPlace};
 use crate::server::rate_limit::RateLimitCall;
-use crate::server::service::{Moment, NoAnswer, Service};
+use crate::server::service::{InFlight, Moment, NoAnswer, Service};
 
-/// The longest that a message may take to arrive.
+/// The longest that a message may take to arrive, and an answer to be taken.
 pub const STALL_MAX: Duration = Duration::from_secs(10);
 
 /// Answered however many calls are open: an overloaded process is not a dead one.
 const HEALTH: &str = "/grpc.health.v1.Health/";
-/// Answered from the start, question by question: between two of them nothing is open that others could use.
+/// Lasts: health is told whenever it changes.
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// Lasts: answered from the start, question by question, for as long as there are any.
 const REFLECTION: &str = "/grpc.reflection.";
 
 /// The calls of a port.
@@ -44,11 +49,22 @@ pub struct Calls {
     routes: Routes,
     service: Arc<Service>,
     message_bytes_max: usize,
+    lasting: Arc<LastingCalls>,
 }
 
 impl Calls {
     pub fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> Calls {
-        Calls { routes, service, message_bytes_max }
+        Calls { routes, service, message_bytes_max, lasting: Arc::default() }
+    }
+
+    /// The same calls on a connection of their own.
+    pub fn on_connection(self) -> Calls {
+        Calls { lasting: Arc::default(), ..self }
+    }
+
+    /// The connection is asked to finish: nothing that only waits holds it up.
+    pub fn finish(&self) {
+        self.lasting.end();
     }
 
     /// Takes up a call that has arrived some time before now. Most are over when this returns, the others go on as tasks
@@ -62,6 +78,13 @@ impl Calls {
         context: &mut Context<'_>,
     ) -> Instant {
         let path = request.uri().path();
+        if let Some(no_call) = NoCall::find(&request) {
+            if path == grpc::SHOULD_RATE_LIMIT {
+                self.service.outcomes().record_failure(Failure::Malformed);
+            }
+            no_call.refuse(reply);
+            return now.instant;
+        }
         if path == grpc::SHOULD_RATE_LIMIT {
             let call = RateLimitCall::new(request, reply, arrived);
             return call.begin(&self.service, self.message_bytes_max, now, context);
@@ -70,15 +93,84 @@ impl Calls {
             send_status(reply, Status::unimplemented("there is only ShouldRateLimit"));
             return now.instant;
         }
-        let other = OtherCall { routes: self.routes.clone(), service: self.service.clone(), arrived };
-        tokio::spawn(other.answer(request, reply));
+        match self.place(path) {
+            Ok(place) => {
+                let ending = path.starts_with(REFLECTION).then(|| self.lasting.ending());
+                let (routes, service) = (self.routes.clone(), self.service.clone());
+                let other = OtherCall { routes, service, arrived, ending, _place: place };
+                tokio::spawn(other.answer(request, reply));
+            }
+            Err(status) => send_status(reply, status),
+        }
         now.instant
+    }
+
+    /// Admits a call of health or reflection.
+    fn place(&self, path: &str) -> Result<OtherPlace, Status> {
+        let lasting = match path == WATCH || path.starts_with(REFLECTION) {
+            true => Some(self.lasting.enter(&self.service).map_err(|crowded| grpc::crowded(&crowded))?),
+            false => None,
+        };
+        let in_flight = match self.service.enter() {
+            Ok(in_flight) => Some(in_flight),
+            Err(_) if path.starts_with(HEALTH) => None,
+            Err(overload) => return Err(grpc::status(&overload)),
+        };
+        Ok(OtherPlace { _lasting: lasting, _in_flight: in_flight })
+    }
+
+    /// A call that was reset by HTTP/2 itself.
+    pub fn reset(&self) {
+        self.service.outcomes().record_failure(Failure::Protocol);
     }
 
     /// A call whose connection has ended before it was taken up.
     pub fn give_up(&self) {
         self.service.outcomes().record_failure(Failure::Cancelled);
     }
+}
+
+/// What a request lacks to be a call of gRPC. Browsers can be made to send such requests by any page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoCall {
+    Method,
+    ContentType,
+}
+
+impl NoCall {
+    fn find<B>(request: &Request<B>) -> Option<NoCall> {
+        if request.method() != Method::POST {
+            return Some(NoCall::Method);
+        }
+        let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|of| is_grpc(of.as_bytes()));
+        (!is_grpc).then_some(NoCall::ContentType)
+    }
+
+    /// Answers as other servers of gRPC do: HTTP clients see the code, those of gRPC the status.
+    fn refuse(self, mut reply: SendResponse<Bytes>) {
+        let (code, status) = match self {
+            NoCall::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal("calls of gRPC are made by POST")),
+            NoCall::ContentType => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                Status::invalid_argument("calls of gRPC have the content type application/grpc"),
+            ),
+        };
+        let (mut head, _) = status.into_http::<Body>().into_parts();
+        head.status = code;
+        if self == NoCall::Method {
+            head.headers.insert(ALLOW, HeaderValue::from_static("POST"));
+        }
+        // Who has gone away is not told.
+        let _ = reply.send_response(Response::from_parts(head, ()), true);
+    }
+}
+
+/// Whether a content type is that of gRPC, with or without what its messages are written in. What merely begins like it, as
+/// gRPC-Web does, is something else.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let Some((begin, rest)) = content_type.split_at_checked(GRPC.len()) else { return false };
+    begin.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
 }
 
 /// Ends a call with a status alone.
@@ -88,15 +180,26 @@ pub fn send_status(mut reply: SendResponse<Bytes>, status: Status) {
     let _ = reply.send_response(Response::from_parts(head, ()), true);
 }
 
+/// What a call of health or reflection holds to its end.
+struct OtherPlace {
+    /// If it lasts.
+    _lasting: Option<LastingPlace>,
+    /// `None` for health when there is no room.
+    _in_flight: Option<InFlight>,
+}
+
 /// A call of health or reflection.
 struct OtherCall {
     routes: Routes,
     service: Arc<Service>,
     arrived: Instant,
+    /// For a call of many questions: when there are to be no more.
+    ending: Option<Ending>,
+    _place: OtherPlace,
 }
 
 impl OtherCall {
-    async fn answer(self, request: Request<RecvStream>, mut reply: SendResponse<Bytes>) {
+    async fn answer(mut self, request: Request<RecvStream>, mut reply: SendResponse<Bytes>) {
         let answered = {
             let mut answering = pin!(self.response(request));
             poll_fn(|context| match answering.as_mut().poll(context) {
@@ -113,17 +216,12 @@ impl OtherCall {
         }
     }
 
-    async fn response(mut self, request: Request<RecvStream>) -> Response<Body> {
-        let path = request.uri().path();
-        let _in_flight = match self.service.enter() {
-            Ok(in_flight) => Some(in_flight),
-            Err(_) if path.starts_with(HEALTH) => None,
-            Err(overload) => return grpc::status(&overload).into_http(),
-        };
+    async fn response(&mut self, request: Request<RecvStream>) -> Response<Body> {
         let within = grpc_timeout(request.headers()).unwrap_or(STALL_MAX).min(STALL_MAX);
-        let gives_way = !path.starts_with(REFLECTION);
-        let service = self.service.clone();
-        let request = request.map(|body| Arriving::new(Incoming(body), gives_way.then_some(service)));
+        let ending = self.ending.take();
+        // A call of many questions has none to wait for.
+        let gives_way = ending.is_none().then(|| self.service.clone());
+        let request = request.map(|stream| Arriving::new(Incoming { stream, ending }, gives_way));
         let Ok(answered) = timeout_at((self.arrived + within).into(), self.routes.call(request)).await else {
             return grpc::status(&NoAnswer::Deadline).into_http();
         };
@@ -131,8 +229,12 @@ impl OtherCall {
     }
 }
 
-/// A message as tonic wants it.
-struct Incoming(RecvStream);
+/// What a client says, as tonic wants it.
+struct Incoming {
+    stream: RecvStream,
+    /// Then the client has said all that is listened to, whether it is done or not.
+    ending: Option<Ending>,
+}
 
 impl HttpBody for Incoming {
     type Data = Bytes;
@@ -142,21 +244,27 @@ impl HttpBody for Incoming {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        self.0.poll_data(context).map(|data| {
-            let data = match data? {
-                Ok(data) => data,
-                Err(error) => return Some(Err(error)),
-            };
-            Some(self.0.flow_control().release_capacity(data.len()).map(|()| Frame::data(data)))
-        })
+        match self.stream.poll_data(context) {
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Some(Ok(data))) => {
+                let released = self.stream.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(released.map(|()| Frame::data(data))))
+            }
+            Poll::Pending => match &mut self.ending {
+                Some(ending) => ending.as_mut().poll(context).map(|()| None),
+                None => Poll::Pending,
+            },
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.stream.is_end_stream()
     }
 }
 
-/// Sends a body as fast as the client takes it, until one of the two ends.
+/// Sends a body as fast as the client takes it, until one of the two ends. The body may take its time, the client has so
+/// much for each part of it.
 async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
     loop {
         let frame = poll_fn(|context| match Pin::new(&mut body).poll_frame(context) {
@@ -170,7 +278,10 @@ async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
             Some(Some(Ok(frame))) => frame,
         };
         let sent = match frame.into_data() {
-            Ok(data) => send_data(&mut stream, data).await,
+            Ok(data) => match timeout(STALL_MAX, send_data(&mut stream, data)).await {
+                Ok(sent) => sent,
+                Err(_) => return stream.send_reset(Reason::CANCEL),
+            },
             Err(frame) => match frame.into_trailers() {
                 // The last that is sent.
                 Ok(trailers) => return drop(stream.send_trailers(trailers)),
@@ -220,6 +331,27 @@ pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_call_of_grpc_is_told_apart() {
+        let request = |method: Method, content_type: Option<&str>| {
+            let mut request = Request::new(());
+            *request.method_mut() = method;
+            if let Some(content_type) = content_type {
+                request.headers_mut().insert(CONTENT_TYPE, content_type.parse().unwrap());
+            }
+            NoCall::find(&request)
+        };
+        for good in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "Application/gRPC"]
+        {
+            assert_eq!(request(Method::POST, Some(good)), None, "{good}");
+        }
+        for bad in ["text/plain", "application/grp", "application/grpc-web", "application/json", ""] {
+            assert_eq!(request(Method::POST, Some(bad)), Some(NoCall::ContentType), "{bad:?}");
+        }
+        assert_eq!(request(Method::POST, None), Some(NoCall::ContentType));
+        assert_eq!(request(Method::GET, Some("application/grpc")), Some(NoCall::Method));
+    }
 
     fn read(text: &str) -> Option<Duration> {
         let mut headers = HeaderMap::new();

@@ -21,6 +21,7 @@ use crate::server::line::{Line, Socket};
 use crate::server::listener::{GrpcListener, Listen, Peer};
 use crate::server::log_budget::LogBudget;
 use crate::server::preface::{Greeted, NotGreeted};
+use crate::server::resets::Watched;
 use crate::server::tls::{HandshakeFailure, Tls};
 use crate::server::workers::Workers;
 
@@ -194,7 +195,7 @@ impl Refusal {
 async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drain: Drain) -> anyhow::Result<()> {
     let peer = stream.prepare()?;
     match in_time(greet(stream, port.tls.as_deref()), &mut drain).await {
-        Ok(greeted) => talk(greeted, port, drain).await,
+        Ok(greeted) => talk(greeted, peer, port, log, drain).await,
         Err(refusal) => {
             report(&refusal, peer, &port.stats, &log);
             Ok(())
@@ -234,8 +235,30 @@ fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudge
     }
 }
 
+/// Says what to change: who lets requests pass that were not decided may never hear of it otherwise.
+fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
+    (0..resets).for_each(|_| calls.reset());
+    if let Some(left_out) = log.take(Instant::now()) {
+        tracing::warn!(
+            %peer,
+            left_out,
+            "reset a call, which its client may take as not limited: its headers break HTTP/2, most likely by an :authority \
+             that is no host name. Envoy sends the cluster's name unless grpc_service.envoy_grpc.authority is set: set it to a \
+             host name, such as tidegate"
+        );
+    }
+}
+
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
-async fn talk(connection: Greeted<Line>, port: GrpcPort, mut drain: Drain) -> anyhow::Result<()> {
+async fn talk(
+    connection: Greeted<Line>,
+    peer: Peer,
+    port: GrpcPort,
+    log: Arc<LogBudget>,
+    mut drain: Drain,
+) -> anyhow::Result<()> {
+    let calls = port.calls.clone();
+    let connection = Watched::new(connection, move |resets| report_resets(resets, peer, &calls, &log));
     let connection = Http2::begin(connection, port.calls).await?;
     let aged = Instant::now() + jittered(port.bounds.age);
     let time_to_go = async {

@@ -8,6 +8,7 @@ use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
 use tonic_health::server::HealthReporter;
 
 use crate::server::call::Calls;
+use crate::server::lasting::Crowded;
 use crate::server::service::{NoAnswer, Service};
 
 /// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
@@ -29,16 +30,25 @@ pub fn status(error: &NoAnswer) -> Status {
         NoAnswer::Refused(_) => Status::invalid_argument(text),
         NoAnswer::Malformed(_) => Status::internal(text),
         NoAnswer::NoRules => Status::unavailable(text),
-        NoAnswer::Overload { .. } => Status::resource_exhausted(text),
+        NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Status::resource_exhausted(text),
         NoAnswer::Deadline => Status::deadline_exceeded(text),
     }
 }
 
+/// There are too many calls that last.
+pub fn crowded(error: &Crowded) -> Status {
+    Status::resource_exhausted(error.to_string())
+}
+
+/// A question of health or reflection holds a name. Longer ones are not waited for.
+const QUESTION_BYTES_MAX: usize = 4 * 1024;
+
 /// The services of the port. The reporter is the only way to change what health says.
 pub fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
     let health = tonic_health::server::HealthService::from_health_reporter(health);
+    let question_bytes_max = message_bytes_max.min(QUESTION_BYTES_MAX);
     let health =
-        tonic_health::pb::health_server::HealthServer::new(health).max_decoding_message_size(message_bytes_max);
+        tonic_health::pb::health_server::HealthServer::new(health).max_decoding_message_size(question_bytes_max);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -47,9 +57,11 @@ pub fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: u
             .with_service_name("envoy.service.ratelimit.v3.RateLimitService")
             .with_service_name("grpc.health.v1.Health")
     };
+    let v1 = reflection().with_service_name("grpc.reflection.v1.ServerReflection").build_v1()?;
+    let v1alpha = reflection().with_service_name("grpc.reflection.v1alpha.ServerReflection").build_v1alpha()?;
     let routes = Routes::new(health)
-        .add_service(reflection().with_service_name("grpc.reflection.v1.ServerReflection").build_v1()?)
-        .add_service(reflection().with_service_name("grpc.reflection.v1alpha.ServerReflection").build_v1alpha()?)
+        .add_service(v1.max_decoding_message_size(question_bytes_max))
+        .add_service(v1alpha.max_decoding_message_size(question_bytes_max))
         .prepare();
     Ok(Calls::new(routes, service, message_bytes_max))
 }

@@ -75,7 +75,13 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
             .initial_window_size(STREAM_WINDOW_BYTES)
             .handshake(connection)
             .await?;
-        Ok(Http2 { connection, calls, arrived: VecDeque::new(), arrived_at: None, keepalive: KEEPALIVE })
+        Ok(Http2 {
+            connection,
+            calls: calls.on_connection(),
+            arrived: VecDeque::new(),
+            arrived_at: None,
+            keepalive: KEEPALIVE,
+        })
     }
 
     /// Serves the connection until it ends. When the time has come, the client is asked to open no more calls, and has so
@@ -91,6 +97,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
             () = time_to_go => {}
         }
         self.connection.graceful_shutdown();
+        self.calls.finish();
         let finishing = async {
             tokio::select! {
                 biased;

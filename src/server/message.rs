@@ -55,10 +55,13 @@ impl Incomplete {
 }
 
 /// A message that may come in several pieces. One that comes in one is never copied.
+///
+/// One that has to be waited for is kept in memory of its own, as much as it announces: a piece as it came may hold on to all
+/// that was read from the connection along with it.
 #[derive(Debug)]
 pub struct Reading {
     first: Bytes,
-    /// All of it, from the second piece on.
+    /// All of it, once it has to be waited for.
     joined: Vec<u8>,
     bytes_max: usize,
 }
@@ -83,7 +86,10 @@ impl Reading {
                 }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Incomplete::Gone)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.keep();
+                    return Poll::Pending;
+                }
             }
         }
     }
@@ -92,11 +98,30 @@ impl Reading {
         if self.bytes().is_empty() {
             self.first = data;
         } else if !data.is_empty() {
-            if self.joined.is_empty() {
-                self.joined.extend_from_slice(&self.first);
-            }
+            self.keep();
             self.joined.extend_from_slice(&data);
+            self.make_room();
         }
+    }
+
+    /// Keeps what has come in memory of its own.
+    fn keep(&mut self) {
+        if self.joined.is_empty() && !self.first.is_empty() {
+            self.joined.reserve_exact(self.announced_bytes().max(self.first.len()));
+            self.joined.extend_from_slice(&self.first);
+            self.first = Bytes::new();
+        }
+    }
+
+    /// Makes room for all that is announced, and no more.
+    fn make_room(&mut self) {
+        let missing = self.announced_bytes().saturating_sub(self.joined.len());
+        self.joined.reserve_exact(missing);
+    }
+
+    /// How many bytes the whole message takes, as far as that is known and allowed.
+    pub fn announced_bytes(&self) -> usize {
+        self.length().filter(|length| *length <= self.bytes_max).map_or(0, |length| PREFIX_BYTES + length)
     }
 
     fn bytes(&self) -> &[u8] {
@@ -157,6 +182,23 @@ mod tests {
             }
         }
         assert_eq!(read(&[b"\0\0\0\0\0"]).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_message_that_stalls_takes_what_it_announces_and_nothing_of_what_came_with_it() {
+        let came_along = Bytes::from(vec![0; 64 * 1024]);
+        let mut reading = Reading::new(1000);
+        reading.push(came_along.slice(..3));
+        reading.keep();
+        reading.push(Bytes::from_static(&[3, 0xe8, b'a']));
+        assert_eq!(reading.check(), Ok(()));
+        assert_eq!((reading.announced_bytes(), reading.joined.capacity()), (1005, 1005));
+        assert!(came_along.is_unique(), "what was read along with it is free");
+        let mut reading = Reading::new(1000);
+        reading.push(came_along.slice(..2));
+        reading.push(Bytes::from_static(&[0xff, 0xff, 0xff]));
+        assert_eq!(reading.check(), Err(Incomplete::Long { length: 0xff_ffff, max: 1000 }));
+        assert!(reading.joined.capacity() < 100, "nothing is made ready for what is refused");
     }
 
     #[test]

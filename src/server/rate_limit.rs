@@ -94,9 +94,14 @@ impl RateLimitCall {
         let read = {
             let mut place = Place::take(service.clone());
             let mut late = pin!(sleep_until(self.deadline().into()));
+            let mut reserved = 0;
             poll_fn(|context| {
                 if let Poll::Ready(read) = reading.poll(&mut self.body, context) {
                     return Poll::Ready(Ok(read));
+                }
+                if reserved != reading.announced_bytes() {
+                    reserved = reading.announced_bytes();
+                    place.reserve(reserved);
                 }
                 if let Poll::Ready(overload) = place.poll_ended(context) {
                     return Poll::Ready(Err(overload));
@@ -138,7 +143,7 @@ impl RateLimitCall {
         let answered = {
             // It has been looked at before: there is one.
             let message = reading.message().unwrap_or_default();
-            let mut answering = pin!(service.answer_later(message, later, self.timeout));
+            let mut answering = pin!(service.answer_later(message, later, Some(self.deadline())));
             let mut late = pin!(sleep_until(self.deadline().into()));
             poll_fn(|context| {
                 if let Poll::Ready(answered) = answering.as_mut().poll(context) {

@@ -220,10 +220,13 @@ impl Regional {
         self.deadline
     }
 
-    /// The moment until which a request waits for the origin.
-    pub fn deadline(began: Instant, patience: Duration, grpc_timeout: Option<Duration>) -> Instant {
-        let before = grpc_timeout.map_or(patience, |timeout| timeout.saturating_sub(BEFORE_DEADLINE));
-        began + patience.min(before)
+    /// The moment until which a request waits for the origin: as long as its patience lasts from when it was decided to
+    /// ask, but never so long that its call ends without an answer.
+    pub fn deadline(began: Instant, patience: Duration, call_ends: Option<Instant>) -> Instant {
+        let patient = began + patience;
+        // At the very start of the clock there is nothing before.
+        let before = call_ends.map(|ends| ends.checked_sub(BEFORE_DEADLINE).unwrap_or(ends));
+        before.map_or(patient, |before| before.min(patient))
     }
 
     /// Asks the origin, until the deadline at most.
@@ -535,5 +538,29 @@ impl Drop for Patience<'_> {
     fn drop(&mut self) {
         self.regional.region.cancel(self.id);
         self.regional.waiting.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_comes_after_its_headers_gets_no_more_time_than_its_call_has() {
+        let ms = Duration::from_millis;
+        let arrived = Instant::now();
+        let call_ends = arrived + ms(60);
+        for late in [ms(0), ms(20), ms(59)] {
+            let deadline = Regional::deadline(arrived + late, ms(80), Some(call_ends));
+            assert_eq!(deadline, arrived + ms(57), "the message came after {late:?}");
+        }
+    }
+
+    #[test]
+    fn who_has_time_waits_for_as_long_as_its_patience_lasts() {
+        let ms = Duration::from_millis;
+        let began = Instant::now();
+        assert_eq!(Regional::deadline(began, ms(10), Some(began + ms(60))), began + ms(10));
+        assert_eq!(Regional::deadline(began, ms(10), None), began + ms(10));
     }
 }

@@ -37,6 +37,8 @@ pub struct ServiceOptions {
     pub modes: Modes,
     pub answers: AnswerOptions,
     pub in_flight_max: usize,
+    /// What messages that have not arrived may take together.
+    pub arriving_bytes_max: usize,
     /// How long a request waits for the owner of strict limits.
     pub strict_timeout: Duration,
     /// The share of a limit from which on hits count as near it.
@@ -70,6 +72,8 @@ pub struct Service {
     /// Of those, requests that wait for Redis.
     waiting: AtomicUsize,
     arrivals: Arrivals,
+    /// Calls of Watch and reflection that are open.
+    lasting: Arc<AtomicUsize>,
     outcomes: Outcomes,
     /// Set once, when counts are shared with other processes.
     regional: OnceLock<Arc<Regional>>,
@@ -92,6 +96,11 @@ pub enum NoAnswer {
     NoRules,
     #[error("{max} requests are open, which is the most that is allowed (TIDEGATE_MAX_IN_FLIGHT)")]
     Overload { max: usize },
+    #[error(
+        "messages of {max} bytes are arriving, which is the most that is allowed, and this one for the longest time \
+         (TIDEGATE_MAX_ARRIVING_BYTES)"
+    )]
+    ArrivingBytes { max: usize },
     #[error("the deadline of the call had passed before it could be decided")]
     Deadline,
 }
@@ -102,7 +111,7 @@ impl NoAnswer {
             NoAnswer::Refused(_) => Failure::Invalid,
             NoAnswer::Malformed(_) => Failure::Malformed,
             NoAnswer::NoRules => Failure::NoRules,
-            NoAnswer::Overload { .. } => Failure::Overload,
+            NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Failure::Overload,
             NoAnswer::Deadline => Failure::Deadline,
         }
     }
@@ -136,6 +145,8 @@ struct Heard {
     /// Limits that are not strict do without it, and those that are.
     is_out: bool,
     is_strictly_out: bool,
+    /// It was asked for keys that were not known here.
+    has_read: bool,
     said: Said,
 }
 
@@ -150,7 +161,23 @@ enum Said {
 impl Heard {
     fn at_first(view: &StoreView<'_>) -> Heard {
         let is_out = |asking| matches!(asking, Asking::Never(_));
-        Heard { is_out: is_out(view.asking), is_strictly_out: is_out(view.strict), said: Said::Nothing }
+        let (is_out, is_strictly_out) = (is_out(view.asking), is_out(view.strict));
+        Heard { is_out, is_strictly_out, has_read: false, said: Said::Nothing }
+    }
+
+    /// Takes what a store has answered, in time or not. Keys that were read are looked at in memory, once: a table that is
+    /// too small to keep them would have the store asked for them without end. Then the answer itself decides, but for
+    /// strict limits, of which others may have taken the rest meanwhile.
+    fn hear(&mut self, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
+        let had_read = self.has_read;
+        self.has_read |= matches!(outcome, AskOutcome::Read(_));
+        self.said = match outcome {
+            AskOutcome::Settled(settled) => Said::Settled(settled),
+            AskOutcome::Again if is_in_time => Said::Nothing,
+            AskOutcome::Read(_) if is_in_time && !had_read => Said::Nothing,
+            AskOutcome::Read(Some(settled)) if is_in_time && !is_strict => Said::Settled(settled),
+            AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => Said::NoAnswer,
+        };
     }
 
     fn view<'a>(&'a self, now: StoreView<'a>) -> StoreView<'a> {
@@ -205,6 +232,7 @@ impl Service {
             in_flight: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             arrivals: Arrivals::default(),
+            lasting: Arc::default(),
             outcomes: Outcomes::default(),
             regional: OnceLock::new(),
             owner: OnceLock::new(),
@@ -362,6 +390,11 @@ impl Service {
         &self.arrivals
     }
 
+    /// How many calls of Watch and reflection are open.
+    pub fn lasting(&self) -> &Arc<AtomicUsize> {
+        &self.lasting
+    }
+
     /// Admits a request to be read and decided, unless too many are open.
     pub fn enter_if_room(self: &Arc<Self>) -> Option<InFlight> {
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -388,6 +421,11 @@ impl Service {
     /// There is no room for a request.
     pub fn overload(&self) -> NoAnswer {
         NoAnswer::Overload { max: self.options.in_flight_max }
+    }
+
+    /// There is no room for a message.
+    pub fn too_many_bytes(&self) -> NoAnswer {
+        NoAnswer::ArrivingBytes { max: self.options.arriving_bytes_max }
     }
 
     /// Counts why there is no answer.
@@ -447,17 +485,18 @@ impl Service {
     }
 
     /// Answers a request that has to ask first, by the same rules as its first look: the nearer store, then the farther.
+    /// It is answered before its call ends, if that is to end at some time.
     pub async fn answer_later(
         &self,
         message: &[u8],
         later: Later,
-        grpc_timeout: Option<Duration>,
+        call_ends: Option<Instant>,
     ) -> Result<Answer, NoAnswer> {
         let Later { rules, mut inquiry, mut heard, began, _place } = later;
         let request = self.read(message)?;
         loop {
-            let store = inquiry.store;
-            heard[store as usize].said = self.ask(inquiry, began, grpc_timeout).await;
+            let of_store = &mut heard[inquiry.store as usize];
+            self.ask(inquiry, began, call_ends, of_store).await;
             let now = self.consult(Instant::now());
             let [origin, owner] = &heard;
             let consult =
@@ -470,21 +509,17 @@ impl Service {
     }
 
     /// Asks a store, for as long as there is time.
-    async fn ask(&self, inquiry: Inquiry, began: Instant, grpc_timeout: Option<Duration>) -> Said {
-        let Some(regional) = self.store(inquiry.store) else { return Said::NoAnswer };
+    async fn ask(&self, inquiry: Inquiry, began: Instant, call_ends: Option<Instant>, heard: &mut Heard) {
+        let Some(regional) = self.store(inquiry.store) else { return heard.said = Said::NoAnswer };
         let is_strict = inquiry.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
-        let deadline = Regional::deadline(began, patience, grpc_timeout);
+        let deadline = Regional::deadline(began, patience, call_ends);
         let asked = Instant::now();
         let outcome = regional.ask(inquiry, deadline).await;
         if is_strict {
             self.strict_time.record(asked.elapsed());
         }
-        match outcome {
-            AskOutcome::Settled(settled) => Said::Settled(settled),
-            AskOutcome::Again if Instant::now() < deadline => Said::Nothing,
-            AskOutcome::Again | AskOutcome::NoAnswer => Said::NoAnswer,
-        }
+        heard.hear(outcome, Instant::now() < deadline, is_strict);
     }
 
     fn conclude(
@@ -546,6 +581,7 @@ pub fn wall_ms() -> u64 {
 pub fn idle() -> Arc<Service> {
     let answers = AnswerOptions {
         headers: None,
+        request_headers: None,
         retry_after: true,
         reason_header: ReasonHeader::Denied,
         problem_body: false,
@@ -556,8 +592,36 @@ pub fn idle() -> Arc<Service> {
         modes: Modes::default(),
         answers,
         in_flight_max: 10,
+        arriving_bytes_max: 1000,
         strict_timeout: Duration::from_millis(80),
         near_limit_ratio: 0.8,
     };
     Arc::new(Service::new(Engine::new(1), options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_a_tiny_table_does_not_keep_are_asked_for_twice_and_then_the_answer_decides() {
+        let settled = Settled { is_admitted: false, is_charged: false, checks: Default::default() };
+        let read = || AskOutcome::Read(Some(settled.clone()));
+        let view = StoreView::new(1, Asking::Allowed);
+        let mut heard = Heard::at_first(&view);
+        heard.hear(AskOutcome::Again, true, false);
+        assert!(matches!(heard.said, Said::Nothing), "somebody else has asked: memory knows");
+        heard.hear(read(), true, false);
+        assert!(matches!(heard.said, Said::Nothing), "memory should know by now");
+        heard.hear(read(), true, false);
+        assert!(matches!(&heard.said, Said::Settled(said) if *said == settled));
+
+        let mut strictly = Heard::at_first(&view);
+        strictly.hear(read(), true, true);
+        strictly.hear(read(), true, true);
+        assert!(matches!(strictly.said, Said::NoAnswer), "a strict limit is never decided by what was read");
+        let mut late = Heard::at_first(&view);
+        late.hear(read(), false, false);
+        assert!(matches!(late.said, Said::NoAnswer));
+    }
 }

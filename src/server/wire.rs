@@ -17,8 +17,10 @@ use crate::request::Unit;
 /// What an answer says besides its verdict.
 #[derive(Clone, Debug)]
 pub struct AnswerOptions {
-    /// The names of the limit, remaining and reset headers, when they are on.
+    /// The names of the limit, remaining and reset headers of the response, when they are on.
     pub headers: Option<LimitHeaders>,
+    /// The same for the request that goes on to the upstream.
+    pub request_headers: Option<LimitHeaders>,
     /// `Retry-After` on denials.
     pub retry_after: bool,
     pub reason_header: ReasonHeader,

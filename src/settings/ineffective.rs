@@ -93,15 +93,6 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
         ],
         "there are no traces",
     ),
-    (
-        &[
-            ("LIMIT_REQUEST_HEADERS_ENABLED", "false"),
-            ("LIMIT_REQUEST_LIMIT_HEADER", ""),
-            ("LIMIT_REQUEST_REMAINING_HEADER", ""),
-            ("LIMIT_REQUEST_RESET_HEADER", ""),
-        ],
-        "limit headers are added to responses only, with LIMIT_RESPONSE_HEADERS_ENABLED",
-    ),
     (&[("GRPC_SERVER_TLS_CA_CERT", "")], "client certificates are asked for with GRPC_CLIENT_TLS_CACERT"),
 ];
 

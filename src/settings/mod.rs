@@ -30,6 +30,7 @@ use crate::engine::table::KEYS_MAX;
 use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
+use crate::server::wire::write::PREFIX_BYTES;
 use crate::server::wire::{AnswerOptions, LimitHeaders, ReasonHeader};
 use crate::settings::global::GlobalSettingError;
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
@@ -171,6 +172,12 @@ pub struct ServeFlags {
     #[arg(help_heading = "Bounds")]
     pub max_message_bytes: usize,
 
+    /// What messages that have begun to arrive may take together; when it is more, those that have waited longest get
+    /// RESOURCE_EXHAUSTED
+    #[arg(long, env = "TIDEGATE_MAX_ARRIVING_BYTES", value_name = "BYTES", default_value_t = 64 * 1024 * 1024)]
+    #[arg(help_heading = "Bounds")]
+    pub max_arriving_bytes: usize,
+
     /// The most descriptors in a request
     #[arg(long, env = "TIDEGATE_MAX_DESCRIPTORS", value_name = "COUNT", default_value_t = Bounds::default().descriptors_max)]
     #[arg(help_heading = "Bounds")]
@@ -211,6 +218,27 @@ pub struct ServeFlags {
     #[arg(long, env = "LIMIT_RESET_HEADER", value_name = "NAME", default_value = "RateLimit-Reset")]
     #[arg(help_heading = "Answers")]
     pub limit_reset_header: String,
+
+    /// Add the limit, remaining and reset headers to every request that goes on to the upstream
+    #[arg(long, env = "LIMIT_REQUEST_HEADERS_ENABLED", help_heading = "Answers", value_name = "BOOL")]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", value_parser = boolean)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub limit_request_headers_enabled: bool,
+
+    /// Name of the limit header of requests
+    #[arg(long, env = "LIMIT_REQUEST_LIMIT_HEADER", value_name = "NAME", default_value = "RateLimit-Limit")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_limit_header: String,
+
+    /// Name of the remaining header of requests
+    #[arg(long, env = "LIMIT_REQUEST_REMAINING_HEADER", value_name = "NAME", default_value = "RateLimit-Remaining")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_remaining_header: String,
+
+    /// Name of the reset header of requests
+    #[arg(long, env = "LIMIT_REQUEST_RESET_HEADER", value_name = "NAME", default_value = "RateLimit-Reset")]
+    #[arg(help_heading = "Answers")]
+    pub limit_request_reset_header: String,
 
     /// Add Retry-After to denials
     #[arg(long, env = "TIDEGATE_RETRY_AFTER", help_heading = "Answers", value_name = "BOOL", default_value = "true")]
@@ -282,6 +310,8 @@ pub struct ServeFlags {
     pub log_format: LogFormat,
 }
 
+/// More than any machine has to spare for messages that have not arrived.
+const ARRIVING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 /// Nobody waits longer than this for a process to stop.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -368,6 +398,23 @@ impl Settings {
             remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
             reset: header_name("limit-reset-header", "LIMIT_RESET_HEADER", &flags.limit_reset_header)?,
         };
+        let request_headers = LimitHeaders {
+            limit: header_name(
+                "limit-request-limit-header",
+                "LIMIT_REQUEST_LIMIT_HEADER",
+                &flags.limit_request_limit_header,
+            )?,
+            remaining: header_name(
+                "limit-request-remaining-header",
+                "LIMIT_REQUEST_REMAINING_HEADER",
+                &flags.limit_request_remaining_header,
+            )?,
+            reset: header_name(
+                "limit-request-reset-header",
+                "LIMIT_REQUEST_RESET_HEADER",
+                &flags.limit_request_reset_header,
+            )?,
+        };
         let count = |flag, env, value: usize, min: usize, max: usize| {
             if (min..=max).contains(&value) {
                 return Ok(value);
@@ -375,6 +422,8 @@ impl Settings {
             Err(SettingError::Range { flag, env, value: value as u128, min: min as u128, max: max as u128 })
         };
         let sharing = SharingSettings::new(&flags.sharing, &flags.rules.secret)?;
+        let message_bytes_max =
+            count("max-message-bytes", "TIDEGATE_MAX_MESSAGE_BYTES", flags.max_message_bytes, 1024, 16 * 1024 * 1024)?;
         Ok(Settings {
             http_addr: SocketAddr::new(address("host", "HOST", &flags.host)?, flags.port),
             has_http_json: flags.http_json,
@@ -396,13 +445,7 @@ impl Settings {
                 workers => count("workers", "TIDEGATE_WORKERS", workers, 1, 1024)?,
             },
             connections_max: count("max-connections", "TIDEGATE_MAX_CONNECTIONS", flags.max_connections, 1, 1_000_000)?,
-            message_bytes_max: count(
-                "max-message-bytes",
-                "TIDEGATE_MAX_MESSAGE_BYTES",
-                flags.max_message_bytes,
-                1024,
-                16 * 1024 * 1024,
-            )?,
+            message_bytes_max,
             service: ServiceOptions {
                 bounds: Bounds {
                     descriptors_max: count(
@@ -417,12 +460,21 @@ impl Settings {
                 modes: Modes { shadow: flags.shadow_mode, quota: flags.quota_mode },
                 answers: AnswerOptions {
                     headers: flags.limit_response_headers_enabled.then_some(headers),
+                    request_headers: flags.limit_request_headers_enabled.then_some(request_headers),
                     retry_after: flags.retry_after,
                     reason_header: flags.reason_header,
                     problem_body: flags.problem_body,
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
+                // Room for the largest message at least, with what gRPC puts before it.
+                arriving_bytes_max: count(
+                    "max-arriving-bytes",
+                    "TIDEGATE_MAX_ARRIVING_BYTES",
+                    flags.max_arriving_bytes,
+                    message_bytes_max + PREFIX_BYTES,
+                    ARRIVING_BYTES_MAX,
+                )?,
                 strict_timeout: sharing.strict.timeout,
                 near_limit_ratio: flags.near_limit_ratio,
             },
@@ -496,9 +548,10 @@ mod tests {
         assert_eq!(settings.drain_delay, Duration::from_secs(2));
         assert_eq!(settings.connection_age, Duration::from_secs(600));
         assert_eq!((settings.connections_max, settings.service.in_flight_max), (10_000, 10_000));
-        assert_eq!(settings.message_bytes_max, 64 * 1024);
+        assert_eq!((settings.message_bytes_max, settings.service.arriving_bytes_max), (64 * 1024, 64 * 1024 * 1024));
         assert_eq!(settings.service.bounds, Bounds { descriptors_max: 32, entries_max: 16 });
         assert!(settings.service.answers.retry_after && settings.service.answers.headers.is_none());
+        assert!(settings.service.answers.request_headers.is_none());
         assert!(!settings.service.answers.problem_body && !settings.service.answers.dynamic_metadata);
     }
 
@@ -514,7 +567,10 @@ mod tests {
         let said = |args| settings(args).unwrap_err().to_string();
         assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
         assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
+        let no_room = ["--max-message-bytes", "2000", "--max-arriving-bytes", "2000"];
+        assert!(said(&no_room).contains("(TIDEGATE_MAX_ARRIVING_BYTES) is 2000: write a number from 2005 to"));
         assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));
+        assert!(said(&["--limit-request-reset-header", "a b"]).contains("(LIMIT_REQUEST_RESET_HEADER) is 'a b'"));
         assert!(said(&["--drain-delay", "61m"]).contains("write at most 1h"));
         assert_eq!(settings(&["--grpc-max-connection-age", "0"]).unwrap().connection_age, FOR_GOOD);
         assert!(said(&["--prometheus-path", "metrics", "--use-prometheus"]).contains("PROMETHEUS_PATH"));

@@ -142,7 +142,7 @@ impl Process {
     ) -> (Became, Effects) {
         let asking = match outcome {
             AskOutcome::Settled(settled) => Asking::Settled(settled),
-            AskOutcome::Again => self.region.view().asking,
+            AskOutcome::Again | AskOutcome::Read(_) => self.region.view().asking,
             AskOutcome::NoAnswer => Asking::Never(Cause::Outage),
         };
         let consult = self.consult(now, asking, true);

@@ -1,6 +1,7 @@
 //! `tidegate gen istio`: the same for Istio's proxies, as EnvoyFilters.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 
 use clap::ValueEnum;
 
@@ -39,6 +40,16 @@ pub struct Mesh {
     pub port: u16,
 }
 
+impl Mesh {
+    /// The host as HTTP writes it: a call of any other authority is reset before it is read.
+    fn authority(&self) -> String {
+        match self.host.parse::<Ipv6Addr>() {
+            Ok(address) => format!("[{address}]"),
+            Err(_) => self.host.clone(),
+        }
+    }
+}
+
 /// Two EnvoyFilters: the filter, and the actions on every virtual host.
 pub fn documents(plan: &Plan, mesh: &Mesh) -> [String; 2] {
     let cluster = format!("outbound|{}||{}", mesh.port, mesh.host);
@@ -56,7 +67,7 @@ patch:
   operation: INSERT_BEFORE
   value:
 {}",
-        indented(4, &filter(plan, &cluster, Some(&mesh.host)))
+        indented(4, &filter(plan, &cluster, Some(&mesh.authority())))
     );
     let of_actions = format!(
         "applyTo: VIRTUAL_HOST
@@ -90,4 +101,21 @@ spec:
         labels = mesh.selector.iter().map(label).collect::<String>(),
         patch = indented(2, &element(patch)),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::generate::envoy::Service;
+
+    #[test]
+    fn whatever_host_can_be_given_is_an_authority_that_http_takes() {
+        for typed in ["tidegate.tidegate.svc.cluster.local:8081", "127.0.0.1:8081", "[::1]:8081", "a_b:1"] {
+            let Ok(Service::Tcp { host, port }) = Service::read(typed) else { panic!("{typed} is an address") };
+            let (context, selector) = (Context::Gateway, BTreeMap::new());
+            let mesh = Mesh { name: "n".into(), namespace: "n".into(), context, selector, host, port };
+            let authority = mesh.authority();
+            assert!(authority.parse::<http::uri::Authority>().is_ok(), "{typed}: {authority}");
+        }
+    }
 }

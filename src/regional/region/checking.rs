@@ -208,6 +208,8 @@ impl Region {
                 }
             }
         }
+        let has_read = check.asks.iter().any(|ask| ask.is_read);
+        let mut available: Vec<Option<i64>> = Vec::with_capacity(check.keys.len());
         let mut holders = 1;
         for (((key, heard), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
             let jitter = random(state);
@@ -220,9 +222,14 @@ impl Region {
                     let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
                     shared.pause(hits, wait_ms, now.mono_ms());
                 }
-                (is_dirty, shared.holders())
+                let left = has_read.then(|| {
+                    let (counter, abroad) = (&mut slot.counter, shared.abroad());
+                    View { counter, abroad, is_cut_off: key.is_cut_off }.look(&key.terms, now.wall_ms).available
+                });
+                (is_dirty, shared.holders(), left)
             });
-            let Some(((is_dirty, key_holders), at)) = taken else { continue };
+            available.push(taken.as_ref().and_then(|((_, _, left), _)| *left));
+            let Some(((is_dirty, key_holders, _), at)) = taken else { continue };
             holders = holders.max(key_holders);
             if is_dirty {
                 self.enqueue(at);
@@ -232,6 +239,10 @@ impl Region {
         for (ask, verdict) in check.asks.iter().zip(&reply.verdicts) {
             let Some(waiting) = state.asks.waiting.get_mut(&ask.id) else { continue };
             waiting.hear(verdict, &ask.questions, ask.is_read);
+            if ask.is_read {
+                let at = |origin: &OriginKey| check.keys.iter().position(|key| key.origin == *origin);
+                waiting.judge(|origin| at(origin).and_then(|at| available[at]));
+            }
             if waiting.calls > 0 {
                 continue;
             }
@@ -242,7 +253,10 @@ impl Region {
                     self.charge_here(&waiting, now);
                 }
                 if !waiting.is_background {
-                    let outcome = if is_settled { AskOutcome::Settled(settled) } else { AskOutcome::Again };
+                    let outcome = match is_settled {
+                        true => AskOutcome::Settled(settled),
+                        false => AskOutcome::Read(waiting.settled_by_reads()),
+                    };
                     effects.told.push((ask.id, outcome));
                 }
             }

@@ -271,15 +271,17 @@ descriptors:
 fn options() -> impl Strategy<Value = AnswerOptions> {
     let names = || LimitHeaders { limit: "limit".into(), remaining: "remaining".into(), reset: "reset".into() };
     let reason = prop_oneof![Just(ReasonHeader::Always), Just(ReasonHeader::Denied), Just(ReasonHeader::Never)];
-    (any::<bool>(), any::<bool>(), any::<bool>(), reason).prop_map(
-        move |(has_headers, retry_after, problem_body, reason_header)| AnswerOptions {
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (flags, reason).prop_map(move |((has_headers, has_request_headers, retry_after, problem_body), reason_header)| {
+        AnswerOptions {
             headers: has_headers.then(names),
+            request_headers: has_request_headers.then(names),
             retry_after,
             reason_header,
             problem_body,
             dynamic_metadata: false,
-        },
-    )
+        }
+    })
 }
 
 fn metadata() -> Struct {
@@ -289,12 +291,15 @@ fn metadata() -> Struct {
 /// The answer as prost's struct.
 fn response(decision: &Decision<'_>, options: &AnswerOptions, dynamic_metadata: Option<Struct>) -> RateLimitResponse {
     let header = |name: &str, value: String| HeaderValue { key: name.to_owned(), value, ..HeaderValue::default() };
-    let mut headers = Vec::new();
-    if let (Some(names), Some(chosen)) = (&options.headers, shown_in_headers(decision)) {
-        headers.push(header(&names.limit, chosen.terms.limit.to_string()));
-        headers.push(header(&names.remaining, chosen.verdict.remaining.to_string()));
-        headers.push(header(&names.reset, seconds(chosen.verdict.reset_ms).to_string()));
-    }
+    let of_limit = |names: &Option<LimitHeaders>| match (names, shown_in_headers(decision)) {
+        (Some(names), Some(chosen)) => vec![
+            header(&names.limit, chosen.terms.limit.to_string()),
+            header(&names.remaining, chosen.verdict.remaining.to_string()),
+            header(&names.reset, seconds(chosen.verdict.reset_ms).to_string()),
+        ],
+        _ => Vec::new(),
+    };
+    let mut headers = of_limit(&options.headers);
     if let Some(wait_s) = retry_after_s(decision, options) {
         headers.push(header(RETRY_AFTER, wait_s.to_string()));
     }
@@ -309,6 +314,7 @@ fn response(decision: &Decision<'_>, options: &AnswerOptions, dynamic_metadata: 
         overall_code: code(decision.is_over),
         statuses: decision.statuses.iter().map(status).collect(),
         response_headers_to_add: headers,
+        request_headers_to_add: of_limit(&options.request_headers),
         raw_body: if has_body { problem_body::problem_body(decision) } else { Vec::new() },
         dynamic_metadata,
         ..RateLimitResponse::default()

@@ -8,7 +8,8 @@ use crate::engine::{Decision, Limited, Status, StatusKind};
 use crate::server::problem_body;
 use crate::server::wire::protobuf::{Write, bytes_field, number_field};
 use crate::server::wire::{
-    AnswerOptions, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers, unit_number,
+    AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers,
+    unit_number,
 };
 
 /// What gRPC puts before a message: whether it is compressed, and its length.
@@ -47,17 +48,19 @@ struct Content<'d, 'r> {
     is_over: bool,
     statuses: &'d [Status<'r>],
     headers: SmallVec<[Header<'d>; 4]>,
+    request_headers: SmallVec<[Header<'d>; 3]>,
     body: Vec<u8>,
     metadata: Option<&'d [u8]>,
 }
 
 impl<'d, 'r> Content<'d, 'r> {
     fn of(decision: &'d Decision<'r>, options: &'d AnswerOptions, metadata: Option<&'d [u8]>) -> Content<'d, 'r> {
-        let mut headers = SmallVec::new();
+        let (mut headers, mut request_headers) = (SmallVec::new(), SmallVec::new());
         if let (Some(names), Some(chosen)) = (&options.headers, shown_in_headers(decision)) {
-            headers.push(Header::number(&names.limit, u64::from(chosen.terms.limit)));
-            headers.push(Header::number(&names.remaining, u64::from(chosen.verdict.remaining)));
-            headers.push(Header::number(&names.reset, seconds(chosen.verdict.reset_ms)));
+            headers.extend(Header::of_limit(names, chosen));
+        }
+        if let (Some(names), Some(chosen)) = (&options.request_headers, shown_in_headers(decision)) {
+            request_headers.extend(Header::of_limit(names, chosen));
         }
         if let Some(wait_s) = retry_after_s(decision, options) {
             headers.push(Header::number(RETRY_AFTER, wait_s));
@@ -70,12 +73,14 @@ impl<'d, 'r> Content<'d, 'r> {
             headers.push(Header { name: "content-type", value: Text::Words(problem_body::CONTENT_TYPE) });
             body = problem_body::problem_body(decision);
         }
-        Content { is_over: decision.is_over, statuses: &decision.statuses, headers, body, metadata }
+        let statuses = &decision.statuses;
+        Content { is_over: decision.is_over, statuses, headers, request_headers, body, metadata }
     }
 
     fn size(&self) -> usize {
         let statuses: usize = self.statuses.iter().map(|status| bytes_field(Line::of(status).size())).sum();
-        let headers: usize = self.headers.iter().map(|header| bytes_field(header.size())).sum();
+        let headers = self.headers.iter().chain(&self.request_headers);
+        let headers: usize = headers.map(|header| bytes_field(header.size())).sum();
         let body = if self.body.is_empty() { 0 } else { bytes_field(self.body.len()) };
         let metadata = self.metadata.map_or(0, |metadata| bytes_field(metadata.len()));
         number_field(code(self.is_over)) + statuses + headers + body + metadata
@@ -87,7 +92,10 @@ impl<'d, 'r> Content<'d, 'r> {
             Line::of(status).write(buffer);
         }
         for header in &self.headers {
-            header.write(buffer);
+            header.write(3, buffer);
+        }
+        for header in &self.request_headers {
+            header.write(4, buffer);
         }
         if !self.body.is_empty() {
             buffer.bytes_field(5, &self.body);
@@ -175,7 +183,7 @@ fn current_limit<'d>(limited: &'d Limited<'_>) -> CurrentLimit<'d> {
     }
 }
 
-/// A header to add to the response.
+/// A header to add to the response, or to the request that goes on.
 struct Header<'d> {
     name: &'d str,
     value: Text<'d>,
@@ -187,6 +195,15 @@ enum Text<'d> {
 }
 
 impl<'d> Header<'d> {
+    /// What is said of a limit.
+    fn of_limit(names: &'d LimitHeaders, shown: &Limited<'_>) -> [Header<'d>; 3] {
+        [
+            Header::number(&names.limit, u64::from(shown.terms.limit)),
+            Header::number(&names.remaining, u64::from(shown.verdict.remaining)),
+            Header::number(&names.reset, seconds(shown.verdict.reset_ms)),
+        ]
+    }
+
     fn number(name: &'d str, number: u64) -> Header<'d> {
         Header { name, value: Text::Number(Digits::of(number)) }
     }
@@ -202,8 +219,8 @@ impl<'d> Header<'d> {
         bytes_field(self.name.len()) + bytes_field(self.value().len())
     }
 
-    fn write(&self, buffer: &mut Vec<u8>) {
-        buffer.message_field(3, self.size());
+    fn write(&self, field: u8, buffer: &mut Vec<u8>) {
+        buffer.message_field(field, self.size());
         buffer.bytes_field(1, self.name.as_bytes());
         buffer.bytes_field(2, self.value());
     }
