@@ -461,3 +461,17 @@ fn list(words: &[&str], last_word: &str) -> String {
         [start @ .., last] => format!("{} {last_word} {last}", start.join(", ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_unknown_key_is_not_compared_with_those_that_are_known() {
+        assert_eq!((nearest("sensitve", DESCRIPTOR), nearest("colour", DESCRIPTOR)), (Some("sensitive"), None));
+        let long = "x".repeat(1 << 20);
+        // A comparison keeps numbers for each letter.
+        let compared = allocation_counter::measure(|| assert_eq!(nearest(&long, DESCRIPTOR), None));
+        assert_eq!(compared.bytes_total, 0);
+    }
+}

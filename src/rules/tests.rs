@@ -294,16 +294,6 @@ fn aliases_do_not_multiply_problems() {
 }
 
 #[test]
-fn a_long_unknown_key_is_not_compared_with_those_that_are_known() {
-    let long = "x".repeat(1 << 20);
-    let (loaded, bytes) = held(&format!("domain: d\n? {long}\n: 1\n"));
-    let said: Vec<String> = loaded.problems.iter().map(ToString::to_string).collect();
-    assert!(said.len() == 1 && said[0].contains("unknown key 'xxx"), "{said:?}");
-    // A comparison has a table with a number for each pair of letters.
-    assert!(bytes < 32 << 20, "{bytes} bytes for a key of {}", long.len());
-}
-
-#[test]
 fn check_warns_of_what_loads_but_does_nothing() {
     let said = problems(
         &["
