@@ -24,7 +24,7 @@ test: tools ## Install what the tests need, then run every test
 	.ci/timed 'integration tests' cargo test --locked --test integration -- --test-threads=$(TEST_THREADS)
 
 test-busy: tools ## Run the unit tests 20 times and all others 3 times while neighbours use every core
-	.ci/busy $(UNIT_RUNS) $(OTHER_RUNS)
+	.ci/busy $(or $(UNIT_RUNS),20) $(or $(OTHER_RUNS),3)
 
 # What the tests need from outside.
 tools: $(VENV)/tools redis mariadb kubectl $(NODE_MODULES)/schemas
@@ -45,7 +45,7 @@ deny: ## Licenses, sources and duplicates of dependencies, by cargo-deny, which 
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --locked check bans licenses sources
 
-bench: redis mariadb h2load valgrind ## Install what the benches need, then run them: the gRPC port, decide, matching, reload, bytes per key
+bench: redis mariadb h2load valgrind ## Install what the benches need, then run all of them: the gRPC port, decide, matching, reload, growth, pauses, bytes per key, instructions
 	cargo bench --locked
 
 # Of what people run: the release build, whose functions are inlined wherever they are.

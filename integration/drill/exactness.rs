@@ -31,8 +31,8 @@ pub fn one_limit() -> Vec<Promise> {
     let [by_five, by_nine, by_all_below] = loads.map(Load::finish);
     assert_eq!(by_all_below.failed(), 0);
     let denied = by_all_below.denied() as f64;
-    let mut promises = exactness(&by_five, 1.02, "5 processes");
-    promises.extend(exactness(&by_nine, 1.02, "9 processes"));
+    let mut promises = exactness(&by_five, 1.01, "5 processes");
+    promises.extend(exactness(&by_nine, 1.01, "9 processes"));
     promises.push(Promise::at_most("requests that are denied at 0.9 of the limit", 0.0, denied));
     promises.push(Promise::at_most("the share that asks Redis at 0.9 of the limit", 0.02, asked_share(&below)));
     promises
@@ -56,7 +56,7 @@ pub fn commands_of_one_key() -> Vec<Promise> {
     until_equal(PATIENCE, ledger.admitted_hits(), || redis.total_hits());
     // A machine that gives less has the same number of flushes for fewer requests.
     let share = commands / ledger.admitted() as f64 * (ledger.pace() / PACE).min(1.0);
-    vec![Promise::at_most("commands for a request, far from the limit", 0.01, share)]
+    vec![Promise::at_most("commands for a request at 10,000 a second, far from the limit", 0.01, share)]
 }
 
 /// Spread over a thousand keys, a message takes many of them along, and no request makes more than one cell of work.

@@ -16,7 +16,8 @@ pub struct Ended {
 
 impl Report {
     pub fn is_kept(&self) -> bool {
-        self.drills.iter().all(|drill| drill.promises.as_ref().is_ok_and(|all| all.iter().all(Promise::is_kept)))
+        let is_kept = |all: &Vec<Promise>| !all.is_empty() && all.iter().all(Promise::is_kept);
+        self.drills.iter().all(|drill| drill.promises.as_ref().is_ok_and(is_kept))
     }
 
     /// Drill, promise, bound, figure, and whether it is kept; columns as wide as they need to be.

@@ -22,10 +22,9 @@ descriptors:
 const KEYS: u64 = 10;
 /// The presence mark of two regions.
 const PRESENT: u32 = 125_000;
-/// What two busy cores can cost one process and not its neighbour: some requests, and all of them. Whoever waits for MySQL
-/// waits for a second or more.
-const NOISE: Duration = Duration::from_millis(750);
-const NOISE_OF_ALL: Duration = Duration::from_millis(20);
+/// What two cores that clients and services share can cost one process and not its neighbour: some requests, and all of them.
+const NOISE: Duration = Duration::from_millis(20);
+const NOISE_OF_ALL: Duration = Duration::from_millis(5);
 
 /// Two regions under load, and beside them a process that has no MySQL: what it feels is not MySQL's doing.
 struct Scene {
