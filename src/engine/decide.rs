@@ -390,7 +390,12 @@ impl<'s> Spot<'s> {
     #[inline(always)]
     pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
         match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
-            None => count(&mut self.slot.counter, check, is_counted),
+            None => {
+                count(&mut self.slot.counter, check, is_counted);
+                if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
+                    shared.accept(self.slot.counter.sequence(), check.hits);
+                }
+            }
             Some(_) => self.charge_shared(table, check, is_counted, urgent_at, assumed),
         }
     }
@@ -408,7 +413,7 @@ impl<'s> Spot<'s> {
                 shared.hold(bucket, &check.terms, check.hits, assumed);
             }
             let before = shared.pending();
-            shared.add(check.hits);
+            shared.add(counter.sequence(), check.hits);
             let is_reached = before.saturating_add(check.hits) >= urgent_at;
             is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }

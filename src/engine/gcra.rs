@@ -112,12 +112,10 @@ impl Bucket {
         self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
     }
 
-    /// Takes over a level of an earlier moment, in whole hits and parts of one, and drains it up to the key's own time.
-    pub fn set(&mut self, at_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
-        let now_ms = self.at_ms.max(at_ms);
-        self.at_ms = at_ms;
+    /// Takes over a level, in whole hits and parts of one, that drains from a moment on.
+    pub fn set(&mut self, from_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
+        self.at_ms = from_ms;
         self.set_level(rate.cost(whole).saturating_add(rest.into()));
-        self.drain(now_ms, rate);
     }
 
     /// The level in whole hits, rounded up.

@@ -188,7 +188,8 @@ pub struct OriginCell {
     pub asked: u64,
     pub refunds: u64,
     pub holders: u32,
-    pub level_at_ms: u64,
+    /// For how long the level stays before it drains.
+    pub level_ahead_ms: u64,
     pub level_whole: u64,
     pub level_rest: u64,
 }
@@ -329,7 +330,8 @@ impl Shared {
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
-    /// clock was wrong and the key has moved back, its parts move with its counts.
+    /// clock was wrong and the key has moved back, this process may have held its cells before: what the origin has not
+    /// heard of moves with the counts, and the rest has to be read.
     pub fn follow(&mut self, counter: &Counter) {
         let sequence = counter.sequence() as u32;
         if sequence == self.sequence {
@@ -337,8 +339,8 @@ impl Shared {
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         self.sequence = sequence;
-        let Ok(steps) = usize::try_from(steps) else { return };
         self.settled &= !CELLS_SETTLED;
+        let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         let cells = self.cells_mut();
         let steps = steps.min(cells.len());
         cells.rotate_right(steps);
@@ -347,6 +349,16 @@ impl Shared {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
         }
+    }
+
+    fn unseat(&mut self) {
+        self.cells_mut().iter_mut().for_each(|share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        for refunds in self.known_refunds_mut().into_iter().flatten() {
+            refunds.asked = refunds.asked.saturating_sub(refunds.acked);
+            refunds.acked = 0;
+        }
+        self.fresh_until_ms = 0;
+        self.resume();
     }
 
     /// Hits that the origin does not know of.
@@ -389,9 +401,17 @@ impl Shared {
         self.holders.into()
     }
 
-    /// Hits that the process has accepted; the counter has them too.
-    pub fn add(&mut self, hits: u64) {
+    /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
+    pub fn add(&mut self, sequence: u64, hits: u64) {
         self.cells_mut()[0].add(hits);
+        self.accept(sequence, hits);
+    }
+
+    /// The same for a key that no store shares, but other regions may.
+    pub fn accept(&mut self, sequence: u64, hits: u64) {
+        if let Some(abroad) = self.known_abroad() {
+            abroad.accept(sequence, hits);
+        }
     }
 
     /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
@@ -537,7 +557,7 @@ impl Shared {
         self.follow(counter);
         for (index, heard) in cells.iter().enumerate() {
             let admitted = if index == 0 { admitted } else { 0 };
-            self.absorb_cell(counter, terms, heard, admitted);
+            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
         }
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.settled |= CELLS_SETTLED;
@@ -564,9 +584,10 @@ impl Shared {
         }
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64) {
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64, now_ms: u64) {
         // A window that has passed meanwhile has its place one further on, and one that is gone has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
+        self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
         let share = &mut self.cells_mut()[at];
         let unsent = if share.is_seated() { None } else { Some(share.own) };
@@ -598,7 +619,9 @@ impl Shared {
                     *version = heard.sum;
                     // Of what is pending, that which has drained here meanwhile is no more.
                     let pending = pending.min(bucket.hits_within(&rate));
-                    bucket.set(heard.level_at_ms, (heard.level_whole, heard.level_rest), &rate);
+                    // As of now: the origin's clock may be any time away from this one.
+                    let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
+                    bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);
                     bucket.add(&rate, pending);
                     bucket.refund(&rate, asked);
                 } else {
@@ -640,6 +663,6 @@ mod tests {
     #[test]
     fn a_part_takes_ninety_six_bytes() {
         assert_eq!(std::mem::size_of::<Shared>(), 96);
-        assert_eq!(std::mem::size_of::<Rare>(), 104);
+        assert_eq!(std::mem::size_of::<Rare>(), 128);
     }
 }

@@ -6,7 +6,7 @@
 -- KEYS     the cells, in the order of parts and of their cells; none twice
 -- ARGV[1]  the process: the name of its field in every cell
 -- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
---            now_ms, nonce, charges (0 or 1), number of parts
+--            nonce, charges (0 or 1), number of parts
 --            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
@@ -17,10 +17,11 @@
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
 --
 -- Answers a flat array of whole numbers:
---            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also at_ms, whole, rest
+--            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also ahead_ms, whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same.
+-- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
+-- drains by this server's clock alone: the clocks of its callers may be apart by any time.
 
 local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
@@ -59,12 +60,19 @@ local function weighed(count, left, window)
   return (count - low) / window * left + (divided(low, left, window))
 end
 
-local seconds_and_micros
+local now_ms
+-- The same for the whole call.
+local function time_ms()
+  if not now_ms then
+    local time = call('TIME')
+    now_ms = time[1] * 1000 + (time[2] - fmod(time[2], 1000)) / 1000
+  end
+  return now_ms
+end
+
 -- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
 local function new_epoch(told, nonce)
-  seconds_and_micros = seconds_and_micros or call('TIME')
-  local time_ms = seconds_and_micros[1] * 1000 + (seconds_and_micros[2] - fmod(seconds_and_micros[2], 1000)) / 1000
-  local epoch = time_ms * 4096 + nonce
+  local epoch = time_ms() * 4096 + nonce
   if epoch <= told then
     epoch = told + 1
   end
@@ -114,11 +122,11 @@ if not is_json then
 end
 
 -- The shape, before anything relies on it.
-local now_ms, nonce, charges, parts_count = n[1], n[2], n[3] == 1, n[4]
+local nonce, charges, parts_count = n[1], n[2] == 1, n[3]
 if not parts_count then
   return malformed('it ends before its parts')
 end
-local asks_at, cells_count = 5, 0
+local asks_at, cells_count = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
   if not cells then
@@ -289,18 +297,19 @@ local function bucket(key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
-  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now_ms, 0, 0, 0
+  local now = time_ms()
+  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
   if e then
     w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
     cell.holders = tonumber(held[7])
-    if t ~= now_ms and not (now_ms < t and now_ms + window >= t) then
+    if t ~= now and not (now < t and now + window >= t) then
       -- Written even if nothing else is: a limit that changes must change only what drains from then on.
       cell.write = ALL
       -- Behind by more than a window, the clock was wrong before: the time moves and the level stays.
-      if now_ms > t then
-        w, q = drain(w, q, now_ms - t, limit, window)
+      if now > t then
+        w, q = drain(w, q, now - t, limit, window)
       end
-      t = now_ms
+      t = now
     end
   else
     e = new_epoch(epoch, nonce)
@@ -400,7 +409,7 @@ end
 -- 1. Every cell is brought up to what it is told.
 local parts = {}
 local seen = {}
-local at, key_number = 5, 0
+local at, key_number = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells_of_part = n[at], n[at + 1], n[at + 2], n[at + 3]
   at = at + 4
@@ -492,7 +501,8 @@ for number = 1, asks_count do
           newest.h = newest.h + new < MAX and newest.h + new or MAX
           newest.write = newest.write == ALL and ALL or ADDED
           if newest.row > 0 then
-            -- Below the row, what was admitted is in it.
+            -- The row is older than what is admitted now.
+            newest.row = newest.row + new < MAX and newest.row + new or MAX
             part.effective = nil
           end
           if hits_of(newest) >= MAX then
@@ -516,10 +526,13 @@ for number = 1, parts_count do
   if part.measure == BUCKET then
     local cell = cells[1]
     if cell.write ~= NOTHING then
-      local empty_ms = 0
-      if cell.w > 0 or cell.q > 0 then
+      local empty_ms = cell.t - time_ms()
+      if part.measured == 0 then
+        -- It never drains, and denies whatever its level: there is nothing to remember.
+        empty_ms = empty_ms + part.window
+      elseif cell.w > 0 or cell.q > 0 then
         -- Rounded is good enough for this.
-        empty_ms = cell.t - now_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
+        empty_ms = empty_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
       end
       local ttl_ms = empty_ms + BUCKET_LINGERS_MS
       call(
@@ -534,7 +547,7 @@ for number = 1, parts_count do
     answer[length + 4] = cell.asked
     answer[length + 5] = 0
     answer[length + 6] = cell.holders
-    answer[length + 7] = cell.t
+    answer[length + 7] = cell.t - time_ms()
     answer[length + 8] = cell.w
     answer[length + 9] = cell.q
     length = length + 9
