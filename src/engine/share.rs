@@ -97,6 +97,9 @@ enum Shares {
 struct Refunds {
     asked: u64,
     acked: u64,
+    /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
+    /// of others, but never for hits that come after them.
+    blind: u64,
     /// Hits of this process that this store knew of when the key came to it, and that the other store knows of.
     known_here: u64,
     known_there: u64,
@@ -280,6 +283,7 @@ impl Shared {
             *beside = Refunds {
                 asked: beside.asked.saturating_sub(beside.acked),
                 acked: 0,
+                blind: beside.blind,
                 known_here: beside.known_there,
                 known_there: known,
             };
@@ -404,6 +408,10 @@ impl Shared {
     /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
     pub fn add(&mut self, sequence: u64, hits: u64) {
         self.cells_mut()[0].add(hits);
+        if let Some([refunds, ..]) = self.known_refunds_mut() {
+            // The origin would take them from what is told together with them.
+            refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
+        }
         self.accept(sequence, hits);
     }
 
@@ -414,10 +422,13 @@ impl Shared {
         }
     }
 
-    /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
-    pub fn refund(&mut self, hits: u64) {
-        let refunds = self.refunds_mut();
-        refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
+    /// A refund that the process was asked for, and how much of it was not there. The origin takes it from what is there,
+    /// whatever the view says.
+    pub fn refund(&mut self, hits: u64, missing: u64) {
+        let refunds = &mut self.refunds_mut()[0];
+        refunds.asked = refunds.asked.saturating_add(hits).min(COUNT_MAX);
+        let pending = refunds.asked.saturating_sub(refunds.acked);
+        refunds.blind = refunds.blind.saturating_add(missing).min(pending);
         self.resume();
     }
 
@@ -643,7 +654,11 @@ impl Shared {
             refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
         }
         refunds.acked = heard.asked;
-        refunds.asked.saturating_sub(refunds.acked)
+        // More than is asked for here, if it was told before hits made it void.
+        refunds.asked = refunds.asked.max(heard.asked);
+        let pending = refunds.asked - refunds.acked;
+        refunds.blind = refunds.blind.min(pending);
+        pending
     }
 }
 

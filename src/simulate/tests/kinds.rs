@@ -98,6 +98,26 @@ fn refunds_find_their_charge() {
     assert_eq!(world.oracle.denied, 1);
 }
 
+/// Found by review: a refund of nothing was told together with hits that came after it, and took them.
+#[test]
+fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
+    let mut world = World::new(Setup::new(6, 1, "{requests_per_unit: 5, window: 1h}"));
+    world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 5 * SECOND_US });
+    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: -5 });
+    for n in 0..6 {
+        world.request_at(4 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(9 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+    }
+    world.run_until(12 * SECOND_US);
+    assert_eq!((world.oracle.total(0), world.oracle.denied), (5, 7));
+    // What is given back of those is there again.
+    world.request_at(13 * SECOND_US, 0, Asked { key: 0, hits: -2 });
+    world.request_at(14 * SECOND_US, 0, Asked { key: 0, hits: 2 });
+    world.request_at(15 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.run_until(17 * SECOND_US);
+    assert_eq!((world.oracle.total(0), world.oracle.denied), (7, 8));
+}
+
 #[test]
 fn a_refund_is_never_banked() {
     let mut world = World::new(Setup::new(6, 2, "{requests_per_unit: 10, window: 1h}"));
