@@ -4,6 +4,10 @@
 //! limit. So it is exact in whole numbers for every rate, and a changed limit changes how fast it drains, not how full it
 //! is.
 
+/// How many times its burst and its limit a bucket holds at most. What was charged beyond that is forgiven, so that one
+/// report of nonsense does not deny a key for years; a window forgives after two.
+const DEBT_TIMES: u64 = 10;
+
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
@@ -130,8 +134,11 @@ impl Bucket {
         (u64::try_from(level / window_ms).unwrap_or(u64::MAX), (level % window_ms) as u64)
     }
 
+    /// Above ten windows' worth and ten bursts, what is there stays as it is.
     pub fn add(&mut self, rate: &Rate, hits: u64) {
-        self.set_level(self.level().saturating_add(rate.cost(hits)));
+        let before = self.level();
+        let most = rate.cost(DEBT_TIMES * (u64::from(rate.burst) + u64::from(rate.limit)));
+        self.set_level(before.saturating_add(rate.cost(hits)).min(most.max(before)));
     }
 
     pub fn refund(&mut self, rate: &Rate, hits: u64) {
@@ -166,6 +173,14 @@ mod tests {
         assert_eq!(bucket.available(&RATE), 0);
         bucket.refund(&RATE, 100);
         assert_eq!(bucket.available(&RATE), 5, "a refund is never banked");
+    }
+
+    #[test]
+    fn a_report_of_nonsense_is_forgiven_after_some_windows() {
+        let mut bucket = Bucket::new(0);
+        (0..3).for_each(|_| bucket.add(&RATE, u64::MAX));
+        assert_eq!(bucket.available(&RATE), 5 - 150);
+        assert_eq!(bucket.admits_at(&RATE, 1), Some(146 * 6_000));
     }
 
     #[test]

@@ -28,6 +28,8 @@ const OLD_VIEW_MS: u64 = 200;
 const RETRY_MS: u64 = 250;
 /// After this the origin is asked again, whatever it said.
 const PAUSE_MS_MAX: u64 = 3_600_000;
+/// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
+const PAUSE_UNIT_MS: u64 = 16;
 
 /// Two answers this far apart that tell as many holders: nobody is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
@@ -124,7 +126,8 @@ pub struct Shared {
     rare: Option<Box<Rare>>,
     /// This and other moments are cut off to what is needed to compare: they are never far from now.
     fresh_until_ms: u32,
-    paused_until_ms: u32,
+    /// In units of [`PAUSE_UNIT_MS`].
+    paused_until: u32,
     /// The pause denies requests of at least this many hits. 0: no pause.
     paused_hits: u32,
     holders: u16,
@@ -221,7 +224,7 @@ impl Shared {
             sequence: counter.sequence() as u32,
             rare: None,
             fresh_until_ms: 0,
-            paused_until_ms: 0,
+            paused_until: 0,
             paused_hits: 0,
             holders: 0,
             holders_grew_ms: 0,
@@ -471,7 +474,7 @@ impl Shared {
     pub fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
         // Where nothing at all was left, one hit is too many.
         self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
-        self.paused_until_ms = (mono_ms + for_ms.min(PAUSE_MS_MAX)) as u32;
+        self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
 
     pub fn resume(&mut self) {
@@ -481,7 +484,8 @@ impl Shared {
     /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
     pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
         let is_meant = self.paused_hits > 0 && hits >= u64::from(self.paused_hits);
-        let left_ms = u64::from(self.paused_until_ms.wrapping_sub(mono_ms as u32));
+        let left = u64::from(self.paused_until.wrapping_sub((mono_ms / PAUSE_UNIT_MS) as u32));
+        let left_ms = (left * PAUSE_UNIT_MS).saturating_sub(mono_ms % PAUSE_UNIT_MS);
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
@@ -674,6 +678,22 @@ fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::policy::Algorithm;
+
+    #[test]
+    fn a_pause_does_not_come_again_after_fifty_days() {
+        const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+        let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
+        let mut shared = Shared::new(&Counter::new(&terms, 0), 0, false, true);
+        let (at_ms, for_ms) = (1_000_000, 1_800_000);
+        shared.pause(3, for_ms, at_ms);
+        assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));
+        assert!(shared.paused_for_ms(3, at_ms + for_ms - PAUSE_UNIT_MS).is_some());
+        assert_eq!(shared.paused_for_ms(3, at_ms + for_ms), None);
+        // Moments of 32 bits would be the same again; a key lasts for two windows.
+        assert_eq!(shared.paused_for_ms(3, at_ms + (1 << 32)), None);
+        assert!((1..732).all(|day| shared.paused_for_ms(3, at_ms + day * DAY_MS).is_none()));
+    }
 
     #[test]
     fn a_part_takes_ninety_six_bytes() {
