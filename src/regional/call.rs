@@ -23,7 +23,9 @@
 //! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key.
+//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
+//! the older cells only those are made that have something to keep. A bucket that has been empty for some seconds is made
+//! anew, as if it had been lost: so the fields of processes that are gone go too.
 //!
 //! # How an ask is decided
 //!

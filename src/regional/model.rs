@@ -19,6 +19,9 @@ const GONE_AFTER_MS: u64 = 3000;
 /// How long a bucket outlives its last hit.
 const BUCKET_LINGERS_MS: u64 = 60_000;
 
+/// A bucket that has been empty for longer starts afresh.
+const BUCKET_RENEWED_MS: u64 = 5_000;
+
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
@@ -178,6 +181,13 @@ impl Bucket {
         self.at_ms != before_ms
     }
 
+    /// Whether it has been empty for so long that nobody knows better.
+    fn is_empty_since(&self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
+        let passed_ms = now_ms.checked_sub(self.at_ms).filter(|passed_ms| *passed_ms > BUCKET_RENEWED_MS);
+        let drained = |passed_ms: u64| u128::from(passed_ms - BUCKET_RENEWED_MS) * u128::from(limit);
+        passed_ms.is_some_and(|passed_ms| drained(passed_ms) >= self.level(window_ms))
+    }
+
     /// In hits times milliseconds of the window.
     fn level(&self, window_ms: u64) -> u128 {
         u128::from(self.whole) * u128::from(window_ms) + u128::from(self.rest)
@@ -261,7 +271,7 @@ impl Origin {
     fn open_cells(&mut self, call: &Call, part: &Part, time_ms: u64) -> SmallVec<[bool; 2]> {
         let mut is_changed = SmallVec::new();
         let mut refunds = Vec::new();
-        for told in &part.cells {
+        for (place, told) in part.cells.iter().enumerate() {
             let is_made = !self.cells.contains_key(&(part.key, told.sequence));
             let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
             let cell = self.cells.entry((part.key, told.sequence)).or_insert_with(make);
@@ -273,7 +283,10 @@ impl Origin {
             cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
             refunds.push(news.refunds);
-            is_changed.push(is_made || news.is_field_new || before != (cell.floor, cell.added, cell.refunds));
+            let is_counted = before != (cell.floor, cell.added, cell.refunds);
+            // What is not the newest is not kept for its holders alone.
+            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
+            is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
         }
         // Only now, because they take from all cells of the part.
         for (newest, mut left) in refunds.into_iter().enumerate() {
@@ -290,8 +303,15 @@ impl Origin {
 
     fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, time_ms: u64) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
+        // What was told to it has drained everywhere: the fields of all who ever held it go, as if it were lost.
+        let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
+        let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
+        if before > 0 {
+            self.buckets.remove(&part.key);
+        }
         let is_made = !self.buckets.contains_key(&part.key);
-        let make = || Bucket { base: Base::new(told, call.nonce, time_ms), at_ms: time_ms, ..Bucket::default() };
+        let later = Told { epoch: told.epoch.max(before), ..*told };
+        let make = || Bucket { base: Base::new(&later, call.nonce, time_ms), at_ms: time_ms, ..Bucket::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // Written even if nothing else is: a limit that changes must change only what drains from then on.
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
@@ -405,7 +425,14 @@ impl Origin {
                 }
             };
             let holders = u32::try_from(base.fields.len()).unwrap_or(u32::MAX);
-            heard.push(Heard { epoch: base.epoch, sum, field: field.own, asked: field.asked, refunds, holders, level });
+            let Field { own, asked } = field;
+            let said = Heard { epoch: base.epoch, sum, field: own, asked, refunds, holders, level };
+            // What nothing is kept in was there for this call only.
+            let is_there = base.expires_at_ms > 0;
+            if !is_there {
+                self.cells.remove(&(part.key, told.sequence));
+            }
+            heard.push(if is_there { said } else { Heard { epoch: 0, holders: 0, ..said } });
         }
         heard
     }
@@ -753,10 +780,38 @@ mod tests {
         assert_eq!(level(TIME_MS), Level { ahead_ms: 6000, whole: 5, rest: 0 });
         assert_eq!(level(1000), Level { ahead_ms: 0, whole: 5, rest: 0 });
         assert_eq!(level(1001), Level { ahead_ms: 0, whole: 4, rest: 59_990 });
-        assert_eq!(level(60_000), Level { ahead_ms: 0, whole: 0, rest: 0 });
+        assert_eq!(level(31_001), Level { ahead_ms: 0, whole: 0, rest: 0 });
         let told = replay(A, bucket(Told { asked: 2, ..told(9) }));
-        let sum = origin.call(&told, 60_000).parts[0][0];
+        let sum = origin.call(&told, 31_001).parts[0][0];
         assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
+    }
+
+    #[test]
+    fn a_bucket_that_was_empty_for_a_while_forgets_who_held_it() {
+        let mut origin = Origin::default();
+        let at = |origin: &mut Origin, process: u64, own, epoch, after_ms| {
+            let told = Told { epoch, acked: own, ..told(own) };
+            origin.call(&replay(ProcessId(process), bucket(told)), TIME_MS + after_ms).parts[0][0]
+        };
+        let first = (1..=12).map(|process| at(&mut origin, process, 1, 0, 0)).last().unwrap();
+        assert_eq!((first.holders, first.level.whole), (12, 12));
+        // Twelve hits drain in 72 seconds.
+        assert_eq!(at(&mut origin, 1, 1, first.epoch, 76_999).holders, 12);
+        let renewed = at(&mut origin, 1, 1, first.epoch, 90_000);
+        assert_eq!((renewed.holders, renewed.level.whole, renewed.sum), (1, 0, 0), "and nothing is told twice");
+        assert!(renewed.epoch > first.epoch);
+    }
+
+    #[test]
+    fn what_is_only_read_is_not_made() {
+        let mut origin = Origin::default();
+        let reading = |own| sliding(Told { is_seated: false, ..told(0) }, told(own), 1000);
+        let heard = origin.call(&replay(A, reading(0)), TIME_MS).parts[0].clone();
+        assert_eq!((heard[0].holders, heard[1].holders, heard[1].epoch), (1, 0, 0));
+        assert_eq!((origin.total(&KEY, 10), origin.total(&KEY, 9)), (Some((0, 0)), None));
+        let heard = origin.call(&replay(A, reading(3)), TIME_MS).parts[0].clone();
+        assert_eq!((heard[1].sum, heard[1].holders), (3, 1));
+        assert_eq!(origin.total(&KEY, 9), Some((3, 0)));
     }
 
     #[test]

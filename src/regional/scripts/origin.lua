@@ -17,7 +17,8 @@
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
 --
 -- Answers a flat array of whole numbers:
---            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also ahead_ms, whole, rest
+--            for each cell: epoch (0: it is not there), sum, field, asked, refunds, holders, and of a bucket also ahead_ms,
+--                           whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
 -- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
@@ -27,6 +28,7 @@ local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
 local WINDOW_MAX = 34359738367 -- 2^35 - 1: what `divided` can take.
 local BUCKET_LINGERS_MS = 60000
+local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
 local SUM, SLIDING, BUCKET = 0, 1, 2
 -- How much of a cell has to be written.
 local NOTHING, ADDED, ALL = 0, 1, 2
@@ -166,8 +168,9 @@ if #n ~= ends_at - 1 then
   return malformed(format('%d numbers instead of %d', #n, ends_at - 1))
 end
 
--- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part.
-local function window_cell(key, at)
+-- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part. One that is
+-- not there is made if it is the newest, so that it knows who holds the key, or if there is something to keep in it.
+local function window_cell(key, at, is_newest)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = {
     key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
@@ -181,13 +184,16 @@ local function window_cell(key, at)
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
-    cell.write = ALL
+    cell.is_missing = true
+    cell.write = is_newest and ALL or NOTHING
   end
   if held[6] then
     field, asked = read_field(held[6])
   else
     cell.holders = cell.holders + 1
-    cell.write = cell.write == ALL and ALL or ADDED
+    if not cell.is_missing then
+      cell.write = ADDED
+    end
   end
 
   local from, asked_from = field, asked
@@ -247,6 +253,9 @@ local function window_cell(key, at)
     r = 0
     cell.write = ALL
   end
+  if cell.is_missing and cell.write == ADDED then
+    cell.write = ALL
+  end
   cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
   return cell
 end
@@ -299,7 +308,15 @@ local function bucket(key, at, window, limit)
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
   local now = time_ms()
   local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
-  if e then
+  if e and now - tonumber(held[4]) > BUCKET_RENEWED_MS then
+    local since = now - tonumber(held[4]) - BUCKET_RENEWED_MS
+    local whole, rest = drain(tonumber(held[2]), tonumber(held[3]), since, limit, window)
+    if whole == 0 and rest == 0 then
+      -- What was told has drained everywhere: the fields of all who ever held it go, as if the bucket were lost.
+      cell.is_renewed = true
+    end
+  end
+  if e and not cell.is_renewed then
     w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
     cell.holders = tonumber(held[7])
     if t ~= now and not (now < t and now + window >= t) then
@@ -312,11 +329,11 @@ local function bucket(key, at, window, limit)
       t = now
     end
   else
-    e = new_epoch(epoch, nonce)
+    e = new_epoch(e and e > epoch and e or epoch, nonce)
     cell.holders = 0
     cell.write = ALL
   end
-  if held[6] then
+  if held[6] and not cell.is_renewed then
     field, asked = read_field(held[6])
   else
     cell.holders = cell.holders + 1
@@ -426,7 +443,7 @@ for number = 1, parts_count do
     if measure == BUCKET then
       cell = bucket(key, at, window, measured)
     else
-      cell = window_cell(key, at)
+      cell = window_cell(key, at, place == 1)
       refunds = refunds or cell.refund
     end
     cells[place] = cell
@@ -535,6 +552,10 @@ for number = 1, parts_count do
         empty_ms = empty_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
       end
       local ttl_ms = empty_ms + BUCKET_LINGERS_MS
+      if cell.is_renewed then
+        local key = cell.key
+        call('PEXPIRE', key, 0)
+      end
       call(
         'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
         't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
@@ -570,12 +591,13 @@ for number = 1, parts_count do
           call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
         end
       end
-      answer[length + 1] = cell.e
+      local is_there = not cell.is_missing or cell.write ~= NOTHING
+      answer[length + 1] = is_there and cell.e or 0
       answer[length + 2] = hits_of(cell)
       answer[length + 3] = cell.field
       answer[length + 4] = cell.asked
       answer[length + 5] = cell.r
-      answer[length + 6] = cell.holders
+      answer[length + 6] = is_there and cell.holders or 0
       length = length + 6
     end
   end
