@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::fleet::Fleet;
+use crate::support::fleet::{Fleet, until_settled};
 use crate::support::harness::{PATIENCE, Service, ask, descriptor, refund, run, tidegate, until, until_equal};
 use crate::support::mariadb::MariaDbServer;
 use crate::support::redis::RedisServer;
@@ -203,6 +203,7 @@ async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
     until(PATIENCE, "Redis has answered, and is asked again", || {
         (newcomer.metric(live) == Some(2.0) && newcomer.metric(open) == Some(0.0)).then_some(())
     });
+    until_settled(&newcomer, "origin");
     let asked = || newcomer.metric("tidegate_regional_decisions_total{by=\"origin\"}");
     assert_eq!(asked(), Some(0.0));
     // The row says how much it is at least, not that nothing has happened since: the first request asks, and those after

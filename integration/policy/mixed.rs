@@ -105,6 +105,7 @@ async fn a_share_is_held_beside_a_limit_whose_store_answers() {
     let env: Vec<(&str, &str)> =
         [STRICT_PATIENCE, ("STRICT_REDIS_URL", &*owner_url)].into_iter().chain(TELLING).collect();
     let fleet = Fleet::together(PROCESSES, RULES, &redis.url(), &env);
+    fleet.until_settled();
     redis.stop();
     until_layer(&fleet.services, "regional", false);
     let mut admitted = 0;

@@ -17,6 +17,12 @@ pub struct Fleet {
     env: Vec<(String, String)>,
 }
 
+/// Waits until a process is no newcomer to a store: after two seconds of heartbeats, which come every second.
+pub fn until_settled(service: &Service, store: &str) {
+    let beats = format!("tidegate_{store}_calls_total{{operation=\"beat\"}}");
+    until(PATIENCE, "some heartbeats", || service.metric(&beats).filter(|beats| *beats >= 4.0));
+}
+
 impl Fleet {
     pub fn start(count: usize, rules: &str, redis_url: &str, env: &[(&str, &str)]) -> Fleet {
         let mut all = vec![("REDIS_URL".to_owned(), redis_url.to_owned())];
@@ -36,6 +42,11 @@ impl Fleet {
             fleet.services.iter().all(knows).then_some(())
         });
         fleet
+    }
+
+    /// Waits until every process trusts its number of processes.
+    pub fn until_settled(&self) {
+        self.services.iter().for_each(|service| until_settled(service, "origin"));
     }
 
     /// One process more.

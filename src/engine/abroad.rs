@@ -2,7 +2,8 @@
 //!
 //! Beside a key's own counts stand, for each of its cells, the sum of the other regions' rows, this region's own row, and
 //! what this process last published. Others' rows count on top of the region's. The own row is only a lower bound of the
-//! region's count, for a process that has lost its origin: it never becomes part of what is told or published.
+//! region's count, for a process that has lost its origin: it never becomes part of what is told or published. What the
+//! process has accepted since it first saw the row can't be in it, and counts on top of that bound.
 
 use crate::engine::counter::{Counter, Look};
 use crate::engine::window::{Cell, Cells, Weighing};
@@ -53,10 +54,12 @@ struct AbroadCell {
     row: Counts,
     /// What the table is known to hold of this region: what was read there, and what was published since.
     told: Counts,
+    /// Hits that this process has accepted since it first saw the row as it is.
+    since: u64,
 }
 
-/// The hits of a cell, or its refunds: those of others, of the row, and those that were told.
-type Column = [u64; 3];
+/// The hits of a cell, or its refunds: those of others, of the row, those that were told, and those since the row was seen.
+type Column = [u64; 4];
 
 /// A key's part in the world.
 #[derive(Clone, Debug)]
@@ -83,12 +86,12 @@ impl Abroad {
     fn cell_at(&self, back: usize) -> AbroadCell {
         let refunds = self.refunds.as_ref().map_or(Column::default(), |refunds| refunds[back]);
         let [others, row, told] = [0, 1, 2].map(|at| Counts { hits: self.hits[back][at], refunds: refunds[at] });
-        AbroadCell { others, row, told }
+        AbroadCell { others, row, told, since: self.hits[back][3] }
     }
 
-    fn set_cell_at(&mut self, back: usize, AbroadCell { others, row, told }: AbroadCell) {
-        self.hits[back] = [others, row, told].map(|counts| counts.hits);
-        let refunds = [others, row, told].map(|counts| counts.refunds);
+    fn set_cell_at(&mut self, back: usize, AbroadCell { others, row, told, since }: AbroadCell) {
+        self.hits[back] = [others.hits, row.hits, told.hits, since];
+        let refunds = [others.refunds, row.refunds, told.refunds, 0];
         if self.refunds.is_some() || refunds != Column::default() {
             self.refunds.get_or_insert_default()[back] = refunds;
         }
@@ -119,8 +122,12 @@ impl Abroad {
     pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
         let Some(back) = self.place_of(sequence, current) else { return false };
         let before = self.cell_at(back);
-        let after =
-            AbroadCell { others: before.others.max(others), row: before.row.max(row), told: before.told.max(row) };
+        let after = AbroadCell {
+            others: before.others.max(others),
+            row: before.row.max(row),
+            told: before.told.max(row),
+            since: if row.hits > before.row.hits { 0 } else { before.since },
+        };
         self.set_cell_at(back, after);
         after.others != before.others
     }
@@ -138,9 +145,18 @@ impl Abroad {
         self.cell(sequence).others.count()
     }
 
-    /// This region's row.
+    /// This process has accepted hits in a cell.
+    pub fn accept(&mut self, sequence: u64, hits: u64) {
+        let back = self.newest.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
+        if let Some([.., since]) = back.and_then(|back| self.hits.get_mut(back)) {
+            *since = since.saturating_add(hits);
+        }
+    }
+
+    /// What the region has counted in a cell at least: its row, and what is too new to be in it.
     pub fn row(&self, sequence: u64) -> Counts {
-        self.cell(sequence).row
+        let AbroadCell { row, since, .. } = self.cell(sequence);
+        if row.hits == 0 { row } else { Counts { hits: row.hits.saturating_add(since), ..row } }
     }
 
     /// From here on nothing of it counts any more.
@@ -311,6 +327,25 @@ mod tests {
         assert_eq!(lifted(10, 0), 30);
         assert_eq!(lifted(90, 70), 20, "a refund that the row has not heard of");
         assert_eq!(lifted(60, 0), 60, "never below what is known here");
+    }
+
+    #[test]
+    fn what_was_accepted_since_the_row_was_seen_is_not_in_it() {
+        let mut abroad = Abroad::new(100);
+        abroad.accept(100, 9);
+        assert_eq!(abroad.row(100), counts(0), "there is no row");
+        abroad.import(100, 100, counts(0), counts(15));
+        abroad.accept(100, 4);
+        abroad.accept(99, 1);
+        abroad.accept(3, 7);
+        assert_eq!((abroad.row(100), abroad.row(99)), (counts(19), counts(0)));
+        abroad.import(100, 100, counts(2), counts(15));
+        assert_eq!(abroad.row(100), counts(19), "the same row");
+        abroad.import(100, 100, counts(2), counts(17));
+        assert_eq!(abroad.row(100), counts(17), "some of it may be in this one");
+        assert_eq!(abroad.lift(&cells(5, 0), true).current.count(), 17);
+        abroad.accept(100, 2);
+        assert_eq!(abroad.lift(&cells(7, 0), false).current.count(), 17 + 2 + 2);
     }
 
     #[test]

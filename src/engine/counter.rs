@@ -108,11 +108,16 @@ impl Counter {
         }
     }
 
-    pub fn refund(&mut self, terms: &Terms, hits: u64) {
+    /// Gives hits back, and says how many of them were not there.
+    pub fn refund(&mut self, terms: &Terms, hits: u64) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.refund(hits, weighing(terms)),
             Counter::Exact(cells) => cells.refund(hits),
-            Counter::Gcra(bucket) => bucket.refund(&rate(terms), hits),
+            Counter::Gcra(bucket) => {
+                let missing = hits.saturating_sub(bucket.hits_within(&rate(terms)));
+                bucket.refund(&rate(terms), hits);
+                missing
+            }
         }
     }
 

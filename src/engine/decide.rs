@@ -390,7 +390,12 @@ impl<'s> Spot<'s> {
     #[inline(always)]
     pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
         match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
-            None => count(&mut self.slot.counter, check, is_counted),
+            None => {
+                count(&mut self.slot.counter, check, is_counted);
+                if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
+                    shared.accept(self.slot.counter.sequence(), check.hits);
+                }
+            }
             Some(_) => self.charge_shared(table, check, is_counted, urgent_at, assumed),
         }
     }
@@ -399,16 +404,16 @@ impl<'s> Spot<'s> {
         let counter = &mut self.slot.counter;
         let Some(shared) = self.shared.as_deref_mut() else { return };
         shared.follow(counter);
-        count(counter, check, is_counted);
+        let missing = count(counter, check, is_counted);
         let mut is_urgent = false;
         if check.charging == Charging::Refund {
-            shared.refund(check.hits);
+            shared.refund(check.hits, missing);
         } else {
             if let (Counter::Gcra(bucket), 1..) = (&mut *counter, assumed) {
                 shared.hold(bucket, &check.terms, check.hits, assumed);
             }
             let before = shared.pending();
-            shared.add(check.hits);
+            shared.add(counter.sequence(), check.hits);
             let is_reached = before.saturating_add(check.hits) >= urgent_at;
             is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }
@@ -450,14 +455,16 @@ impl<'s> Spot<'s> {
     }
 }
 
-/// Counts a check's hits, or gives them back. A counter that was made for them has them already.
+/// Counts a check's hits, or gives them back. A counter that was made for them has them already. Returns what was to be
+/// given back and was not there.
 #[inline(always)]
-fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) {
+fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
     match check.charging {
-        Charging::Refund => counter.refund(&check.terms, check.hits),
+        Charging::Refund => return counter.refund(&check.terms, check.hits),
         Charging::Together | Charging::Always if is_counted => {}
         Charging::Together | Charging::Always => counter.add(&check.terms, check.hits),
     }
+    0
 }
 
 /// Sees to it that a key's part in the region is what the rules in force make of it: they may be others than before.

@@ -111,10 +111,11 @@ impl SubCells {
     }
 
     /// Takes from the newest sub-cell on backwards; the excess is lost.
-    pub fn refund(&mut self, mut hits: u64) {
+    pub fn refund(&mut self, mut hits: u64) -> u64 {
         for age in 0..CELLS as u64 {
             hits = self.cells[slot(self.newest - age)].refund(hits);
         }
+        hits
     }
 
     pub fn expires_at_ms(&self, window_ms: u64) -> u64 {

@@ -4,6 +4,10 @@
 //! limit. So it is exact in whole numbers for every rate, and a changed limit changes how fast it drains, not how full it
 //! is.
 
+/// How many times its burst and its limit a bucket holds at most. What was charged beyond that is forgiven, so that one
+/// report of nonsense does not deny a key for years; a window forgives after two.
+const DEBT_TIMES: u64 = 10;
+
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
@@ -112,12 +116,10 @@ impl Bucket {
         self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
     }
 
-    /// Takes over a level of an earlier moment, in whole hits and parts of one, and drains it up to the key's own time.
-    pub fn set(&mut self, at_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
-        let now_ms = self.at_ms.max(at_ms);
-        self.at_ms = at_ms;
+    /// Takes over a level, in whole hits and parts of one, that drains from a moment on.
+    pub fn set(&mut self, from_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
+        self.at_ms = from_ms;
         self.set_level(rate.cost(whole).saturating_add(rest.into()));
-        self.drain(now_ms, rate);
     }
 
     /// The level in whole hits, rounded up.
@@ -132,8 +134,11 @@ impl Bucket {
         (u64::try_from(level / window_ms).unwrap_or(u64::MAX), (level % window_ms) as u64)
     }
 
+    /// Above ten windows' worth and ten bursts, what is there stays as it is.
     pub fn add(&mut self, rate: &Rate, hits: u64) {
-        self.set_level(self.level().saturating_add(rate.cost(hits)));
+        let before = self.level();
+        let most = rate.cost(DEBT_TIMES * (u64::from(rate.burst) + u64::from(rate.limit)));
+        self.set_level(before.saturating_add(rate.cost(hits)).min(most.max(before)));
     }
 
     pub fn refund(&mut self, rate: &Rate, hits: u64) {
@@ -168,6 +173,14 @@ mod tests {
         assert_eq!(bucket.available(&RATE), 0);
         bucket.refund(&RATE, 100);
         assert_eq!(bucket.available(&RATE), 5, "a refund is never banked");
+    }
+
+    #[test]
+    fn a_report_of_nonsense_is_forgiven_after_some_windows() {
+        let mut bucket = Bucket::new(0);
+        (0..3).for_each(|_| bucket.add(&RATE, u64::MAX));
+        assert_eq!(bucket.available(&RATE), 5 - 150);
+        assert_eq!(bucket.admits_at(&RATE, 1), Some(146 * 6_000));
     }
 
     #[test]

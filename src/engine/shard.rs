@@ -378,7 +378,8 @@ impl Shard {
 
     /// Nothing here can be given up: all was over its limit a moment ago.
     pub fn is_barren(&self, now_ms: u64) -> bool {
-        now_ms < self.notes.barren_until_ms
+        // More than it lasts: the clock was set back since.
+        (1..=BARREN_MS).contains(&self.notes.barren_until_ms.saturating_sub(now_ms))
     }
 
     /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
@@ -494,4 +495,17 @@ pub fn floor_s(at_ms: u64) -> u32 {
 
 fn ceil_s(at_ms: u64) -> u32 {
     u32::try_from(at_ms.div_ceil(1000)).unwrap_or(u32::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_nothing_barren_for_longer() {
+        let mut shard = Shard::default();
+        shard.notes.barren_until_ms = 1_000_000;
+        assert!(shard.is_barren(1_000_000 - 1) && shard.is_barren(1_000_000 - BARREN_MS));
+        assert!(!shard.is_barren(1_000_000) && !shard.is_barren(1_000));
+    }
 }

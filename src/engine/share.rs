@@ -28,6 +28,8 @@ const OLD_VIEW_MS: u64 = 200;
 const RETRY_MS: u64 = 250;
 /// After this the origin is asked again, whatever it said.
 const PAUSE_MS_MAX: u64 = 3_600_000;
+/// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
+const PAUSE_UNIT_MS: u64 = 16;
 
 /// Two answers this far apart that tell as many holders: nobody is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
@@ -97,6 +99,9 @@ enum Shares {
 struct Refunds {
     asked: u64,
     acked: u64,
+    /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
+    /// of others, but never for hits that come after them.
+    blind: u64,
     /// Hits of this process that this store knew of when the key came to it, and that the other store knows of.
     known_here: u64,
     known_there: u64,
@@ -121,7 +126,8 @@ pub struct Shared {
     rare: Option<Box<Rare>>,
     /// This and other moments are cut off to what is needed to compare: they are never far from now.
     fresh_until_ms: u32,
-    paused_until_ms: u32,
+    /// In units of [`PAUSE_UNIT_MS`].
+    paused_until: u32,
     /// The pause denies requests of at least this many hits. 0: no pause.
     paused_hits: u32,
     holders: u16,
@@ -188,7 +194,8 @@ pub struct OriginCell {
     pub asked: u64,
     pub refunds: u64,
     pub holders: u32,
-    pub level_at_ms: u64,
+    /// For how long the level stays before it drains.
+    pub level_ahead_ms: u64,
     pub level_whole: u64,
     pub level_rest: u64,
 }
@@ -217,7 +224,7 @@ impl Shared {
             sequence: counter.sequence() as u32,
             rare: None,
             fresh_until_ms: 0,
-            paused_until_ms: 0,
+            paused_until: 0,
             paused_hits: 0,
             holders: 0,
             holders_grew_ms: 0,
@@ -279,6 +286,7 @@ impl Shared {
             *beside = Refunds {
                 asked: beside.asked.saturating_sub(beside.acked),
                 acked: 0,
+                blind: beside.blind,
                 known_here: beside.known_there,
                 known_there: known,
             };
@@ -329,7 +337,8 @@ impl Shared {
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
-    /// clock was wrong and the key has moved back, its parts move with its counts.
+    /// clock was wrong and the key has moved back, this process may have held its cells before: what the origin has not
+    /// heard of moves with the counts, and the rest has to be read.
     pub fn follow(&mut self, counter: &Counter) {
         let sequence = counter.sequence() as u32;
         if sequence == self.sequence {
@@ -337,8 +346,8 @@ impl Shared {
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         self.sequence = sequence;
-        let Ok(steps) = usize::try_from(steps) else { return };
         self.settled &= !CELLS_SETTLED;
+        let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         let cells = self.cells_mut();
         let steps = steps.min(cells.len());
         cells.rotate_right(steps);
@@ -347,6 +356,16 @@ impl Shared {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
         }
+    }
+
+    fn unseat(&mut self) {
+        self.cells_mut().iter_mut().for_each(|share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        for refunds in self.known_refunds_mut().into_iter().flatten() {
+            refunds.asked = refunds.asked.saturating_sub(refunds.acked);
+            refunds.acked = 0;
+        }
+        self.fresh_until_ms = 0;
+        self.resume();
     }
 
     /// Hits that the origin does not know of.
@@ -389,15 +408,30 @@ impl Shared {
         self.holders.into()
     }
 
-    /// Hits that the process has accepted; the counter has them too.
-    pub fn add(&mut self, hits: u64) {
+    /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
+    pub fn add(&mut self, sequence: u64, hits: u64) {
         self.cells_mut()[0].add(hits);
+        if let Some([refunds, ..]) = self.known_refunds_mut() {
+            // The origin would take them from what is told together with them.
+            refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
+        }
+        self.accept(sequence, hits);
     }
 
-    /// A refund that the process was asked for. The origin takes it from what is there, whatever the view says.
-    pub fn refund(&mut self, hits: u64) {
-        let refunds = self.refunds_mut();
-        refunds[0].asked = refunds[0].asked.saturating_add(hits).min(COUNT_MAX);
+    /// The same for a key that no store shares, but other regions may.
+    pub fn accept(&mut self, sequence: u64, hits: u64) {
+        if let Some(abroad) = self.known_abroad() {
+            abroad.accept(sequence, hits);
+        }
+    }
+
+    /// A refund that the process was asked for, and how much of it was not there. The origin takes it from what is there,
+    /// whatever the view says.
+    pub fn refund(&mut self, hits: u64, missing: u64) {
+        let refunds = &mut self.refunds_mut()[0];
+        refunds.asked = refunds.asked.saturating_add(hits).min(COUNT_MAX);
+        let pending = refunds.asked.saturating_sub(refunds.acked);
+        refunds.blind = refunds.blind.saturating_add(missing).min(pending);
         self.resume();
     }
 
@@ -440,7 +474,7 @@ impl Shared {
     pub fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
         // Where nothing at all was left, one hit is too many.
         self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
-        self.paused_until_ms = (mono_ms + for_ms.min(PAUSE_MS_MAX)) as u32;
+        self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
 
     pub fn resume(&mut self) {
@@ -450,7 +484,8 @@ impl Shared {
     /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
     pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
         let is_meant = self.paused_hits > 0 && hits >= u64::from(self.paused_hits);
-        let left_ms = u64::from(self.paused_until_ms.wrapping_sub(mono_ms as u32));
+        let left = u64::from(self.paused_until.wrapping_sub((mono_ms / PAUSE_UNIT_MS) as u32));
+        let left_ms = (left * PAUSE_UNIT_MS).saturating_sub(mono_ms % PAUSE_UNIT_MS);
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
@@ -537,7 +572,7 @@ impl Shared {
         self.follow(counter);
         for (index, heard) in cells.iter().enumerate() {
             let admitted = if index == 0 { admitted } else { 0 };
-            self.absorb_cell(counter, terms, heard, admitted);
+            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
         }
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.settled |= CELLS_SETTLED;
@@ -564,9 +599,10 @@ impl Shared {
         }
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64) {
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64, now_ms: u64) {
         // A window that has passed meanwhile has its place one further on, and one that is gone has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
+        self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
         let share = &mut self.cells_mut()[at];
         let unsent = if share.is_seated() { None } else { Some(share.own) };
@@ -598,7 +634,9 @@ impl Shared {
                     *version = heard.sum;
                     // Of what is pending, that which has drained here meanwhile is no more.
                     let pending = pending.min(bucket.hits_within(&rate));
-                    bucket.set(heard.level_at_ms, (heard.level_whole, heard.level_rest), &rate);
+                    // As of now: the origin's clock may be any time away from this one.
+                    let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
+                    bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);
                     bucket.add(&rate, pending);
                     bucket.refund(&rate, asked);
                 } else {
@@ -620,7 +658,11 @@ impl Shared {
             refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
         }
         refunds.acked = heard.asked;
-        refunds.asked.saturating_sub(refunds.acked)
+        // More than is asked for here, if it was told before hits made it void.
+        refunds.asked = refunds.asked.max(heard.asked);
+        let pending = refunds.asked - refunds.acked;
+        refunds.blind = refunds.blind.min(pending);
+        pending
     }
 }
 
@@ -636,10 +678,26 @@ fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::policy::Algorithm;
+
+    #[test]
+    fn a_pause_does_not_come_again_after_fifty_days() {
+        const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+        let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
+        let mut shared = Shared::new(&Counter::new(&terms, 0), 0, false, true);
+        let (at_ms, for_ms) = (1_000_000, 1_800_000);
+        shared.pause(3, for_ms, at_ms);
+        assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));
+        assert!(shared.paused_for_ms(3, at_ms + for_ms - PAUSE_UNIT_MS).is_some());
+        assert_eq!(shared.paused_for_ms(3, at_ms + for_ms), None);
+        // Moments of 32 bits would be the same again; a key lasts for two windows.
+        assert_eq!(shared.paused_for_ms(3, at_ms + (1 << 32)), None);
+        assert!((1..732).all(|day| shared.paused_for_ms(3, at_ms + day * DAY_MS).is_none()));
+    }
 
     #[test]
     fn a_part_takes_ninety_six_bytes() {
         assert_eq!(std::mem::size_of::<Shared>(), 96);
-        assert_eq!(std::mem::size_of::<Rare>(), 104);
+        assert_eq!(std::mem::size_of::<Rare>(), 128);
     }
 }

@@ -56,6 +56,8 @@ pub struct Consult<'a> {
 pub struct StoreView<'a> {
     /// Processes that share it and are alive.
     pub live: u32,
+    /// This process has just come, or come back, and may not know how many they are: memory admits nothing by itself.
+    pub is_new: bool,
     pub asking: Asking<'a>,
     /// The same for strict limits, for which it has more time, and which may want its replicas to know.
     pub strict: Asking<'a>,
@@ -64,7 +66,7 @@ pub struct StoreView<'a> {
 impl<'a> StoreView<'a> {
     /// A store that strict limits are asked about as others are.
     pub const fn new(live: u32, asking: Asking<'a>) -> StoreView<'a> {
-        StoreView { live, asking, strict: asking }
+        StoreView { live, is_new: false, asking, strict: asking }
     }
 
     pub fn asking(&self, reach: Reach) -> Asking<'a> {
@@ -257,7 +259,7 @@ fn unhurried(
     let pending = shared.pending().saturating_add(waiting);
     let wanted = pending.saturating_add(check.hits);
     let allowance = headroom(check, slack_permille, shared, live).allowance(verdict.available);
-    if is_together && wanted > allowance {
+    if is_together && (view.is_new || wanted > allowance) {
         return Standing::Asks(Why::Headroom);
     }
     if !is_together || !shared.is_view_old(consult.mono_ms) {

@@ -132,12 +132,10 @@ impl Cells {
         self.current.add(hits);
     }
 
-    /// Takes from the current window, then from the previous one; the excess is lost.
-    pub fn refund(&mut self, hits: u64, weighing: Weighing) {
+    /// Takes from the current window, then from the previous one; the excess, which it says, is lost.
+    pub fn refund(&mut self, hits: u64, weighing: Weighing) -> u64 {
         let rest = self.current.refund(hits);
-        if weighing == Weighing::Sliding {
-            self.previous.refund(rest);
-        }
+        if weighing == Weighing::Sliding { self.previous.refund(rest) } else { rest }
     }
 
     /// From here on the cells say nothing any more.

@@ -1,4 +1,6 @@
 //! The table that regions share, in memory: what the statements on the real one do.
+//!
+//! A statement dates its rows when it begins, and others see them when it is committed, which may be much later.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +22,15 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Takes a region's rows: each counter becomes the larger one, and a row that does not grow does not change.
-    pub fn publish(&mut self, region: &str, rows: &[OwnRow], now_ms: u64) {
+    /// Commits a region's rows that were dated then: each counter becomes the larger one. Rows that grow, or are what
+    /// they were, have the new date; those that are overtaken keep theirs.
+    pub fn commit(&mut self, region: &str, rows: &[OwnRow], dated_ms: u64) {
         for row in rows {
             let held = self.cells.entry(row.cell.clone()).or_default().entry(region.into()).or_default();
             let counts = held.counts.max(row.counts);
-            if counts != held.counts {
-                *held = Held { counts, updated_at_ms: now_ms };
-                self.changed += 1;
+            if counts != held.counts || counts == row.counts {
+                self.changed += u64::from(counts != held.counts);
+                *held = Held { counts, updated_at_ms: dated_ms };
             }
         }
     }

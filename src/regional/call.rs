@@ -23,15 +23,17 @@
 //! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key.
+//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
+//! the older cells only those are made that have something to keep. A bucket that has been empty for some seconds is made
+//! anew, as if it had been lost: so the fields of processes that are gone go too.
 //!
 //! # How an ask is decided
 //!
 //! `running` starts at `own` (seated) or the field (not seated) and grows with the asks of the call that were admitted. A
 //! need wants `running + hits`, and `field` may already be there, because an earlier check arrived after its caller had
 //! given up: only what goes above the field is new. A need fits if what counts now, and what is new, is within its limit.
-//! What counts of a cell is what the origin holds, at least what the region's row leaves after all refunds, and on top what
-//! other regions have.
+//! What counts of a cell is what the origin holds, at least what the region's row, with what was charged since, leaves after
+//! all refunds, and on top what other regions have.
 //! All needs of an ask fit and are charged to the newest cell of their parts, or none is. Needs with a quota number are
 //! over as a group, deny only if all quota groups are over, and are not charged when their own group is. Needs of one ask
 //! on the same part add up. Hits of 0 ask whether anything is left to be had and charge nothing.
@@ -71,8 +73,6 @@ impl fmt::Display for ProcessId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub process: ProcessId,
-    /// The caller's wall time: what a bucket drains up to.
-    pub now_ms: u64,
     /// Below 4096, random: sets apart two epochs made in the same millisecond.
     pub nonce: u16,
     /// Whether admitted asks are charged. Without, the call only says what would fit.
@@ -98,7 +98,7 @@ pub enum Measure {
     Sum,
     /// The first in full, of the second `floor(count * left / window)`.
     Sliding { left_ms: u64 },
-    /// A bucket that drains by the limit in a window. The limit of its needs is the burst.
+    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst.
     Gcra { limit: u32 },
 }
 
@@ -115,7 +115,7 @@ pub struct Told {
     /// The cell's epoch as the process knows it, 0 if it does not.
     pub epoch: u64,
     /// The cell's hits as the process knows them, without what the origin has not heard of. Of a bucket the level in
-    /// whole hits, drained up to the call's time.
+    /// whole hits, drained up to the moment of the call.
     pub floor: u64,
     /// Of a bucket the rest of the level, in parts of a hit: `1 / window_ms`.
     pub floor_rest: u64,
@@ -127,8 +127,8 @@ pub struct Told {
     /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
     /// hits are in it by the process's own view: of what it has not told, no more than that can still be there.
     pub ttl_ms: u64,
-    /// What the region has published of the cell, and what all other regions have. Only asks take them into account, and
-    /// nothing of them is kept.
+    /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
+    /// it saw that; and what all other regions have. Only asks take them into account, and nothing of them is kept.
     pub row: Counts,
     pub abroad: u64,
 }
@@ -179,7 +179,8 @@ pub struct Heard {
 /// The level of a bucket, all zero for a window's cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    pub at_ms: u64,
+    /// 0, unless the origin's clock was set back: it does not drain until so much time has passed.
+    pub ahead_ms: u64,
     /// Whole hits.
     pub whole: u64,
     /// Below the window's milliseconds: parts of a hit.

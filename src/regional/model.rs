@@ -19,6 +19,9 @@ const GONE_AFTER_MS: u64 = 3000;
 /// How long a bucket outlives its last hit.
 const BUCKET_LINGERS_MS: u64 = 60_000;
 
+/// A bucket that has been empty for longer starts afresh.
+const BUCKET_RENEWED_MS: u64 = 5_000;
+
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
@@ -26,6 +29,8 @@ pub struct Origin {
     buckets: BTreeMap<OriginKey, Bucket>,
     /// When each process was last heard of.
     processes: BTreeMap<ProcessId, u64>,
+    /// When a heartbeat first came in, in microseconds.
+    incarnation: Option<u64>,
 }
 
 /// What every hash has.
@@ -163,7 +168,7 @@ impl Cell {
 }
 
 impl Bucket {
-    /// As `engine::gcra::Bucket::drain`. Says whether the time moved.
+    /// As `engine::gcra::Bucket::drain`, by the origin's clock. Says whether the time moved.
     fn drain(&mut self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let before_ms = self.at_ms;
         if now_ms >= self.at_ms {
@@ -176,6 +181,13 @@ impl Bucket {
         self.at_ms != before_ms
     }
 
+    /// Whether it has been empty for so long that nobody knows better.
+    fn is_empty_since(&self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
+        let passed_ms = now_ms.checked_sub(self.at_ms).filter(|passed_ms| *passed_ms > BUCKET_RENEWED_MS);
+        let drained = |passed_ms: u64| u128::from(passed_ms - BUCKET_RENEWED_MS) * u128::from(limit);
+        passed_ms.is_some_and(|passed_ms| drained(passed_ms) >= self.level(window_ms))
+    }
+
     /// In hits times milliseconds of the window.
     fn level(&self, window_ms: u64) -> u128 {
         u128::from(self.whole) * u128::from(window_ms) + u128::from(self.rest)
@@ -184,10 +196,6 @@ impl Bucket {
     fn set_level(&mut self, level: u128, window_ms: u64) {
         self.whole = (level / u128::from(window_ms)) as u64;
         self.rest = (level % u128::from(window_ms)) as u64;
-    }
-
-    fn is_empty(&self) -> bool {
-        (self.whole, self.rest) == (0, 0)
     }
 
     fn add(&mut self, hits: u64) {
@@ -217,14 +225,13 @@ impl Bucket {
         is_higher
     }
 
-    /// How long from now until a minute after it is empty.
+    /// How long from now until a minute after it is empty. Without a rate it never drains, and denies whatever its level:
+    /// there is nothing to remember.
     fn ttl_ms(&self, now_ms: u64, limit: u32, window_ms: u64) -> u64 {
-        if self.is_empty() {
-            return BUCKET_LINGERS_MS;
-        }
-        let level = self.level(window_ms);
-        let wait_ms = if limit == 0 { u128::MAX } else { level.div_ceil(limit.into()) };
-        let wait_ms = u64::try_from(wait_ms).unwrap_or(u64::MAX);
+        let wait_ms = match limit {
+            0 => window_ms,
+            _ => u64::try_from(self.level(window_ms).div_ceil(limit.into())).unwrap_or(u64::MAX),
+        };
         bounded((self.at_ms - now_ms).saturating_add(wait_ms).saturating_add(BUCKET_LINGERS_MS))
     }
 }
@@ -242,19 +249,18 @@ impl Origin {
     /// Takes a call. The time is the origin's own.
     pub fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.expire(time_ms);
-        let now_ms = bounded(call.now_ms);
-        let mut open: Vec<Open> = call.parts.iter().map(|part| self.open(call, part, now_ms, time_ms)).collect();
+        let mut open: Vec<Open> = call.parts.iter().map(|part| self.open(call, part, time_ms)).collect();
         let verdicts = call.asks.iter().map(|ask| self.decide(call, &mut open, ask)).collect();
-        let parts = open.iter().map(|open| self.close(call.process, open, now_ms, time_ms)).collect();
+        let parts = open.iter().map(|open| self.close(call.process, open, time_ms)).collect();
         Reply { parts, verdicts }
     }
 
     /// Brings the cells of a part up to what they are told.
-    fn open(&mut self, call: &Call, part: &Part, now_ms: u64, time_ms: u64) -> Open {
+    fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
         let mut part = part.clone();
         part.cells.iter_mut().for_each(|told| *told = bounded_told(told, part.window_ms));
         let is_changed = match part.measure {
-            Measure::Gcra { limit } => self.open_bucket(call, &part, limit, now_ms, time_ms),
+            Measure::Gcra { limit } => self.open_bucket(call, &part, limit, time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
         };
         let told = &part.cells[0];
@@ -265,7 +271,7 @@ impl Origin {
     fn open_cells(&mut self, call: &Call, part: &Part, time_ms: u64) -> SmallVec<[bool; 2]> {
         let mut is_changed = SmallVec::new();
         let mut refunds = Vec::new();
-        for told in &part.cells {
+        for (place, told) in part.cells.iter().enumerate() {
             let is_made = !self.cells.contains_key(&(part.key, told.sequence));
             let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
             let cell = self.cells.entry((part.key, told.sequence)).or_insert_with(make);
@@ -277,7 +283,10 @@ impl Origin {
             cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
             refunds.push(news.refunds);
-            is_changed.push(is_made || news.is_field_new || before != (cell.floor, cell.added, cell.refunds));
+            let is_counted = before != (cell.floor, cell.added, cell.refunds);
+            // What is not the newest is not kept for its holders alone.
+            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
+            is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
         }
         // Only now, because they take from all cells of the part.
         for (newest, mut left) in refunds.into_iter().enumerate() {
@@ -292,13 +301,20 @@ impl Origin {
         is_changed
     }
 
-    fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, now_ms: u64, time_ms: u64) -> SmallVec<[bool; 2]> {
+    fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, time_ms: u64) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
+        // What was told to it has drained everywhere: the fields of all who ever held it go, as if it were lost.
+        let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
+        let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
+        if before > 0 {
+            self.buckets.remove(&part.key);
+        }
         let is_made = !self.buckets.contains_key(&part.key);
-        let make = || Bucket { base: Base::new(told, call.nonce, time_ms), at_ms: now_ms, ..Bucket::default() };
+        let later = Told { epoch: told.epoch.max(before), ..*told };
+        let make = || Bucket { base: Base::new(&later, call.nonce, time_ms), at_ms: time_ms, ..Bucket::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // Written even if nothing else is: a limit that changes must change only what drains from then on.
-        let is_drained = bucket.drain(now_ms, limit, part.window_ms);
+        let is_drained = bucket.drain(time_ms, limit, part.window_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
         // Of what was not told, only what has not drained where it was admitted.
@@ -355,6 +371,9 @@ impl Origin {
                     cell.told = saturating(cell.told, new);
                     cell.add(new);
                 }
+                // The row is older than what is admitted now.
+                let row = &mut open.part.cells[0].row;
+                row.hits = if row.hits == 0 { 0 } else { saturating(row.hits, new) };
             }
         }
     }
@@ -382,12 +401,12 @@ impl Origin {
     }
 
     /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
-    fn close(&mut self, process: ProcessId, open: &Open, now_ms: u64, time_ms: u64) -> SmallVec<[Heard; 2]> {
+    fn close(&mut self, process: ProcessId, open: &Open, time_ms: u64) -> SmallVec<[Heard; 2]> {
         let Open { part, is_changed, .. } = open;
         let mut heard = SmallVec::new();
         for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
             let ttl_ms = match part.measure {
-                Measure::Gcra { limit } => self.buckets[&part.key].ttl_ms(now_ms, limit, part.window_ms),
+                Measure::Gcra { limit } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
                 Measure::Sum | Measure::Sliding { .. } => told.ttl_ms,
             };
             if let Some(base) = self.base_mut(part, place).filter(|_| *is_changed) {
@@ -398,7 +417,7 @@ impl Origin {
             let (sum, refunds, level) = match part.measure {
                 Measure::Gcra { .. } => {
                     let Bucket { whole, rest, at_ms, ever_added, .. } = self.buckets[&part.key];
-                    (ever_added, 0, Level { at_ms, whole, rest })
+                    (ever_added, 0, Level { ahead_ms: at_ms - time_ms, whole, rest })
                 }
                 Measure::Sum | Measure::Sliding { .. } => {
                     let cell = &self.cells[&(part.key, told.sequence)];
@@ -406,7 +425,14 @@ impl Origin {
                 }
             };
             let holders = u32::try_from(base.fields.len()).unwrap_or(u32::MAX);
-            heard.push(Heard { epoch: base.epoch, sum, field: field.own, asked: field.asked, refunds, holders, level });
+            let Field { own, asked } = field;
+            let said = Heard { epoch: base.epoch, sum, field: own, asked, refunds, holders, level };
+            // What nothing is kept in was there for this call only.
+            let is_there = base.expires_at_ms > 0;
+            if !is_there {
+                self.cells.remove(&(part.key, told.sequence));
+            }
+            heard.push(if is_there { said } else { Heard { epoch: 0, holders: 0, ..said } });
         }
         heard
     }
@@ -441,7 +467,8 @@ impl Origin {
     pub fn beat(&mut self, process: ProcessId, time_ms: u64) -> Beat {
         self.processes.retain(|_, heard_ms| *heard_ms + GONE_AFTER_MS >= time_ms);
         let was_known = self.processes.insert(process, time_ms).is_some();
-        Beat { was_known, live: self.processes.len() as u64, time_ms }
+        let incarnation = *self.incarnation.get_or_insert(time_ms * 1000);
+        Beat { was_known, live: self.processes.len() as u64, time_ms, incarnation }
     }
 
     /// Forgets a process that stops, and its fields in the cells that it held. A bucket's sequence is 0. The sums stay.
@@ -476,6 +503,7 @@ impl Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::abroad::Counts;
     use smallvec::smallvec;
 
     const KEY: OriginKey = OriginKey([1; 20]);
@@ -502,7 +530,7 @@ mod tests {
     }
 
     fn replay(process: ProcessId, part: Part) -> Call {
-        Call { process, now_ms: TIME_MS, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
+        Call { process, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
     }
 
     fn need(hits: u64, limit: u32) -> Need {
@@ -677,6 +705,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_admitted_counts_on_top_of_the_row() {
+        let mut origin = Origin::default();
+        let told = Told { row: Counts { hits: 15, refunds: 0 }, ..told(1) };
+        let asks = vec![ask(&[need(2, 20)]); 4];
+        assert_eq!(admitted(&mut origin, &check(A, fixed(told), &asks)), [true, true, false, false]);
+        assert_eq!(origin.total(&KEY, 10), Some((5, 0)), "the row is not kept");
+    }
+
+    #[test]
     fn hits_of_zero_ask_and_charge_nothing() {
         let mut origin = Origin::default();
         let peek = |own| check(A, fixed(told(own)), &[ask(&[need(0, 5)])]);
@@ -729,23 +766,62 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_drains_up_to_the_callers_time() {
+    fn a_bucket_drains_by_the_origins_clock() {
         let mut origin = Origin::default();
-        let asks = |own, hits, after_ms| {
+        let mut asks = |own, hits, after_ms| {
             let call = check(A, bucket(told(own)), &[ask(&[need(hits, 5)])]);
-            Call { now_ms: TIME_MS + after_ms, ..call }
+            origin.call(&call, TIME_MS + after_ms).verdicts[0].is_admitted
         };
-        assert_eq!(admitted(&mut origin, &asks(0, 5, 0)), [true]);
-        assert_eq!(admitted(&mut origin, &asks(5, 1, 5999)), [false]);
-        assert_eq!(admitted(&mut origin, &asks(5, 1, 6000)), [true]);
-        // A clock a little behind waits, one behind by more than a window was wrong before.
-        let level = |origin: &mut Origin, now_ms| heard(origin, &Call { now_ms, ..replay(A, bucket(told(6))) }).level;
-        assert_eq!(level(&mut origin, TIME_MS), Level { at_ms: TIME_MS + 6000, whole: 5, rest: 0 });
-        assert_eq!(level(&mut origin, 1000), Level { at_ms: 1000, whole: 5, rest: 0 });
-        assert_eq!(level(&mut origin, 1001), Level { at_ms: 1001, whole: 4, rest: 59_990 });
-        assert_eq!(level(&mut origin, 60_000), Level { at_ms: 60_000, whole: 0, rest: 0 });
-        let sum = heard(&mut origin, &replay(A, bucket(Told { asked: 2, ..told(9) })));
+        assert!(asks(0, 5, 0));
+        assert!(!asks(5, 1, 5999));
+        assert!(asks(5, 1, 6000));
+        // A clock that is set back a little waits, one behind by more than a window was wrong before.
+        let mut level = |time_ms| origin.call(&replay(A, bucket(told(6))), time_ms).parts[0][0].level;
+        assert_eq!(level(TIME_MS), Level { ahead_ms: 6000, whole: 5, rest: 0 });
+        assert_eq!(level(1000), Level { ahead_ms: 0, whole: 5, rest: 0 });
+        assert_eq!(level(1001), Level { ahead_ms: 0, whole: 4, rest: 59_990 });
+        assert_eq!(level(31_001), Level { ahead_ms: 0, whole: 0, rest: 0 });
+        let told = replay(A, bucket(Told { asked: 2, ..told(9) }));
+        let sum = origin.call(&told, 31_001).parts[0][0];
         assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
+    }
+
+    #[test]
+    fn a_bucket_that_was_empty_for_a_while_forgets_who_held_it() {
+        let mut origin = Origin::default();
+        let at = |origin: &mut Origin, process: u64, own, epoch, after_ms| {
+            let told = Told { epoch, acked: own, ..told(own) };
+            origin.call(&replay(ProcessId(process), bucket(told)), TIME_MS + after_ms).parts[0][0]
+        };
+        let first = (1..=12).map(|process| at(&mut origin, process, 1, 0, 0)).last().unwrap();
+        assert_eq!((first.holders, first.level.whole), (12, 12));
+        // Twelve hits drain in 72 seconds.
+        assert_eq!(at(&mut origin, 1, 1, first.epoch, 76_999).holders, 12);
+        let renewed = at(&mut origin, 1, 1, first.epoch, 90_000);
+        assert_eq!((renewed.holders, renewed.level.whole, renewed.sum), (1, 0, 0), "and nothing is told twice");
+        assert!(renewed.epoch > first.epoch);
+    }
+
+    #[test]
+    fn what_is_only_read_is_not_made() {
+        let mut origin = Origin::default();
+        let reading = |own| sliding(Told { is_seated: false, ..told(0) }, told(own), 1000);
+        let heard = origin.call(&replay(A, reading(0)), TIME_MS).parts[0].clone();
+        assert_eq!((heard[0].holders, heard[1].holders, heard[1].epoch), (1, 0, 0));
+        assert_eq!((origin.total(&KEY, 10), origin.total(&KEY, 9)), (Some((0, 0)), None));
+        let heard = origin.call(&replay(A, reading(3)), TIME_MS).parts[0].clone();
+        assert_eq!((heard[1].sum, heard[1].holders), (3, 1));
+        assert_eq!(origin.total(&KEY, 9), Some((3, 0)));
+    }
+
+    #[test]
+    fn a_bucket_that_never_drains_is_not_kept_forever() {
+        let mut origin = Origin::default();
+        let blocked = |own| Part { measure: Measure::Gcra { limit: 0 }, ..bucket(told(own)) };
+        origin.call(&replay(A, blocked(4)), TIME_MS);
+        let later_ms = TIME_MS + 60_000 + BUCKET_LINGERS_MS;
+        assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].sum, 4);
+        assert_eq!(origin.call(&replay(B, blocked(0)), 2 * later_ms - TIME_MS).parts[0][0].sum, 0);
     }
 
     #[test]
@@ -772,10 +848,11 @@ mod tests {
         let mut origin = Origin::default();
         heard(&mut origin, &replay(A, fixed(told(5))));
         heard(&mut origin, &replay(B, fixed(told(5))));
-        assert_eq!(origin.beat(A, TIME_MS), Beat { was_known: false, live: 1, time_ms: TIME_MS });
-        assert_eq!(origin.beat(B, TIME_MS + 3000), Beat { was_known: false, live: 2, time_ms: TIME_MS + 3000 });
+        let beat = |was_known, live, time_ms| Beat { was_known, live, time_ms, incarnation: TIME_MS * 1000 };
+        assert_eq!(origin.beat(A, TIME_MS), beat(false, 1, TIME_MS));
+        assert_eq!(origin.beat(B, TIME_MS + 3000), beat(false, 2, TIME_MS + 3000));
         origin.leave(A, &[(KEY, 10)]);
-        assert_eq!(origin.beat(B, TIME_MS + 3000), Beat { was_known: true, live: 1, time_ms: TIME_MS + 3000 });
+        assert_eq!(origin.beat(B, TIME_MS + 3000), beat(true, 1, TIME_MS + 3000));
         let heard = heard(&mut origin, &replay(B, fixed(told(5))));
         assert_eq!((heard.sum, heard.holders), (10, 1));
         origin.call(&replay(B, bucket(told(0))), TIME_MS + 59_999);

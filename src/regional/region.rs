@@ -27,6 +27,7 @@ use crate::regional::asks::{AskId, AskOutcome, Asks, Waiting};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
 use crate::regional::keying::Keying;
+use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::Check;
 use crate::regional::replay::FLUSH_INTERVAL_US;
 
@@ -128,6 +129,7 @@ struct State {
     unanswered_us: Option<u64>,
     /// When pending hits were last counted while nothing could be told.
     surveyed_us: u64,
+    presence: Presence,
     random: u64,
 }
 
@@ -181,6 +183,9 @@ pub struct Region {
     options: RegionOptions,
     state: Mutex<State>,
     live: AtomicU32,
+    /// This process may not know how many they are, and never did.
+    is_new: AtomicBool,
+    is_stranger: AtomicBool,
     /// What requests need to know of the breakers, without the lock.
     may_ask: AtomicBool,
     may_ask_strictly: AtomicBool,
@@ -206,6 +211,7 @@ impl Region {
             behind_since_us: None,
             unanswered_us: None,
             surveyed_us: 0,
+            presence: Presence::default(),
             random: options.seed | 1,
         };
         Region {
@@ -213,6 +219,8 @@ impl Region {
             options,
             state: Mutex::new(state),
             live: AtomicU32::new(1),
+            is_new: AtomicBool::new(true),
+            is_stranger: AtomicBool::new(true),
             may_ask: AtomicBool::new(true),
             may_ask_strictly: AtomicBool::new(true),
             pending_hits: AtomicU64::new(0),
@@ -246,7 +254,13 @@ impl Region {
             true => Asking::Allowed,
             false => Asking::Never(Cause::Outage),
         };
-        StoreView { live: self.live(), asking: asking(&self.may_ask), strict: asking(&self.may_ask_strictly) }
+        let least = if self.is_stranger.load(Ordering::Relaxed) { LIVE_ASSUMED } else { 1 };
+        StoreView {
+            live: self.live().max(least),
+            is_new: self.is_new.load(Ordering::Relaxed),
+            asking: asking(&self.may_ask),
+            strict: asking(&self.may_ask_strictly),
+        }
     }
 
     /// A breaker has changed.
@@ -308,7 +322,7 @@ impl Region {
     }
 
     /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
-    pub fn trial(&self, now: Now) -> Call {
+    pub fn trial(&self) -> Call {
         let cell = Told { ttl_ms: TRIAL_TTL_MS, ..Told::default() };
         let part = Part {
             key: OriginKey([0; 20]),
@@ -316,14 +330,7 @@ impl Region {
             measure: Measure::Sum,
             cells: SmallVec::from_iter([cell]),
         };
-        Call {
-            process: self.options.process,
-            now_ms: now.wall_ms,
-            nonce: 0,
-            charges: false,
-            parts: vec![part],
-            asks: Vec::new(),
-        }
+        Call { process: self.options.process, nonce: 0, charges: false, parts: vec![part], asks: Vec::new() }
     }
 
     /// Tells the origin everything that is pending, now.
@@ -362,12 +369,15 @@ impl Region {
         let state = &mut *self.state.lock();
         state.replays.record(is_answered, now.mono_us);
         if is_answered {
+            state.presence.acknowledged(now.mono_us);
             // Says nothing about strict limits, which may wait for replicas in vain.
             state.checks.answered();
         } else {
             state.checks.record(false, now.mono_us);
             state.strict.record(false, now.mono_us);
         }
+        self.is_new.store(state.presence.is_new(now.mono_us), Ordering::Relaxed);
+        self.is_stranger.store(state.presence.is_stranger(), Ordering::Relaxed);
         self.tell_requests(state);
     }
 
@@ -480,9 +490,9 @@ impl Region {
         Some((changed, at))
     }
 
-    fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>, now: Now) -> Call {
+    fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>) -> Call {
         let nonce = (random(state) % 4096) as u16;
-        Call { process: self.options.process, now_ms: now.wall_ms, nonce, charges, parts, asks }
+        Call { process: self.options.process, nonce, charges, parts, asks }
     }
 
     fn enter_call(&self, state: &mut State, under_way: UnderWay) -> CallId {

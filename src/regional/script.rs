@@ -39,6 +39,11 @@ fn processes_key(store: Store) -> &'static str {
     }
 }
 
+/// Where the origin keeps its incarnation: in the slot of a Cluster that the processes are in.
+pub fn incarnation_key(store: Store) -> String {
+    format!("tidegate:incarnation:{{{}}}", processes_key(store))
+}
+
 /// What a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invocation {
@@ -55,6 +60,8 @@ pub struct Beat {
     pub live: u64,
     /// The origin's time.
     pub time_ms: u64,
+    /// Names the data that the origin holds: another one, and what was there before is lost.
+    pub incarnation: u64,
 }
 
 /// The origin answered something that no script of ours answers.
@@ -121,7 +128,7 @@ pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
 pub fn encode(call: &Call) -> Invocation {
     let mut keys = Vec::new();
     let mut numbers = Numbers::new();
-    numbers.extend([bounded(call.now_ms), call.nonce.into(), call.charges.into(), call.parts.len() as u64]);
+    numbers.extend([call.nonce.into(), call.charges.into(), call.parts.len() as u64]);
     for part in &call.parts {
         encode_part(part, &mut keys, &mut numbers);
     }
@@ -167,7 +174,8 @@ pub fn encode_leave(store: Store, process: ProcessId) -> Invocation {
 }
 
 fn encode_sign(store: Store, process: ProcessId, what: &str) -> Invocation {
-    Invocation { keys: vec![processes_key(store).into()], args: vec![process.to_string().into_bytes(), what.into()] }
+    let keys = vec![processes_key(store).into(), incarnation_key(store).into_bytes()];
+    Invocation { keys, args: vec![process.to_string().into_bytes(), what.into()] }
 }
 
 /// A JSON array in the making.
@@ -226,7 +234,7 @@ fn decode_cell(answer: &mut Answer<'_>, is_bucket: bool) -> Result<Heard, BadRep
         refunds: answer.count()?,
         holders: answer.below("a number of holders", 1 << 32)? as u32,
         level: if is_bucket {
-            Level { at_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
+            Level { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
         } else {
             Level::default()
         },
@@ -236,7 +244,12 @@ fn decode_cell(answer: &mut Answer<'_>, is_bucket: bool) -> Result<Heard, BadRep
 /// Reads what [`BEAT`] answered.
 pub fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
     let mut answer = Answer::new(value)?;
-    let beat = Beat { was_known: answer.flag()?, live: answer.count()?, time_ms: answer.count()? };
+    let beat = Beat {
+        was_known: answer.flag()?,
+        live: answer.count()?,
+        time_ms: answer.count()?,
+        incarnation: answer.count()?,
+    };
     answer.end()?;
     Ok(beat)
 }

@@ -26,6 +26,7 @@ use crate::regional::redis::{Lane, OriginError, Redis, Script};
 use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Probed, Region, RegionOptions};
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 use crate::regional::script::{self, Invocation};
+use crate::regional::witness::Witness;
 use crate::server::service::wall_ms;
 
 static ORIGIN: Script = Script::new(script::ORIGIN);
@@ -65,8 +66,6 @@ pub struct Regional {
     is_leaving: AtomicBool,
     /// The origin has answered a call that counts.
     was_answered: AtomicBool,
-    /// Run ids of the servers behind the origin.
-    identity: Mutex<Vec<String>>,
     shortest_window_ms: AtomicU64,
     /// The user that we are may not ask who answers.
     is_anonymous: AtomicBool,
@@ -130,7 +129,6 @@ impl Regional {
             live_at_least: Mutex::default(),
             is_leaving: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
-            identity: Mutex::default(),
             shortest_window_ms: AtomicU64::new(u64::MAX),
             is_anonymous: AtomicBool::new(false),
             warned: Mutex::default(),
@@ -328,11 +326,12 @@ impl Regional {
     async fn beat(self: Arc<Self>) {
         let mut was_heard = false;
         let mut has_warned = false;
+        let mut witness = Witness::default();
         let mut are_apart = false;
         let written = script::encode_beat(self.region.store(), self.region.process());
         while !self.is_leaving.load(Ordering::Relaxed) {
             let began = Instant::now();
-            let mut is_lost = false;
+            let mut is_missed = false;
             let answered = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, BEAT_TIMEOUT).await;
             let beat = answered.and_then(|value| script::decode_beat(&value).map_err(|_| OriginError::BadReply));
             match beat {
@@ -340,27 +339,29 @@ impl Regional {
                     self.region.beaten(true, self.now());
                     let took = began.elapsed();
                     self.metrics.called(Operation::Beat, took);
-                    let is_forgotten = was_heard && !beat.was_known;
+                    let is_lost = witness.hear_incarnation(beat.incarnation, self.was_answered.load(Ordering::Relaxed));
+                    let is_forgotten = was_heard && (is_lost || !beat.was_known);
                     self.hear_live(u32::try_from(beat.live).unwrap_or(u32::MAX), is_forgotten);
                     let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
                     let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
                     self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
                     self.compare_clocks(offset_ms, &mut are_apart);
-                    // Before the first heartbeat, a server may have answered that is no more.
-                    let has_told = was_heard || self.was_answered.load(Ordering::Relaxed);
-                    if has_told && !beat.was_known {
-                        self.heal("it does not know this process any more");
+                    if is_lost {
+                        self.heal("it has lost its data");
                     }
                     was_heard = true;
-                    self.identify(&mut has_warned).await;
+                    if self.identify(&mut witness, &mut has_warned).await {
+                        // Which data the new server has, the next heartbeat says, at once.
+                        continue;
+                    }
                 }
                 Err(error) => {
                     self.region.beaten(false, self.now());
                     self.metrics.failed(Operation::Beat, error.reason());
-                    is_lost = true;
+                    is_missed = true;
                 }
             }
-            sleep(if was_heard && !is_lost { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
+            sleep(if was_heard && !is_missed { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
         }
     }
 
@@ -389,10 +390,10 @@ impl Regional {
         *were_apart = are_apart;
     }
 
-    /// Notices a restart or a failover: the data behind another run id may be older, or gone.
-    async fn identify(&self, has_warned: &mut bool) {
+    /// Notices a restart or a failover: the data behind another run id may be older, or gone. True if there was one.
+    async fn identify(&self, witness: &mut Witness, has_warned: &mut bool) -> bool {
         if self.is_anonymous.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
         let identity = match self.redis.identity(BEAT_TIMEOUT).await {
             Ok(identity) => identity,
@@ -401,7 +402,7 @@ impl Regional {
                 if error.reason() == "auth" && !self.is_anonymous.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "this user may not ask Redis for INFO: a failover is noticed by heartbeats only");
                 }
-                return;
+                return false;
             }
         };
         if let (Some(policy), false) = (identity.evicting_policy(), *has_warned) {
@@ -410,10 +411,11 @@ impl Regional {
                 "Redis' maxmemory-policy is {policy}, so it may throw counts away when its memory is full: set it to noeviction"
             );
         }
-        let before = std::mem::replace(&mut *self.identity.lock(), identity.run_ids.clone());
-        if !before.is_empty() && identity.run_ids.iter().any(|run_id| !before.contains(run_id)) {
+        let is_other = witness.hear_run_ids(&identity.run_ids);
+        if is_other {
             self.heal("it was restarted, or another server has taken over");
         }
+        is_other
     }
 
     fn heal(&self, why: &str) {
@@ -467,7 +469,7 @@ impl Regional {
     }
 
     async fn is_served(&self, lane: Lane, within: Duration) -> bool {
-        let written = script::encode(&self.region.trial(self.now()));
+        let written = script::encode(&self.region.trial());
         let served = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
         served.inspect_err(|error| self.warn(error)).is_ok()
     }
@@ -476,7 +478,7 @@ impl Regional {
     async fn is_strictly_served(&self) -> bool {
         let within = self.strict_deadline.unwrap_or(self.deadline);
         let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };
-        let written = script::encode(&self.region.trial(self.now()));
+        let written = script::encode(&self.region.trial());
         replicated.script(&written, within).await.inspect_err(|error| self.warn(error)).is_ok()
     }
 

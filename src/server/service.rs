@@ -188,7 +188,7 @@ impl Heard {
             Said::NoAnswer => Asking::Never(Cause::Outage),
         };
         let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
-        StoreView { live: now.live, asking, strict }
+        StoreView { asking, strict, ..now }
     }
 }
 
@@ -467,7 +467,7 @@ impl Service {
         };
         let hurried = |view: StoreView<'static>| {
             let (asking, strict) = (at_once(view.asking), at_once(view.strict));
-            StoreView { live: view.live, asking, strict }
+            StoreView { asking, strict, ..view }
         };
         let consult =
             Consult { origin: hurried(consult.origin), owner: hurried(consult.owner), is_again: true, ..consult };

@@ -17,6 +17,8 @@ pub struct Network {
     pub table_delay_us: (u64, u64),
     /// Statements that get lost on their way there or back, of a thousand.
     pub table_lost: u64,
+    /// From when rows are dated until others see them, between these.
+    pub commit_us: (u64, u64),
 }
 
 impl Network {
@@ -29,6 +31,7 @@ impl Network {
         late: 0,
         table_delay_us: (2_000, 40_000),
         table_lost: 0,
+        commit_us: (1_000, 5_000),
     };
     /// Much goes wrong.
     pub const ROUGH: Network = Network {
@@ -39,6 +42,7 @@ impl Network {
         late: 50,
         table_delay_us: (1_000, 200_000),
         table_lost: 200,
+        commit_us: (1_000, 2_500_000),
     };
 }
 
@@ -53,6 +57,8 @@ pub enum Fault {
     Failover { region: usize, back_us: u64 },
     /// For so long nothing goes from a region to the table that regions share, or nothing comes back, or neither.
     Partition { region: usize, way: Way, for_us: u64 },
+    /// For so long the table takes statements and commits none.
+    Stall { for_us: u64 },
     /// A region's clocks are off by so much from now on.
     Skew { region: usize, by_ms: i64 },
     /// A process dies and another takes its place.

@@ -25,7 +25,8 @@ pub struct Oracle {
     pub abandoned_hits: u64,
     /// Hits that were pending in processes that died.
     pub died_with: u64,
-    /// Hits that no process knew the origin to have when it lost its data: they may be told twice.
+    /// Hits that no process knew the origin to have when it lost its data, or that calls under way then brought: they may be
+    /// told twice.
     pub unacknowledged: u64,
     /// Calls that arrived at the origin.
     pub calls: u64,

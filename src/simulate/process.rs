@@ -12,6 +12,7 @@ use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
 use crate::regional::keying::Keying;
 use crate::regional::region::{Effects, Now, Region, RegionOptions};
+use crate::regional::witness::Witness;
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use crate::rules::Ruleset;
 use crate::settings::secret::Secret;
@@ -37,6 +38,8 @@ pub enum Became {
 pub struct Process {
     pub engine: Arc<Engine>,
     pub region: Region,
+    /// What it remembers of its origin.
+    pub witness: Witness,
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
     /// Requests that wait, with the process's part in the simulation.
@@ -91,11 +94,12 @@ impl Process {
             seed,
         };
         let region = Region::new(engine.clone(), options);
-        Process { engine, region, exchange, waiting: BTreeMap::new(), skew_ms: 0, generation }
+        let witness = Witness::default();
+        Process { engine, region, witness, exchange, waiting: BTreeMap::new(), skew_ms: 0, generation }
     }
 
     fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {
-        let origin = StoreView::new(self.region.live(), asking);
+        let origin = StoreView { asking, strict: asking, ..self.region.view() };
         Consult { mono_ms: now.mono_ms(), origin, is_again, ..Consult::ALONE }
     }
 

@@ -22,13 +22,13 @@ use crate::regional::region::{CallId, Effects, Now, Probed};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{Asked, Became, Process, Start, region_name};
+use crate::simulate::process::{Asked, Became, Process, Start};
 use crate::simulate::random::Random;
 
 /// A whole number of days after the epoch.
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
-/// Monotonic clocks start here: zero stands for never.
-const MONO_START_US: u64 = 1_000_000;
+/// Monotonic clocks start here: zero stands for never, and who is there from the start has been there for a while.
+const MONO_START_US: u64 = 3_000_000;
 /// How often a copy of the origin is kept, and for how long, for failovers to an older one.
 const COPY_EVERY_US: u64 = 20_000;
 const COPIES_MAX: usize = 50;
@@ -120,6 +120,12 @@ enum Event {
         from: To,
         sending: Box<Sending>,
     },
+    /// Rows that have arrived are committed.
+    RowsCommit {
+        region: usize,
+        rows: Vec<OwnRow>,
+        dated_ms: u64,
+    },
     /// Rows arrive once more, late.
     RowsRepeat {
         region: usize,
@@ -184,6 +190,8 @@ pub struct World {
     is_copied: bool,
     /// What regions share.
     pub rows: Rows,
+    /// Until when nothing is committed there.
+    stalled_until_us: u64,
     generation: u64,
     next_poll: Vec<u64>,
     /// Processes that stop, and until when they may take for it.
@@ -208,6 +216,7 @@ impl World {
             homes: (0..setup.regions).map(|_| Home::default()).collect(),
             is_copied: false,
             rows: Rows::default(),
+            stalled_until_us: 0,
             generation: 0,
             next_poll: vec![u64::MAX; setup.processes * setup.regions],
             leaving: vec![None; setup.processes * setup.regions],
@@ -217,6 +226,9 @@ impl World {
         };
         for process in 0..world.setup.processes * world.setup.regions {
             let started = world.start(process);
+            for ago_us in [2 * BEAT_EVERY_US, BEAT_EVERY_US] {
+                started.region.beaten(true, Now { wall_ms: world.now_ms(), mono_us: MONO_START_US - ago_us });
+            }
             world.processes.push(started);
             world.plan_exchange(process);
             // The first two heartbeats find everyone.
@@ -353,10 +365,8 @@ impl World {
             Event::Fault(fault) => self.fault(fault),
             Event::Publish { to } => self.publish(to),
             Event::RowsArrive { from, sending } => self.rows_arrive(from, sending),
-            Event::RowsRepeat { region, rows } => {
-                let now_ms = self.now_ms();
-                self.rows.publish(&region_name(region), &rows, now_ms);
-            }
+            Event::RowsCommit { region, rows, dated_ms } => self.rows_commit(region, rows, dated_ms),
+            Event::RowsRepeat { region, rows } => self.rows_commit(region, rows, self.now_ms()),
             Event::RowsAnswered { to, sending, sent } => self.rows_answered(to, sending, sent),
             Event::Import { to } => self.import(to),
             Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),

@@ -79,7 +79,6 @@ fn tell(table: &Table, now_ms: u64) {
                 sum: told.own,
                 field: told.own,
                 holders: 2,
-                level_at_ms: now_ms,
                 level_whole: told.level,
                 ..OriginCell::default()
             };

@@ -213,12 +213,12 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
     let unsent = |part: &crate::engine::share::Shared| part.judged_totals(&counter, &terms)[0].own;
-    part.add(5);
+    part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
     part.move_to(Store::Origin);
     assert_eq!(unsent(&part), 5, "the origin had not been told either");
-    part.add(2);
+    part.add(0, 2);
     part.move_to(Store::Owner);
     part.move_to(Store::Origin);
     part.move_to(Store::Owner);

@@ -78,7 +78,7 @@ impl Process {
         while let Some(chunk) = sending.next() {
             count += chunk.len();
             if sent == Sent::Done {
-                rows.publish("a", chunk, self.now.wall_ms);
+                rows.commit("a", chunk, self.now.wall_ms);
             }
             sending.sent(sent);
         }
@@ -127,7 +127,7 @@ fn keys_that_only_others_ask_for_are_bounded() {
     let mut process = Process::new(40, rules(HOUR));
     let mut rows = Rows::default();
     let all: Vec<OwnRow> = (0..25).map(|n| row_of_b(&n.to_string(), 90, process.now)).collect();
-    rows.publish("b", &all, process.now.wall_ms);
+    rows.commit("b", &all, process.now.wall_ms);
     process.import(&rows);
     let counts = &process.exchange.counts;
     assert_eq!((count(&counts.created_keys), count(&counts.roomless_rows)), (10, 15));
@@ -211,7 +211,7 @@ fn a_failed_reading_leads_to_a_full_one() {
 fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
-    rows.publish("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
+    rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
     let (reading, mut hearing) = process.exchange.reading(process.now);
     assert_eq!(reading, Reading::All);
     let first = rows.read(reading, process.now.wall_ms).remove(0);
@@ -219,7 +219,7 @@ fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
     process.exchange.partly_imported(hearing, process.now.wall_ms, process.now);
     assert!(!process.ask("x", 6) && process.ask("y", 1), "what was heard counts");
     process.pass(20_000);
-    rows.publish("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
+    rows.commit("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
     assert!(matches!(process.import(&rows), Reading::Since { .. }));
     assert!(!process.ask("y", 1));
 }
@@ -238,7 +238,7 @@ fn another_server_behind_the_name_is_read_from_the_start() {
 fn rules_that_change_change_what_is_shared() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
-    rows.publish("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    rows.commit("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
     process.import(&rows);
     assert!(!process.ask("x", 10));
     process.reload(rules("rate_limit: {requests_per_unit: 100, unit: hour, scope: regional}"));
@@ -270,7 +270,7 @@ fn a_rule_that_becomes_sensitive_tells_no_more_values() {
     // What others tell is found by the digest.
     let mut heard = rows.read(Reading::All, process.now.wall_ms).into_iter();
     let digest = heard.find(|row| row.counts.hits == 70).unwrap().cell;
-    rows.publish("b", &[OwnRow { cell: digest, counts: Counts { hits: 30, refunds: 0 } }], process.now.wall_ms);
+    rows.commit("b", &[OwnRow { cell: digest, counts: Counts { hits: 30, refunds: 0 } }], process.now.wall_ms);
     process.import(&rows);
     assert!(!process.ask("hunter2", 1));
 }
@@ -295,7 +295,7 @@ fn a_reading_that_takes_long_moves_no_key_back() {
     let mut others = Rows::default();
     let mut row = row_of_b("x", 5, process.now);
     row.cell = CellName { duration_ms: 10_000, sequence: process.now.wall_ms / 10_000, ..row.cell };
-    others.publish("b", &[row], process.now.wall_ms);
+    others.commit("b", &[row], process.now.wall_ms);
     for row in others.read(Reading::All, process.now.wall_ms) {
         process.exchange.hear(&mut hearing, row, process.now);
     }

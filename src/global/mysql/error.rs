@@ -36,6 +36,10 @@ pub enum StoreError {
     Denied(String),
     #[error("MySQL only reads at the moment: {0}: MYSQL_URL has to name the server that is written to")]
     ReadOnly(String),
+    /// It is about the server, or the table as a whole: no row fares better than another.
+    #[error("MySQL is not able to: {0}")]
+    Unable(String),
+    /// Whatever it is about, perhaps one row.
     #[error("MySQL failed: {0}")]
     Other(String),
 }
@@ -62,20 +66,22 @@ impl StoreError {
             StoreError::Schema(_) => "schema",
             StoreError::Denied(_) => "denied",
             StoreError::ReadOnly(_) => "readonly",
+            StoreError::Unable(_) => "unable",
             StoreError::Other(_) => "other",
         }
     }
 
+    /// Only what is known to be about more than a row ends a turn: the rest of the rows would wait for one for good.
     pub fn remedy(&self) -> Remedy {
         match self {
             StoreError::Contended(_) => Remedy::Retry,
-            StoreError::RowRefused(_) => Remedy::Bisect,
+            StoreError::RowRefused(_) | StoreError::Other(_) => Remedy::Bisect,
             StoreError::Unreachable(_)
             | StoreError::Timeout { .. }
             | StoreError::Schema(_)
             | StoreError::Denied(_)
             | StoreError::ReadOnly(_)
-            | StoreError::Other(_) => Remedy::GiveUp,
+            | StoreError::Unable(_) => Remedy::GiveUp,
         }
     }
 
@@ -83,7 +89,11 @@ impl StoreError {
     /// password.
     pub(super) fn spares_connection(&self) -> bool {
         match self {
-            StoreError::Contended(_) | StoreError::RowRefused(_) | StoreError::Schema(_) | StoreError::Other(_) => true,
+            StoreError::Contended(_)
+            | StoreError::RowRefused(_)
+            | StoreError::Schema(_)
+            | StoreError::Unable(_)
+            | StoreError::Other(_) => true,
             StoreError::Unreachable(_)
             | StoreError::Timeout { .. }
             | StoreError::Denied(_)
@@ -111,8 +121,8 @@ impl StoreError {
             // Deadlock, lock wait timeout, lock table full, (MariaDB) record changed since it was read.
             1213 | 1205 | 1206 | 1020 => StoreError::Contended(text),
             1049 => StoreError::Schema(format!("{text}, which has to be created first")),
-            // No such table, column, index, table of a view.
-            1146 | 1054 | 1176 | 1356 => StoreError::Schema(text),
+            // No such table, column, index, table of a view; a column that nobody fills.
+            1146 | 1054 | 1176 | 1356 | 1364 => StoreError::Schema(text),
             // Of database, login, table, column, host; password has to be changed, has expired; account locked (MySQL,
             // MariaDB); login method not known or not taken; a privilege in general; no password needed but none allowed.
             1044 | 1045 | 1142 | 1143 | 1129 | 1130 | 1820 | 1862 | 3118 | 4151 | 1251 | 1524 | 1227 | 1370 | 1698 => {
@@ -120,10 +130,17 @@ impl StoreError {
             }
             // Read-only by option, by transaction, by super_read_only; InnoDB forced to.
             1290 | 1792 | 1836 | 1874 => StoreError::ReadOnly(text),
-            // Too many connections, of all or of this user; shutting down; killed; resources used up; the packet errors.
-            1040 | 1203 | 1226 | 1053 | 1927 | 1317 | 1152 | 1158..=1161 => StoreError::Unreachable(text),
+            // Too many connections, of all or of this user; shutting down; killed; resources used up; the packet errors; a
+            // node that has left its Galera cluster.
+            1040 | 1203 | 1226 | 1053 | 1927 | 1317 | 1152 | 1158..=1161 | 1047 => StoreError::Unreachable(text),
             // A statement that takes too long for the server: MySQL, MariaDB.
-            3024 | 1969 => StoreError::Other(text),
+            3024 | 1969 => StoreError::Unable(text),
+            // Disk full, table full, no file written or read; no memory, no thread; a table that is broken, locked, or has to
+            // be upgraded; an engine in trouble, too many transactions; no commit, no log of it, no group of replicas.
+            1021 | 1114 | 1026 | 1016 | 1017 | 1037 | 1038 | 1041 | 1135 | 1034 | 1035 | 1194 | 1195 | 1099 | 1223
+            | 1459 | 1030 | 1296 | 1637 | 1815 | 1180 | 1598 | 3100 | 3101 => StoreError::Unable(text),
+            // A statement that it does not understand.
+            1064 | 1149 | 1235 => StoreError::Unable(text),
             // The statement is larger than max_allowed_packet: half of it may not be.
             1153 => StoreError::RowRefused(text),
             // Too long, out of range, duplicate, a constraint; or whatever a trigger says.
@@ -190,7 +207,13 @@ mod tests {
             (1406, "22001", "row", Remedy::Bisect),
             (1264, "22003", "row", Remedy::Bisect),
             (4025, "23000", "row", Remedy::Bisect),
-            (3819, "HY000", "other", Remedy::GiveUp),
+            (3819, "HY000", "other", Remedy::Bisect),
+            (1242, "21000", "other", Remedy::Bisect),
+            (9999, "XX000", "other", Remedy::Bisect),
+            (1114, "HY000", "unable", Remedy::GiveUp),
+            (1030, "HY000", "unable", Remedy::GiveUp),
+            (1047, "08S01", "unreachable", Remedy::GiveUp),
+            (1364, "HY000", "schema", Remedy::GiveUp),
             (1153, "08S01", "row", Remedy::Bisect),
             (1049, "42000", "schema", Remedy::GiveUp),
             (1146, "42S02", "schema", Remedy::GiveUp),
@@ -201,8 +224,8 @@ mod tests {
             (1290, "HY000", "readonly", Remedy::GiveUp),
             (1040, "08004", "unreachable", Remedy::GiveUp),
             (1053, "08S01", "unreachable", Remedy::GiveUp),
-            (1969, "70100", "other", Remedy::GiveUp),
-            (1064, "42000", "other", Remedy::GiveUp),
+            (1969, "70100", "unable", Remedy::GiveUp),
+            (1064, "42000", "unable", Remedy::GiveUp),
         ] {
             let error = StoreError::answered(number, state, "because".into());
             assert_eq!((error.reason(), error.remedy()), (reason, remedy), "{number}");

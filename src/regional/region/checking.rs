@@ -117,7 +117,7 @@ impl Region {
             ask.questions = judged;
             wire_asks.push(Ask { needs });
         }
-        let call = self.call(state, charges, parts, wire_asks, now);
+        let call = self.call(state, charges, parts, wire_asks);
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = Check { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::Check(check));
@@ -277,7 +277,7 @@ impl Region {
                 slot.counter.look(&asked.terms, now.wall_ms);
                 shared.follow(&slot.counter);
                 slot.counter.add(&asked.terms, asked.hits);
-                shared.add(asked.hits);
+                shared.add(slot.counter.sequence(), asked.hits);
             });
             if let Some((_, at)) = charged {
                 let mut shard = self.table().lock(at.shard);

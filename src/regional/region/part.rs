@@ -49,7 +49,7 @@ pub fn origin_cells(sequences: &[u64], heard: &[Heard]) -> SmallVec<[OriginCell;
         asked: heard.asked,
         refunds: heard.refunds,
         holders: heard.holders,
-        level_at_ms: heard.level.at_ms,
+        level_ahead_ms: heard.level.ahead_ms,
         level_whole: heard.level.whole,
         level_rest: heard.level.rest,
     };

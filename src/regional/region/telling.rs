@@ -138,7 +138,7 @@ impl Region {
         let slot_of = |part: &Part| cluster_slot(&part.key);
         for Batch { slots, parts } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
             let sequences = parts.iter().map(|part| part.cells.iter().map(|cell| cell.sequence).collect()).collect();
-            let call = self.call(state, false, parts, Vec::new(), now);
+            let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
             let id = self.enter_call(state, UnderWay::Replay { slots, sequences });
             // A store that may take long to decide may take as long to hear.

@@ -20,6 +20,8 @@ use crate::regional::model::Origin;
 struct Server {
     child: Child,
     connection: Connection,
+    /// Of keys that a frozen script has written.
+    expires_at_ms: BTreeMap<Vec<u8>, u64>,
     _directory: TempDir,
 }
 
@@ -46,7 +48,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        Server { child, connection, _directory: directory }
+        Server { child, connection, expires_at_ms: BTreeMap::new(), _directory: directory }
     }
 
     fn eval(&mut self, source: &str, invocation: &Invocation) -> RedisResult<Value> {
@@ -60,10 +62,19 @@ impl Server {
         decode(call, &value).expect("the answer is a reply")
     }
 
-    /// The same at a time of our choosing.
+    /// The same at a time of our choosing, by which keys expire too.
     fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.set_time(time_ms);
+        let is_over = |(_, at_ms): &(&Vec<u8>, &u64)| **at_ms <= time_ms;
+        let expired: Vec<Vec<u8>> = self.expires_at_ms.iter().filter(is_over).map(|(key, _)| key.clone()).collect();
+        for key in expired {
+            let () = self.command(&[b"DEL", &key]);
+            self.expires_at_ms.remove(&key);
+        }
         let value = self.eval(&frozen(ORIGIN), &encode(call)).unwrap_or_else(|error| panic!("{error} for {call:?}"));
+        let kept: Vec<(Vec<u8>, u64)> = self.command(&[b"HGETALL", EXPIRES]);
+        let () = self.command(&[b"DEL", EXPIRES]);
+        self.expires_at_ms.extend(kept.into_iter().map(|(key, ttl_ms)| (key, time_ms + ttl_ms)));
         decode(call, &value).unwrap_or_else(|error| panic!("{error} for {call:?}"))
     }
 
@@ -82,11 +93,14 @@ impl Server {
     }
 }
 
-/// A script that takes what it is told for the time.
+/// Where a frozen script notes for how long its cells are to be kept.
+const EXPIRES: &[u8] = b"expires";
+
+/// A script that takes what it is told for the time, and leaves it to us to let cells expire by it.
 fn frozen(script: &str) -> String {
     let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
     assert_ne!(frozen, script);
-    frozen
+    frozen.replace("call('PEXPIRE', cell.key,", "call('HSET', 'expires', cell.key,")
 }
 
 const WINDOW_MS_MAX: u64 = 31_622_400_000;
@@ -96,7 +110,8 @@ struct Chaos {
     rng: StdRng,
     /// The epochs that were answered last, so that a call knows some of them.
     epochs: BTreeMap<(OriginKey, u64), u64>,
-    now_ms: u64,
+    /// The origin's time.
+    time_ms: u64,
 }
 
 impl Chaos {
@@ -142,7 +157,8 @@ impl Chaos {
             asked: refund(self),
             asked_acked: refund(self),
             refunds_floor: refund(self),
-            ttl_ms: 3_600_000 + self.rng.random_range(0..WINDOW_MS_MAX),
+            // A window's cell outlasts the test.
+            ttl_ms: if sequence == 0 { self.count() } else { 10_000 * WINDOW_MS_MAX },
             row: Counts { hits: refund(self), refunds: refund(self) },
             abroad: refund(self),
         }
@@ -162,6 +178,18 @@ impl Chaos {
         Part { key, window_ms, measure, cells }
     }
 
+    /// Mostly goes on a little; now and then it is set forward, or back.
+    fn pass_time(&mut self) {
+        self.time_ms = match self.rng.random_range(0..240) {
+            0 => self.time_ms.saturating_sub(self.rng.random_range(0..100_000)),
+            1 => self.time_ms + self.rng.random_range(0..WINDOW_MS_MAX),
+            2 => 1_700_000_000_000,
+            3..=6 => self.time_ms + self.rng.random_range(0..100_000),
+            7 => self.time_ms - 900,
+            _ => self.time_ms + self.rng.random_range(0..100),
+        };
+    }
+
     fn call(&mut self) -> Call {
         let first = self.rng.random_range(0..15);
         let parts: Vec<Part> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 15)).collect();
@@ -176,16 +204,8 @@ impl Chaos {
             }
             asks.push(Ask { needs });
         }
-        self.now_ms = match self.rng.random_range(0..60) {
-            0 => self.now_ms.saturating_sub(self.rng.random_range(0..100_000)),
-            1 => self.now_ms + self.rng.random_range(0..WINDOW_MS_MAX),
-            2 => 1_700_000_000_000,
-            3 => bounded(self.count()),
-            _ => self.now_ms + self.rng.random_range(0..100),
-        };
         Call {
             process: ProcessId(self.rng.random_range(0..4)),
-            now_ms: self.now_ms,
             nonce: self.rng.random_range(0..4096),
             charges: self.rng.random_range(0..5) > 0,
             parts,
@@ -198,16 +218,18 @@ impl Chaos {
 fn the_script_and_the_model_say_the_same() {
     let mut server = Server::start();
     let seed = seed::seed();
-    let mut chaos = Chaos { rng: StdRng::seed_from_u64(seed), epochs: BTreeMap::new(), now_ms: 1_700_000_000_000 };
+    let mut chaos = Chaos { rng: StdRng::seed_from_u64(seed), epochs: BTreeMap::new(), time_ms: 1_700_000_000_000 };
     let mut model = Origin::default();
-    let mut older = (model.clone(), Vec::new());
+    let mut older = (model.clone(), Vec::new(), BTreeMap::new());
     let mut said: Vec<Call> = Vec::new();
     let (mut admitted, mut denied) = (0, 0);
     for number in 0..6000u64 {
-        let time_ms = 1_700_000_000_000 + number;
+        chaos.pass_time();
+        let time_ms = chaos.time_ms;
         match chaos.rng.random_range(0..200) {
             0 => {
                 let () = server.command(&[b"FLUSHALL"]);
+                server.expires_at_ms.clear();
                 model.clear();
             }
             1 => {
@@ -216,13 +238,14 @@ fn the_script_and_the_model_say_the_same() {
                     let copy: Vec<u8> = server.command(&[b"DUMP", &key]);
                     (key, copy)
                 });
-                older = (model.clone(), copies.collect());
+                older = (model.clone(), copies.collect(), server.expires_at_ms.clone());
             }
             2 => {
                 let () = server.command(&[b"FLUSHALL"]);
                 for (key, copy) in &older.1 {
                     let () = server.command(&[b"RESTORE", key, b"100000000000", copy]);
                 }
+                server.expires_at_ms = older.2.clone();
                 model = older.0.clone();
             }
             _ => {}
@@ -255,7 +278,7 @@ fn sliding(own: u64) -> Part {
 
 fn check(part: Part, hits: u64, limit: u32) -> Call {
     let asks = vec![Ask { needs: smallvec![Need { part: 0, limit, hits, quota: None }] }];
-    Call { process: ProcessId(1), now_ms: 1_000_000, nonce: 5, charges: true, parts: vec![part], asks }
+    Call { process: ProcessId(1), nonce: 5, charges: true, parts: vec![part], asks }
 }
 
 #[test]
@@ -272,10 +295,16 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     let told = Told { is_seated: true, ..Told::default() };
     let measure = Measure::Gcra { limit: 10 };
     let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
-    let reply = server.call(&check(bucket, 10, 10));
-    assert_eq!(reply.parts[0][0].level, Level { at_ms: 1_000_000, whole: 10, rest: 0 });
+    let reply = server.call(&check(bucket.clone(), 10, 10));
+    assert_eq!(reply.parts[0][0].level, Level { ahead_ms: 0, whole: 10, rest: 0 });
     let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
     assert!(is_near(ttl_ms, 120_000), "a minute to drain, a minute more: {ttl_ms}");
+
+    // A rule that was set to 0 while its bucket was not empty.
+    let blocked = Part { measure: Measure::Gcra { limit: 0 }, ..bucket };
+    server.call(&check(blocked, 1, 10));
+    let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
+    assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
 }
 
 #[test]
@@ -313,12 +342,12 @@ fn a_malformed_call_changes_nothing_and_is_told_why() {
         (with("hello"), "not an array of whole numbers"),
         (with("[1,-1]"), "not an array of whole numbers"),
         (with("[1,,1]"), "not JSON"),
-        (with("[1,2,1]"), "it ends before its parts"),
-        (with("[1,2,1,1,0,60000]"), "it ends in part 1"),
-        (with(&numbers.replace("[1000000,5,1,1,1,60000", "[1000000,5,1,1,9,60000")), "the measure of part 1"),
+        (with("[2,1]"), "it ends before its parts"),
+        (with("[2,1,1,0,60000]"), "it ends in part 1"),
+        (with(&numbers.replace("[5,1,1,1,60000", "[5,1,1,9,60000")), "the measure of part 1"),
         (with(&numbers.replace("60000,30000", "60000,60001")), "the measure of part 1"),
         (with(&numbers.replace("60000,30000", "0,0")), "the measure of part 1"),
-        (with("[1,2,1,1,0,60000,0,0,0]"), "the cells of part 1"),
+        (with("[2,1,1,0,60000,0,0,0]"), "the cells of part 1"),
         (with(&numbers.replace("]", ",1]")), "numbers instead of"),
         (with(&numbers.replace("1,1,10,1,0]", "1,2,10,1,0]")), "a need of ask 1"),
         (Invocation { keys: Vec::new(), ..good.clone() }, "0 keys for 2 cells"),
@@ -365,6 +394,31 @@ fn heartbeats_count_the_live() {
     assert!(now.time_ms > 1_700_000_000_000, "the origin's own time");
 }
 
+#[test]
+fn an_incarnation_is_made_with_the_data_and_lost_with_it() {
+    let mut server = Server::start();
+    let frozen = frozen(BEAT);
+    let mut model = Origin::default();
+    let incarnation = |server: &mut Server, model: &mut Origin, process, time_ms| {
+        server.set_time(time_ms);
+        let said = server.eval(&frozen, &encode_beat(Store::Origin, ProcessId(process))).unwrap();
+        let beat = decode_beat(&said).unwrap();
+        assert_eq!(beat, model.beat(ProcessId(process), time_ms));
+        beat.incarnation
+    };
+    assert_eq!(incarnation(&mut server, &mut model, 1, 10_000), 10_000_000);
+    assert_eq!(incarnation(&mut server, &mut model, 2, 11_000), 10_000_000);
+    let ttl_ms: i64 = server.command(&[b"PTTL", incarnation_key(Store::Origin).as_bytes()]);
+    assert!(ttl_ms > 3_600_000, "{ttl_ms}");
+    let () = server.command(&[b"FLUSHALL"]);
+    model.clear();
+    assert_eq!(incarnation(&mut server, &mut model, 1, 12_000), 12_000_000);
+    assert_eq!(incarnation(&mut server, &mut model, 2, 13_000), 12_000_000);
+    let () = server.command(&[b"FLUSHALL"]);
+    let left = server.eval(BEAT, &encode_leave(Store::Origin, ProcessId(1))).unwrap();
+    assert_eq!(decode_beat(&left).unwrap().incarnation, 0, "who leaves makes none");
+}
+
 /// The slot of a key, as the Cluster specification says it.
 fn slot(key: &[u8]) -> u16 {
     let inside = |open: usize| key[open + 1..].iter().position(|byte| *byte == b'}').map(|length| (open + 1, length));
@@ -381,6 +435,9 @@ fn slot(key: &[u8]) -> u16 {
 fn all_cells_of_a_key_are_in_one_slot() {
     assert_eq!(slot(b"123456789"), 0x31c3);
     assert_eq!(slot(b"a{123456789}b"), 0x31c3);
+    for store in [Store::Origin, Store::Owner] {
+        assert_eq!(slot(incarnation_key(store).as_bytes()), slot(processes_key(store).as_bytes()));
+    }
     let mut slots = Vec::new();
     for number in 0..50u8 {
         let key = OriginKey(std::array::from_fn(|place| number.wrapping_mul(place as u8 + 3)));
@@ -431,6 +488,6 @@ fn no_answer_panics() {
         }
         let long = [good.clone(), vec![other.clone()]].concat();
         assert!(decode(&call, &Value::Array(long)).is_err());
-        assert!(decode_beat(&Value::Array(vec![Value::Int(1), Value::Int(1), other])).is_err());
+        assert!(decode_beat(&Value::Array(vec![Value::Int(1), Value::Int(1), Value::Int(1), other])).is_err());
     }
 }

@@ -6,7 +6,7 @@
 -- KEYS     the cells, in the order of parts and of their cells; none twice
 -- ARGV[1]  the process: the name of its field in every cell
 -- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
---            now_ms, nonce, charges (0 or 1), number of parts
+--            nonce, charges (0 or 1), number of parts
 --            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
@@ -17,15 +17,18 @@
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
 --
 -- Answers a flat array of whole numbers:
---            for each cell: epoch, sum, field, asked, refunds, holders, and of a bucket also at_ms, whole, rest
+--            for each cell: epoch (0: it is not there), sum, field, asked, refunds, holders, and of a bucket also ahead_ms,
+--                           whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same.
+-- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
+-- drains by this server's clock alone: the clocks of its callers may be apart by any time.
 
 local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
 local WINDOW_MAX = 34359738367 -- 2^35 - 1: what `divided` can take.
 local BUCKET_LINGERS_MS = 60000
+local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
 local SUM, SLIDING, BUCKET = 0, 1, 2
 -- How much of a cell has to be written.
 local NOTHING, ADDED, ALL = 0, 1, 2
@@ -59,12 +62,19 @@ local function weighed(count, left, window)
   return (count - low) / window * left + (divided(low, left, window))
 end
 
-local seconds_and_micros
+local now_ms
+-- The same for the whole call.
+local function time_ms()
+  if not now_ms then
+    local time = call('TIME')
+    now_ms = time[1] * 1000 + (time[2] - fmod(time[2], 1000)) / 1000
+  end
+  return now_ms
+end
+
 -- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
 local function new_epoch(told, nonce)
-  seconds_and_micros = seconds_and_micros or call('TIME')
-  local time_ms = seconds_and_micros[1] * 1000 + (seconds_and_micros[2] - fmod(seconds_and_micros[2], 1000)) / 1000
-  local epoch = time_ms * 4096 + nonce
+  local epoch = time_ms() * 4096 + nonce
   if epoch <= told then
     epoch = told + 1
   end
@@ -114,11 +124,11 @@ if not is_json then
 end
 
 -- The shape, before anything relies on it.
-local now_ms, nonce, charges, parts_count = n[1], n[2], n[3] == 1, n[4]
+local nonce, charges, parts_count = n[1], n[2] == 1, n[3]
 if not parts_count then
   return malformed('it ends before its parts')
 end
-local asks_at, cells_count = 5, 0
+local asks_at, cells_count = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
   if not cells then
@@ -158,8 +168,9 @@ if #n ~= ends_at - 1 then
   return malformed(format('%d numbers instead of %d', #n, ends_at - 1))
 end
 
--- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part.
-local function window_cell(key, at)
+-- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part. One that is
+-- not there is made if it is the newest, so that it knows who holds the key, or if there is something to keep in it.
+local function window_cell(key, at, is_newest)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = {
     key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
@@ -173,13 +184,16 @@ local function window_cell(key, at)
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
-    cell.write = ALL
+    cell.is_missing = true
+    cell.write = is_newest and ALL or NOTHING
   end
   if held[6] then
     field, asked = read_field(held[6])
   else
     cell.holders = cell.holders + 1
-    cell.write = cell.write == ALL and ALL or ADDED
+    if not cell.is_missing then
+      cell.write = ADDED
+    end
   end
 
   local from, asked_from = field, asked
@@ -239,6 +253,9 @@ local function window_cell(key, at)
     r = 0
     cell.write = ALL
   end
+  if cell.is_missing and cell.write == ADDED then
+    cell.write = ALL
+  end
   cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
   return cell
 end
@@ -289,25 +306,34 @@ local function bucket(key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
   local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
-  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now_ms, 0, 0, 0
-  if e then
+  local now = time_ms()
+  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
+  if e and now - tonumber(held[4]) > BUCKET_RENEWED_MS then
+    local since = now - tonumber(held[4]) - BUCKET_RENEWED_MS
+    local whole, rest = drain(tonumber(held[2]), tonumber(held[3]), since, limit, window)
+    if whole == 0 and rest == 0 then
+      -- What was told has drained everywhere: the fields of all who ever held it go, as if the bucket were lost.
+      cell.is_renewed = true
+    end
+  end
+  if e and not cell.is_renewed then
     w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
     cell.holders = tonumber(held[7])
-    if t ~= now_ms and not (now_ms < t and now_ms + window >= t) then
+    if t ~= now and not (now < t and now + window >= t) then
       -- Written even if nothing else is: a limit that changes must change only what drains from then on.
       cell.write = ALL
       -- Behind by more than a window, the clock was wrong before: the time moves and the level stays.
-      if now_ms > t then
-        w, q = drain(w, q, now_ms - t, limit, window)
+      if now > t then
+        w, q = drain(w, q, now - t, limit, window)
       end
-      t = now_ms
+      t = now
     end
   else
-    e = new_epoch(epoch, nonce)
+    e = new_epoch(e and e > epoch and e or epoch, nonce)
     cell.holders = 0
     cell.write = ALL
   end
-  if held[6] then
+  if held[6] and not cell.is_renewed then
     field, asked = read_field(held[6])
   else
     cell.holders = cell.holders + 1
@@ -400,7 +426,7 @@ end
 -- 1. Every cell is brought up to what it is told.
 local parts = {}
 local seen = {}
-local at, key_number = 5, 0
+local at, key_number = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells_of_part = n[at], n[at + 1], n[at + 2], n[at + 3]
   at = at + 4
@@ -417,7 +443,7 @@ for number = 1, parts_count do
     if measure == BUCKET then
       cell = bucket(key, at, window, measured)
     else
-      cell = window_cell(key, at)
+      cell = window_cell(key, at, place == 1)
       refunds = refunds or cell.refund
     end
     cells[place] = cell
@@ -492,7 +518,8 @@ for number = 1, asks_count do
           newest.h = newest.h + new < MAX and newest.h + new or MAX
           newest.write = newest.write == ALL and ALL or ADDED
           if newest.row > 0 then
-            -- Below the row, what was admitted is in it.
+            -- The row is older than what is admitted now.
+            newest.row = newest.row + new < MAX and newest.row + new or MAX
             part.effective = nil
           end
           if hits_of(newest) >= MAX then
@@ -516,12 +543,19 @@ for number = 1, parts_count do
   if part.measure == BUCKET then
     local cell = cells[1]
     if cell.write ~= NOTHING then
-      local empty_ms = 0
-      if cell.w > 0 or cell.q > 0 then
+      local empty_ms = cell.t - time_ms()
+      if part.measured == 0 then
+        -- It never drains, and denies whatever its level: there is nothing to remember.
+        empty_ms = empty_ms + part.window
+      elseif cell.w > 0 or cell.q > 0 then
         -- Rounded is good enough for this.
-        empty_ms = cell.t - now_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
+        empty_ms = empty_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
       end
       local ttl_ms = empty_ms + BUCKET_LINGERS_MS
+      if cell.is_renewed then
+        local key = cell.key
+        call('PEXPIRE', key, 0)
+      end
       call(
         'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
         't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
@@ -534,7 +568,7 @@ for number = 1, parts_count do
     answer[length + 4] = cell.asked
     answer[length + 5] = 0
     answer[length + 6] = cell.holders
-    answer[length + 7] = cell.t
+    answer[length + 7] = cell.t - time_ms()
     answer[length + 8] = cell.w
     answer[length + 9] = cell.q
     length = length + 9
@@ -557,12 +591,13 @@ for number = 1, parts_count do
           call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
         end
       end
-      answer[length + 1] = cell.e
+      local is_there = not cell.is_missing or cell.write ~= NOTHING
+      answer[length + 1] = is_there and cell.e or 0
       answer[length + 2] = hits_of(cell)
       answer[length + 3] = cell.field
       answer[length + 4] = cell.asked
       answer[length + 5] = cell.r
-      answer[length + 6] = cell.holders
+      answer[length + 6] = is_there and cell.holders or 0
       length = length + 6
     end
   end

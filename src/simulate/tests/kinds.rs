@@ -43,6 +43,43 @@ fn a_bucket_holds_its_burst_and_its_rate() {
     }
 }
 
+/// Found by review: each clock drained the bucket for itself, so that clocks more than a window apart emptied it.
+#[test]
+fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {
+    for (skews_ms, seed) in [([0, 0], 1), ([1500, 3000], 2), ([0, -60_000], 3), ([-1500, 60_000], 4)] {
+        let mut world = World::new(Setup::new(seed, 2, "{requests_per_unit: 10, unit: second, algorithm: gcra}"));
+        for (process, skew_ms) in skews_ms.into_iter().enumerate() {
+            world.processes[process].skew_ms = skew_ms;
+        }
+        load(&mut world, 400, SECOND_US / 100, 10 * SECOND_US);
+        world.run_until(12 * SECOND_US);
+        let admitted = world.oracle.total(0);
+        // The burst, ten seconds of the rate, and the slack.
+        assert!((100..=10 + 100 + 1).contains(&admitted), "{skews_ms:?}: {admitted}");
+    }
+}
+
+/// Found by review: what a process had admitted before its clock was wrong was admitted once more after, and not counted.
+#[test]
+fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
+    let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute}"));
+    for n in 0..100 {
+        world.request_at(100_000 + n * 10_000, if n < 40 { 0 } else { 1 }, Asked { key: 0, hits: 1 });
+    }
+    world.run_until(2 * SECOND_US);
+    assert_eq!(world.oracle.total(0), 100);
+    world.processes[0].skew_ms = 3_600_000;
+    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.run_until(4 * SECOND_US);
+    assert_eq!(world.oracle.total(0), 101, "in another window");
+    world.processes[0].skew_ms = 0;
+    for n in 0..50 {
+        world.request_at(5 * SECOND_US + n * 10_000, 0, Asked { key: 0, hits: 1 });
+    }
+    world.run_until(8 * SECOND_US);
+    assert_eq!(world.oracle.total(0), 101);
+}
+
 /// A refund that arrives where the key was never seen, or was seen before the charge, is not lost.
 #[test]
 fn refunds_find_their_charge() {
@@ -59,6 +96,26 @@ fn refunds_find_their_charge() {
     world.run_until(5 * SECOND_US);
     assert_eq!(world.oracle.admitted.len(), 3, "{:?}", world.oracle.admitted);
     assert_eq!(world.oracle.denied, 1);
+}
+
+/// Found by review: a refund of nothing was told together with hits that came after it, and took them.
+#[test]
+fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
+    let mut world = World::new(Setup::new(6, 1, "{requests_per_unit: 5, window: 1h}"));
+    world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 5 * SECOND_US });
+    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: -5 });
+    for n in 0..6 {
+        world.request_at(4 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(9 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+    }
+    world.run_until(12 * SECOND_US);
+    assert_eq!((world.oracle.total(0), world.oracle.denied), (5, 7));
+    // What is given back of those is there again.
+    world.request_at(13 * SECOND_US, 0, Asked { key: 0, hits: -2 });
+    world.request_at(14 * SECOND_US, 0, Asked { key: 0, hits: 2 });
+    world.request_at(15 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.run_until(17 * SECOND_US);
+    assert_eq!((world.oracle.total(0), world.oracle.denied), (7, 8));
 }
 
 #[test]

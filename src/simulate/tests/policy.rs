@@ -65,3 +65,35 @@ fn a_strict_limit_is_used_up() {
         assert_eq!(admitted(&world, 0), LIMIT, "seed {seed}");
     }
 }
+
+/// Found by review: until its second heartbeat a process took itself for the only one, and all of the slack for its own.
+#[test]
+fn processes_that_have_just_started_do_not_exceed_a_small_limit() {
+    for seed in 0..50 {
+        let mut world = World::new(Setup::new(seed, 3, "{requests_per_unit: 10, window: 1h}"));
+        world.fault_at(SECOND_US, Fault::LoseData { region: 0 });
+        for process in 0..3 {
+            world.fault_at(SECOND_US, Fault::Crash { process });
+        }
+        for _ in 0..60 {
+            let at_us = SECOND_US + 1_000 + world.random().below(SECOND_US / 2);
+            let process = world.random().below(3) as usize;
+            world.request_at(at_us, process, Asked { key: 0, hits: 1 });
+        }
+        world.run_until(5 * SECOND_US);
+        assert_eq!(admitted(&world, 0), 10, "seed {seed}");
+    }
+}
+
+/// Found by review: a process that started in an outage took all of the limit for its share.
+#[test]
+fn a_process_that_starts_in_an_outage_takes_an_eighth_for_its_share() {
+    let mut world = World::new(Setup::new(1, 2, "{requests_per_unit: 80, window: 1h, on_outage: share}"));
+    world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 60 * SECOND_US });
+    world.fault_at(2 * SECOND_US, Fault::Crash { process: 0 });
+    for n in 0..50 {
+        world.request_at(5 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+    }
+    world.run_until(10 * SECOND_US);
+    assert_eq!(admitted(&world, 0), 10);
+}

@@ -3,7 +3,7 @@
 use crate::global::exchange::{Exchange, Hearing};
 use crate::global::import::Reading;
 use crate::global::publish::{Sending, Sent, Then};
-use crate::global::row::HeardRow;
+use crate::global::row::{HeardRow, OwnRow};
 use crate::simulate::process::region_name;
 use crate::simulate::world::{Event, MONO_START_US, To, World};
 
@@ -78,19 +78,32 @@ impl World {
     pub(super) fn rows_arrive(&mut self, from: To, sending: Box<Sending>) {
         self.oracle.statements += 1;
         let region = self.region_of(from.process);
+        let (fast_us, slow_us) = self.setup.network.commit_us;
+        let commits_us = self.now_us + self.random.between(fast_us, slow_us);
         if let Some(rows) = sending.next() {
-            let now_ms = self.now_ms();
-            self.rows.publish(&region_name(region), rows, now_ms);
+            let (rows, dated_ms) = (rows.to_vec(), self.now_ms());
             if self.random.permille(self.setup.network.repeated) {
                 let at_us = self.now_us + self.random.below(1_000_000);
-                self.at(at_us, Event::RowsRepeat { region, rows: rows.to_vec() });
+                self.at(at_us, Event::RowsRepeat { region, rows: rows.clone() });
             }
+            self.at(commits_us, Event::RowsCommit { region, rows, dated_ms });
         }
-        let (at_us, sent) = match self.is_cut(from.process, false) {
-            true => (self.now_us + TABLE_TIMEOUT_US, Sent::Failed),
-            false => (self.now_us + self.table_delay_us(), Sent::Done),
+        // Whoever waits gives up if it takes too long, and the server goes on.
+        let answered_us = commits_us.max(self.stalled_until_us) + self.table_delay_us();
+        let late_us = self.now_us + TABLE_TIMEOUT_US;
+        let (at_us, sent) = match self.is_cut(from.process, false) || answered_us > late_us {
+            true => (late_us, Sent::Failed),
+            false => (answered_us, Sent::Done),
         };
         self.at(at_us, Event::RowsAnswered { to: from, sending, sent });
+    }
+
+    pub(super) fn rows_commit(&mut self, region: usize, rows: Vec<OwnRow>, dated_ms: u64) {
+        if self.now_us < self.stalled_until_us {
+            self.at(self.stalled_until_us, Event::RowsCommit { region, rows, dated_ms });
+            return;
+        }
+        self.rows.commit(&region_name(region), &rows, dated_ms);
     }
 
     pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Sending>, sent: Sent) {

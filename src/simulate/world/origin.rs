@@ -3,6 +3,7 @@
 use crate::regional::call::{Call, ProcessId};
 use crate::regional::region::{CallId, Operation, Outgoing};
 use crate::simulate::faults::Plant;
+use crate::simulate::process::Process;
 use crate::simulate::world::{BEAT_EVERY_US, Event, To, World};
 
 impl World {
@@ -66,9 +67,14 @@ impl World {
     pub(super) fn beat(&mut self, process: usize) {
         if self.now_us >= self.home(process).frozen_until_us {
             let id = self.processes[process].region.process();
-            let now_ms = self.now_ms();
+            let (now, now_ms) = (self.now(process), self.now_ms());
             let beat = self.home_mut(process).origin.beat(id, now_ms);
-            self.processes[process].region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
+            let Process { region, witness, .. } = &mut self.processes[process];
+            region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
+            region.beaten(true, now);
+            if witness.hear_incarnation(beat.incarnation, false) {
+                region.heal();
+            }
         }
         self.at(self.now_us + BEAT_EVERY_US, Event::Beat { process });
         for tenth in 0..10 {

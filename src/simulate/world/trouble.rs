@@ -10,8 +10,8 @@ impl World {
             Fault::Freeze { region, for_us } => self.homes[region].frozen_until_us = self.now_us + for_us,
             Fault::LoseData { region } => {
                 self.note_unacknowledged(region);
+                // Heartbeats notice it.
                 self.homes[region].origin.clear();
-                self.everyone_heals(region);
             }
             Fault::Failover { region, back_us } => {
                 // Cells that the copy does not have yet are lost.
@@ -33,6 +33,7 @@ impl World {
                     self.homes[region].cut_back_us = until_us;
                 }
             }
+            Fault::Stall { for_us } => self.stalled_until_us = self.now_us + for_us,
             Fault::Skew { region, by_ms } => {
                 for process in self.processes_of(region) {
                     self.processes[process].skew_ms = by_ms;
@@ -75,8 +76,18 @@ impl World {
         region * self.setup.processes..(region + 1) * self.setup.processes
     }
 
+    /// What may be told twice after a loss: what is pending, and what calls still bring that were said before it.
     fn note_unacknowledged(&mut self, region: usize) {
-        self.oracle.unacknowledged += self.processes_of(region).map(|it| self.pending(it)).sum::<u64>();
+        let brought = |event: &Event| match event {
+            Event::CallArrives { from, call, .. } if self.region_of(from.process) == region => {
+                let cells = call.parts.iter().flat_map(|part| &part.cells);
+                cells.map(|told| told.own.saturating_sub(told.acked)).sum()
+            }
+            _ => 0,
+        };
+        let under_way: u64 = self.events.values().map(brought).sum();
+        let pending: u64 = self.processes_of(region).map(|it| self.pending(it)).sum();
+        self.oracle.unacknowledged += under_way + pending;
     }
 
     /// As a change of the origin's run id would be noticed.

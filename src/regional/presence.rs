@@ -1,0 +1,78 @@
+//! Does this process know how many they are? Not when it has just come, or come back.
+//!
+//! Heartbeats count the processes of a region, one a second. Whoever has just started hears of those that start with it
+//! only with their first heartbeats, and whoever was silent is counted out by the others. Until two seconds of heartbeats
+//! have been acknowledged, a process takes no part of the slack for its own.
+
+/// How long heartbeats have to be acknowledged.
+const NEW_FOR_US: u64 = 2_000_000;
+/// After so long without one the others take a process for gone.
+const GONE_AFTER_US: u64 = 3_000_000;
+/// How many processes there are taken to be, at least, by one that never knew.
+pub const LIVE_ASSUMED: u32 = 8;
+
+/// What heartbeats have said about this process's own place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Presence {
+    /// Since when heartbeats are acknowledged, and when the last was.
+    since_us: Option<u64>,
+    last_us: u64,
+    has_settled: bool,
+}
+
+impl Presence {
+    /// A heartbeat was answered.
+    pub fn acknowledged(&mut self, now_us: u64) {
+        if self.is_gone(now_us) {
+            self.since_us = None;
+        }
+        let since_us = *self.since_us.get_or_insert(now_us);
+        self.last_us = now_us;
+        self.has_settled |= now_us.saturating_sub(since_us) >= NEW_FOR_US;
+    }
+
+    fn is_gone(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.last_us) > GONE_AFTER_US
+    }
+
+    /// It may be taken for one of fewer than there are, or for none.
+    pub fn is_new(&self, now_us: u64) -> bool {
+        let has_lasted = |since_us: u64| self.last_us.saturating_sub(since_us) >= NEW_FOR_US;
+        self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)
+    }
+
+    /// It has never known how many they are.
+    pub fn is_stranger(&self) -> bool {
+        !self.has_settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_US: u64 = 1_000_000;
+
+    fn after(beats_s: &[u64]) -> Presence {
+        let mut presence = Presence::default();
+        beats_s.iter().for_each(|at_s| presence.acknowledged(at_s * SECOND_US));
+        presence
+    }
+
+    #[test]
+    fn who_has_just_started_is_new_for_two_seconds() {
+        assert!(after(&[]).is_new(10 * SECOND_US) && after(&[]).is_stranger());
+        assert!(after(&[10, 11]).is_new(11 * SECOND_US) && after(&[10, 11]).is_stranger());
+        assert!(!after(&[10, 11, 12]).is_new(12 * SECOND_US) && !after(&[10, 11, 12]).is_stranger());
+    }
+
+    #[test]
+    fn who_missed_three_is_new_again_but_no_stranger() {
+        let presence = after(&[10, 11, 12]);
+        assert!(!presence.is_new(15 * SECOND_US) && presence.is_new(15 * SECOND_US + 1));
+        assert!(!after(&[10, 11, 12, 15]).is_new(15 * SECOND_US));
+        let back = after(&[10, 11, 12, 20, 21]);
+        assert!(back.is_new(21 * SECOND_US) && !back.is_stranger());
+        assert!(!after(&[10, 11, 12, 20, 21, 22]).is_new(22 * SECOND_US));
+    }
+}
