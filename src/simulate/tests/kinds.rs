@@ -103,9 +103,13 @@ fn refunds_find_their_charge() {
 fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
     let mut world = World::new(Setup::new(6, 1, "{requests_per_unit: 5, window: 1h}"));
     world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 5 * SECOND_US });
-    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: -5 });
+    // Until nothing is told any more.
+    for n in 0..200 {
+        world.request_at(SECOND_US + n * 10_000, 0, Asked { key: 1 + n as usize, hits: 1 });
+    }
+    world.request_at(4 * SECOND_US, 0, Asked { key: 0, hits: -5 });
     for n in 0..6 {
-        world.request_at(4 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(4 * SECOND_US + 500_000 + n * 1_000, 0, Asked { key: 0, hits: 1 });
         world.request_at(9 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
     }
     world.run_until(12 * SECOND_US);

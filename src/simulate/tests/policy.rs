@@ -71,12 +71,14 @@ fn a_strict_limit_is_used_up() {
 fn processes_that_have_just_started_do_not_exceed_a_small_limit() {
     for seed in 0..50 {
         let mut world = World::new(Setup::new(seed, 3, "{requests_per_unit: 10, window: 1h}"));
-        world.fault_at(SECOND_US, Fault::LoseData { region: 0 });
+        // Each hears of those that came before it, and of the others a second later.
+        let start_us = SECOND_US + 100_000;
+        world.fault_at(start_us, Fault::LoseData { region: 0 });
         for process in 0..3 {
-            world.fault_at(SECOND_US, Fault::Crash { process });
+            world.fault_at(start_us, Fault::Crash { process });
         }
         for _ in 0..60 {
-            let at_us = SECOND_US + 1_000 + world.random().below(SECOND_US / 2);
+            let at_us = start_us + 1_000 + world.random().below(SECOND_US / 2);
             let process = world.random().below(3) as usize;
             world.request_at(at_us, process, Asked { key: 0, hits: 1 });
         }
