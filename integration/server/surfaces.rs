@@ -44,13 +44,13 @@ async fn a_weekly_override_is_called_by_its_name() {
 }
 
 #[tokio::test]
-async fn the_longest_wait_is_still_a_duration() {
+async fn a_report_of_nonsense_denies_a_bucket_for_some_windows_and_not_for_years() {
     let service = Service::start(RULES, &[]);
     let mut client = service.client().await;
     answer(&mut client, ask([descriptor_for("bucket=x", u64::MAX)])).await;
     let response = answer(&mut client, ask([descriptor("bucket=x")])).await;
     let reset = response.statuses[0].duration_until_reset.as_ref().expect("a reset");
-    assert_eq!(reset.seconds, 315_576_000_000);
+    assert!((60..3600).contains(&reset.seconds), "{reset:?}");
     let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"bucket","value":"x"}]}]}"#;
     assert_eq!(service.post("/json", body).status, 429);
 }
