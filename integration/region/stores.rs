@@ -84,8 +84,9 @@ descriptors:
     // Charged as soon as both slots have agreed: what others take in between is the error.
     until_equal(HEALED, 2, || cluster.total_hits());
     assert_eq!(said(&mut other, both()).await, "OK: OK 3, OK 0");
-    assert!(said(&mut one, both()).await.starts_with("OVER: "));
     until_equal(HEALED, 4, || cluster.total_hits());
+    assert!(said(&mut one, both()).await.starts_with("OVER: "));
+    assert_eq!(cluster.total_hits(), 4, "nothing is charged of what is denied");
 }
 
 /// Serves with these settings, and counts at this Redis.
