@@ -429,7 +429,7 @@ async fn a_denied_call_that_waits_as_told_passes() {
         }
         let answers = calls.join_all().await;
         // The last, which knows of all the others.
-        if let Some(denied) = answers.into_iter().filter(|answer| answer.overall_code == 2).last() {
+        if let Some(denied) = answers.into_iter().rfind(|answer| answer.overall_code == 2) {
             break denied;
         }
     };
