@@ -57,7 +57,7 @@ impl Calls {
         Calls { routes, service, message_bytes_max, lasting: Arc::default() }
     }
 
-    /// The same calls on a connection of their own.
+    /// The calls of one connection, which has its own places for calls that last.
     pub fn on_connection(self) -> Calls {
         Calls { lasting: Arc::default(), ..self }
     }

@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, port: &'static str, router: Router, dr
     .await;
 }
 
-/// The same over TLS.
+/// Accepts and serves connections over TLS until the drain says to close, then waits for those that are open.
 pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
     connection::accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());

@@ -98,7 +98,7 @@ pub struct RegionalOptions {
     pub region: RegionOptions,
     /// How long a request waits.
     pub deadline: Duration,
-    /// The same about strict limits, if this store decides any.
+    /// How long a request waits about strict limits, if this store decides any.
     pub strict_deadline: Option<Duration>,
     pub replicated: Option<Replicated>,
     /// What all moments of the process are counted from.
@@ -474,7 +474,7 @@ impl Regional {
         served.inspect_err(|error| self.warn(error)).is_ok()
     }
 
-    /// The same for strict limits: an owner whose replicas do not acknowledge decides nothing.
+    /// Whether strict limits are decided here: an owner whose replicas do not acknowledge decides nothing.
     async fn is_strictly_served(&self) -> bool {
         let within = self.strict_deadline.unwrap_or(self.deadline);
         let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };

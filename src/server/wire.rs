@@ -19,7 +19,7 @@ use crate::request::Unit;
 pub struct AnswerOptions {
     /// The names of the limit, remaining and reset headers of the response, when they are on.
     pub headers: Option<LimitHeaders>,
-    /// The same for the request that goes on to the upstream.
+    /// The names of the limit, remaining and reset headers that Envoy adds to the request to the upstream, when they are on.
     pub request_headers: Option<LimitHeaders>,
     /// `Retry-After` on denials.
     pub retry_after: bool,
