@@ -1,11 +1,13 @@
-//! What a key costs in memory: resident bytes per key, for a million and ten million keys and for short and long windows.
+//! What a key costs in memory: resident bytes per key, for a million and ten million keys, short and long windows and values,
+//! and every algorithm; and what the cap in bytes takes it for.
 //!
 //! `cargo bench --bench memory`. Each case runs in a process of its own, because freed memory is not given back.
 
+use std::fmt;
 use std::process::Command;
 
 use tidegate::engine::abroad::Counts;
-use tidegate::engine::decide::{Check, Consult, Group, Reach, Store, decide};
+use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, Store, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
@@ -15,6 +17,7 @@ use tidegate::rules::tree::Identifier;
 const NOW_MS: u64 = 1_800_000_000_000;
 /// Keys that wait to be told at once: those of one flush.
 const FLUSH_KEYS: usize = 10_000;
+const MILLION: usize = 1_000_000;
 const CASE: &str = "TIDEGATE_MEMORY_CASE";
 
 fn resident_bytes() -> usize {
@@ -32,65 +35,121 @@ enum With {
     Regions,
 }
 
-fn measure(keys: usize, window_ms: u64, algorithm: Algorithm, with: With) {
-    let terms = Terms { limit: 100, window_ms, algorithm, burst: 100 };
-    let table = match with {
-        With::Nobody => Table::new(keys),
-        With::Region => Table::shared(keys),
-        With::Regions => Table::global(keys, 3),
-    };
-    let reach = if with == With::Nobody { Reach::Process } else { Reach::Region { slack_permille: 100 } };
-    let before = resident_bytes();
-    for n in 0..keys {
-        let mut buffer = IdentifierBuffer::default();
-        buffer.push(&format!("{n:032x}"));
-        let range = buffer.finish();
-        let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
-        let check = Check { reach, ..Check::local(key, terms) };
-        decide(&table, &[check], &[Group::default()], false, NOW_MS, &Consult::ALONE);
-        if with == With::Regions && n % 10 == 0 {
-            let hash = table.hash(&key);
-            let mut shard = table.lock(table.shard_of(hash));
-            let slot = shard.find(&key, hash);
-            if let Some((slot, Some(shared))) = slot.map(|slot| shard.both(slot)) {
-                let sequence = slot.counter.sequence();
-                let others = Counts { hits: 5, refunds: 0 };
-                shared.abroad_mut(sequence).import(sequence, sequence, others, Counts::default());
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Case {
+    keys: usize,
+    window_ms: u64,
+    algorithm: &'static str,
+    with: With,
+    value_bytes: usize,
+    /// Sixteenths of the window in which each key is used.
+    parts: u64,
+    /// Hits of each use.
+    hits: u64,
+}
+
+impl Case {
+    const fn new(keys: usize, algorithm: &'static str, with: With) -> Case {
+        Case { keys, window_ms: 86_400_000, algorithm, with, value_bytes: 32, parts: 1, hits: 1 }
+    }
+
+    fn terms(&self) -> Terms {
+        let algorithm = Algorithm::from_word(self.algorithm).unwrap_or(Algorithm::SlidingWindow);
+        Terms { limit: 100_000, window_ms: self.window_ms, algorithm, burst: 100_000 }
+    }
+
+    fn measure(&self) {
+        let (terms, keys) = (self.terms(), self.keys);
+        let table = match self.with {
+            With::Nobody => Table::new(keys),
+            With::Region => Table::shared(keys),
+            With::Regions => Table::global(keys, 3),
+        };
+        let before = resident_bytes();
+        for part in 0..self.parts {
+            let now_ms = NOW_MS + part * self.window_ms / 16;
+            for n in 0..keys {
+                let mut buffer = IdentifierBuffer::default();
+                buffer.push(&format!("{n:0width$x}", width = self.value_bytes));
+                let range = buffer.finish();
+                let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
+                self.use_key(&table, key, now_ms);
+                if self.with == With::Regions && n % 10 == 0 {
+                    count_abroad(&table, &key);
+                }
+                // As a flush does, every 50 ms.
+                if n % FLUSH_KEYS == 0 {
+                    while table.grown(Store::Origin).all.pop().is_some() {}
+                }
             }
         }
-        // As a flush does, every 50 ms.
-        if n % FLUSH_KEYS == 0 {
-            while table.grown(Store::Origin).all.pop().is_some() {}
-        }
+        let stats = table.stats();
+        let [bytes, told] = [resident_bytes() - before, stats.bytes].map(|bytes| bytes as f64 / stats.keys as f64);
+        println!("{:>9} keys {self}: {bytes:.0} bytes per key, taken for {told:.0}", stats.keys);
     }
-    let held = table.stats().keys;
-    let bytes = (resident_bytes() - before) as f64 / held as f64;
-    let with = match with {
-        With::Nobody => "of this process",
-        With::Region => "shared in a region",
-        With::Regions => "shared by regions",
-    };
-    let window_s = window_ms / 1000;
-    println!(
-        "{held:>9} keys of 32 bytes, window {window_s:>6} s, {algorithm:<14}, {with:<20}: {bytes:.0} bytes per key"
-    );
+
+    fn use_key(&self, table: &Table, key: Key<'_>, now_ms: u64) {
+        let reach = if self.with == With::Nobody { Reach::Process } else { Reach::Region { slack_permille: 100 } };
+        // Charged whatever anybody says, so that nobody has to be asked.
+        let charging = Charging::Always;
+        let check = Check { reach, charging, hits: self.hits, ..Check::local(key, self.terms()) };
+        decide(table, &[check], &[Group::default()], false, now_ms, &Consult::ALONE);
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let with = match self.with {
+            With::Nobody => "of this process",
+            With::Region => "shared in a region",
+            With::Regions => "shared by regions",
+        };
+        let Case { value_bytes, window_ms, algorithm, parts, hits, .. } = self;
+        let window_s = window_ms / 1000;
+        write!(
+            f,
+            "of {value_bytes:>3} bytes, window {window_s:>6} s, {algorithm:<14}, {parts:>2} x {hits:>3} hits, {with:<18}"
+        )
+    }
+}
+
+fn count_abroad(table: &Table, key: &Key<'_>) {
+    let hash = table.hash(key);
+    let mut shard = table.lock(table.shard_of(hash));
+    let slot = shard.find(key, hash);
+    if let Some((slot, Some(shared))) = slot.map(|slot| shard.both(slot)) {
+        let sequence = slot.counter.sequence();
+        let others = Counts { hits: 5, refunds: 0 };
+        shared.abroad_mut(sequence).import(sequence, sequence, others, Counts::default());
+        table.weigh(slot, Some(shared));
+    }
 }
 
 fn main() {
-    let cases: &[(usize, u64, &str, With)] = &[
-        (1_000_000, 1000, "sliding_window", With::Nobody),
-        (1_000_000, 86_400_000, "sliding_window", With::Nobody),
-        (10_000_000, 86_400_000, "sliding_window", With::Nobody),
-        (1_000_000, 86_400_000, "sliding_window", With::Region),
-        (10_000_000, 86_400_000, "sliding_window", With::Region),
-        (1_000_000, 86_400_000, "sliding_window", With::Regions),
-        (10_000_000, 86_400_000, "sliding_window", With::Regions),
-        (1_000_000, 86_400_000, "gcra", With::Nobody),
-        (1_000_000, 86_400_000, "exact_window", With::Nobody),
+    let exact = "exact_window";
+    let long = |case: Case, value_bytes: usize| Case { value_bytes, ..case };
+    let often = |case: Case| Case { parts: 17, hits: 300, ..case };
+    let cases = [
+        Case { window_ms: 1000, ..Case::new(MILLION, "sliding_window", With::Nobody) },
+        Case::new(MILLION, "sliding_window", With::Nobody),
+        Case::new(10 * MILLION, "sliding_window", With::Nobody),
+        Case::new(MILLION, "sliding_window", With::Region),
+        Case::new(10 * MILLION, "sliding_window", With::Region),
+        Case::new(MILLION, "sliding_window", With::Regions),
+        Case::new(10 * MILLION, "sliding_window", With::Regions),
+        Case::new(MILLION, "gcra", With::Nobody),
+        Case::new(MILLION, exact, With::Nobody),
+        Case::new(MILLION, exact, With::Region),
+        often(Case::new(MILLION, exact, With::Nobody)),
+        often(Case::new(MILLION, exact, With::Region)),
+        long(Case::new(MILLION, "sliding_window", With::Nobody), 120),
+        long(Case::new(MILLION, "sliding_window", With::Nobody), 240),
+        long(Case::new(MILLION, "sliding_window", With::Region), 120),
+        long(Case::new(MILLION, "sliding_window", With::Region), 240),
     ];
     if let Some(case) = std::env::var(CASE).ok().and_then(|case| case.parse::<usize>().ok()) {
-        let (keys, window_ms, algorithm, with) = cases[case];
-        measure(keys, window_ms, Algorithm::from_word(algorithm).unwrap_or(Algorithm::SlidingWindow), with);
+        cases[case].measure();
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };

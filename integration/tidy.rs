@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tidegate::engine::key::IDENTIFIER_BYTES_MAX;
+use tidegate::engine::weight::{KEY_BYTES, SHARED_KEY_BYTES};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -45,6 +47,25 @@ fn tests_stand_in_folders_and_rule_directories_hold_rules() {
     assert!(flat.iter().all(may_be_flat), "give them a folder: {flat:?}");
     for path in files_below(&Path::new(ROOT).join("config")) {
         assert!(has_ending(&path, "yaml"), "{}: operators copy config/, which holds rules", path.display());
+    }
+}
+
+/// One place says what a key takes, and the program goes by it.
+#[test]
+fn what_a_key_takes_is_said_as_the_cap_counts_it() {
+    let page = |name: &str| std::fs::read_to_string(Path::new(ROOT).join(name)).unwrap();
+    let table = page("docs/operations.md");
+    for row in [
+        format!("| of this process alone | {KEY_BYTES} |"),
+        format!("| shared through Redis or MySQL | {SHARED_KEY_BYTES} |"),
+        format!("| with values of 39 to {IDENTIFIER_BYTES_MAX} bytes,"),
+    ] {
+        assert!(table.contains(&row), "docs/operations.md lacks: {row}");
+    }
+    let short = format!("about {KEY_BYTES} bytes each, {SHARED_KEY_BYTES} with Redis or MySQL");
+    let places = ["README.md", "docs/settings.md", "k8s/base/deployment.yaml", "k8s/overlays/sidecar/deployment.yaml"];
+    for place in places {
+        assert!(page(place).contains(&short), "{place} lacks: {short}");
     }
 }
 

@@ -4,4 +4,5 @@ pub mod container_image;
 mod inject;
 mod kustomizations;
 mod processes;
+mod sidecar_memory;
 mod webhook;

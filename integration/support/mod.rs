@@ -5,6 +5,7 @@ pub mod certificates;
 pub mod cutting_proxy;
 pub mod envoy_proxy;
 pub mod fleet;
+pub mod flood;
 pub mod frames;
 pub mod harness;
 pub mod kubernetes_objects;

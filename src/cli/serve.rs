@@ -60,7 +60,11 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     for warning in settings.sharing.warnings(&flags.sharing) {
         tracing::warn!("{warning}");
     }
-    let engine = Engine::with(settings.keys_max, settings.sharing.layers());
+    let engine = Engine::with(settings.capacity, settings.sharing.layers());
+    if let (None, bytes @ ..usize::MAX) = (flags.keys_bytes_max, settings.capacity.bytes) {
+        let keys_max = engine.table().keys_max();
+        tracing::info!(bytes, keys_max, "keys take at most 60 % of the memory limit (TIDEGATE_KEYS_BYTES_MAX)");
+    }
     let reloader = Reloader {
         location: match &settings.xds {
             Some(xds) => Location::Server(xds.place.as_str().into()),

@@ -6,6 +6,7 @@
 //! process has accepted since it first saw the row can't be in it, and counts on top of that bound.
 
 use crate::engine::counter::{Counter, Look};
+use crate::engine::weight::heap_bytes;
 use crate::engine::window::{Cell, Cells, Weighing};
 use crate::rules::limit::Terms;
 
@@ -76,6 +77,11 @@ pub struct Abroad {
 impl Abroad {
     pub fn new(sequence: u64) -> Abroad {
         Abroad { newest: sequence, hits: [Column::default(); CELLS], refunds: None, is_unasked: false }
+    }
+
+    /// What it takes beside its place.
+    pub fn heap_bytes(&self) -> usize {
+        self.refunds.as_ref().map_or(0, |_| heap_bytes(size_of::<[Column; CELLS]>()))
     }
 
     fn cell(&self, sequence: u64) -> AbroadCell {

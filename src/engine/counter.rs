@@ -14,8 +14,7 @@ use crate::rules::policy::Algorithm;
 pub enum Counter {
     /// Sliding and fixed windows.
     Windowed(Cells),
-    /// Boxed, because seventeen counters would widen the slots of all the others.
-    Exact(Box<SubCells>),
+    Exact(SubCells),
     Gcra(Bucket),
 }
 
@@ -59,7 +58,7 @@ impl Counter {
     pub fn new(terms: &Terms, now_ms: u64) -> Counter {
         match terms.algorithm {
             Algorithm::SlidingWindow | Algorithm::FixedWindow => Counter::Windowed(Cells::new(now_ms, terms.window_ms)),
-            Algorithm::ExactWindow => Counter::Exact(Box::new(SubCells::new(now_ms, terms.window_ms))),
+            Algorithm::ExactWindow => Counter::Exact(SubCells::new(now_ms, terms.window_ms)),
             Algorithm::Gcra => Counter::Gcra(Bucket::new(now_ms)),
         }
     }
@@ -177,12 +176,21 @@ impl Counter {
                 of_cell(sequence, cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
             }
             Counter::Exact(cells) => {
-                of_cell(sequence, cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
+                of_cell(sequence, &cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
             }
             Counter::Gcra(bucket) => {
                 let (floor, floor_rest) = bucket.level_without(own.saturating_sub(acked), &rate(terms));
                 Totals { floor, floor_rest, level: bucket.hits_within(&rate(terms)), ..Totals::default() }
             }
+        }
+    }
+
+    /// What it takes beside the slot.
+    #[inline]
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Counter::Exact(cells) => cells.heap_bytes(),
+            Counter::Windowed(_) | Counter::Gcra(_) => 0,
         }
     }
 

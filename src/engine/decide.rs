@@ -392,6 +392,9 @@ impl<'s> Spot<'s> {
         match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
             None => {
                 count(&mut self.slot.counter, check, is_counted);
+                if let Counter::Exact(_) = self.slot.counter {
+                    table.weigh(self.slot, self.shared.as_deref());
+                }
                 if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
                     shared.accept(self.slot.counter.sequence(), check.hits);
                 }
@@ -418,6 +421,9 @@ impl<'s> Spot<'s> {
             is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }
         table.enqueue(self.shard, self.at, shared, is_urgent);
+        if matches!(counter, Counter::Exact(_)) || shared.has_more_beside() {
+            table.weigh(self.slot, Some(shared));
+        }
     }
 
     /// A check that is over has longer to wait once its hits are charged all the same.

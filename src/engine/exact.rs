@@ -1,8 +1,10 @@
 //! The exact window: sixteenths of the window, the current one and the sixteen before counted in full.
 //!
 //! Together they cover every interval of length D that ends now, so no such interval ever holds more than the limit. The
-//! price is that a hit counts for up to D/16 longer than D, and seventeen counters a key.
+//! price is that a hit counts for up to D/16 longer than D, and seventeen counters a key. Most keys count to a few in each:
+//! a byte a counter is enough for them, which takes no more room than two windows do.
 
+use crate::engine::weight::heap_bytes;
 use crate::engine::window::Cell;
 
 /// Sub-cells in a window.
@@ -14,7 +16,55 @@ pub(crate) const CELLS: usize = PARTS as usize + 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubCells {
     newest: u64,
-    cells: [Cell; CELLS],
+    counts: Counts,
+}
+
+/// The sub-cells as they are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Counts {
+    /// Hits of which nothing was given back, up to 255 in a sub-cell.
+    Few([u8; CELLS]),
+    Many(Box<[Cell; CELLS]>),
+}
+
+impl Counts {
+    const NONE: Counts = Counts::Few([0; CELLS]);
+
+    fn get(&self, slot: usize) -> Cell {
+        match self {
+            Counts::Few(hits) => Cell { hits: hits[slot].into(), refunds: 0 },
+            Counts::Many(cells) => cells[slot],
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Cell> {
+        (0..CELLS).map(|slot| self.get(slot))
+    }
+
+    fn set(&mut self, slot: usize, cell: Cell) {
+        match (&mut *self, few(&cell)) {
+            (Counts::Few(all), Some(hits)) => all[slot] = hits,
+            (Counts::Few(_), None) => {
+                let mut cells = Box::new(std::array::from_fn(|slot| self.get(slot)));
+                cells[slot] = cell;
+                *self = Counts::Many(cells);
+            }
+            (Counts::Many(cells), _) => cells[slot] = cell,
+        }
+    }
+
+    /// Gives room back that is not needed any more.
+    fn shrink(&mut self) {
+        let Counts::Many(cells) = self else { return };
+        if cells.iter().all(|cell| few(cell).is_some()) {
+            *self = Counts::Few(std::array::from_fn(|slot| few(&cells[slot]).unwrap_or(u8::MAX)));
+        }
+    }
+}
+
+/// A sub-cell in a byte, if it fits.
+fn few(cell: &Cell) -> Option<u8> {
+    u8::try_from(cell.hits).ok().filter(|_| cell.refunds == 0)
 }
 
 /// The sub-cell of a moment. Windows need not divide by sixteen: `floor(16 t / D)` is exact. Numbered from 17, so that
@@ -36,7 +86,7 @@ fn slot(cell: u64) -> usize {
 
 impl SubCells {
     pub fn new(now_ms: u64, window_ms: u64) -> SubCells {
-        SubCells { newest: cell_at(now_ms, window_ms), cells: [Cell::default(); CELLS] }
+        SubCells { newest: cell_at(now_ms, window_ms), counts: Counts::NONE }
     }
 
     /// Moves to the sub-cell of `now` and returns the key's own time; the clock running backwards is treated as in
@@ -49,18 +99,18 @@ impl SubCells {
                 return start_ms;
             }
             // The clock was wrong and is right now: every count keeps its age.
-            let ages: [Cell; CELLS] = std::array::from_fn(|age| *self.cell(self.newest - age as u64));
+            let ages: [Cell; CELLS] = std::array::from_fn(|age| self.cell(self.newest - age as u64));
             for (age, aged) in ages.into_iter().enumerate() {
-                self.cells[slot(cell - age as u64)] = aged;
+                self.counts.set(slot(cell - age as u64), aged);
             }
             self.newest = cell;
             return now_ms;
         }
-        for gone in (self.newest + 1..=cell).take(CELLS) {
-            self.cells[slot(gone)] = Cell::default();
-        }
         if cell - self.newest >= CELLS as u64 {
-            self.cells = [Cell::default(); CELLS];
+            self.counts = Counts::NONE;
+        } else if cell > self.newest {
+            (self.newest + 1..=cell).for_each(|gone| self.counts.set(slot(gone), Cell::default()));
+            self.counts.shrink();
         }
         self.newest = cell;
         now_ms
@@ -76,22 +126,37 @@ impl SubCells {
     }
 
     /// The sub-cell with this number, which must be live.
-    pub fn cell(&self, cell: u64) -> &Cell {
-        &self.cells[slot(cell)]
+    pub fn cell(&self, cell: u64) -> Cell {
+        self.counts.get(slot(cell))
     }
 
     /// Changes the sub-cell that is so many before the newest.
-    pub fn merge(&mut self, back: usize, change: impl FnOnce(&mut Cell)) {
-        change(&mut self.cells[slot(self.newest - back as u64)]);
+    pub fn merge<T>(&mut self, back: usize, change: impl FnOnce(&mut Cell) -> T) -> T {
+        let slot = slot(self.newest - back as u64);
+        let mut cell = self.counts.get(slot);
+        let changed = change(&mut cell);
+        self.counts.set(slot, cell);
+        changed
     }
 
     pub fn effective(&self) -> u64 {
-        self.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count()))
+        match &self.counts {
+            Counts::Few(hits) => hits.iter().map(|hits| u64::from(*hits)).sum(),
+            Counts::Many(cells) => cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count())),
+        }
+    }
+
+    /// What it takes beside the slot.
+    pub fn heap_bytes(&self) -> usize {
+        match &self.counts {
+            Counts::Few(_) => 0,
+            Counts::Many(_) => heap_bytes(size_of::<[Cell; CELLS]>()),
+        }
     }
 
     pub fn admits_at(&self, now_ms: u64, window_ms: u64, limit: u64, hits: u64) -> Option<u64> {
         let room = limit.checked_sub(hits)?;
-        let mut left = self.cells.iter().fold(0u128, |sum, cell| sum + u128::from(cell.count()));
+        let mut left = self.counts.all().fold(0u128, |sum, cell| sum + u128::from(cell.count()));
         if left <= u128::from(room) {
             return Some(now_ms);
         }
@@ -107,13 +172,13 @@ impl SubCells {
     }
 
     pub fn add(&mut self, hits: u64) {
-        self.cells[slot(self.newest)].add(hits);
+        self.merge(0, |cell| cell.add(hits));
     }
 
     /// Takes from the newest sub-cell on backwards; the excess is lost.
     pub fn refund(&mut self, mut hits: u64) -> u64 {
-        for age in 0..CELLS as u64 {
-            hits = self.cells[slot(self.newest - age)].refund(hits);
+        for back in 0..CELLS {
+            hits = self.merge(back, |cell| cell.refund(hits));
         }
         hits
     }
@@ -153,6 +218,23 @@ mod tests {
         assert_eq!(key.effective(), 7);
         key.rotate(5_016_000, 16_000);
         assert_eq!(key.effective(), 2, "the older five leave first");
+    }
+
+    #[test]
+    fn a_key_of_few_hits_takes_no_room_of_its_own() {
+        assert_eq!(size_of::<SubCells>(), 32);
+        let mut key = SubCells::new(1_000_000, 16_000);
+        key.add(255);
+        assert_eq!((key.heap_bytes(), key.effective()), (0, 255));
+        key.add(1);
+        assert!(key.heap_bytes() > size_of::<[Cell; CELLS]>());
+        key.rotate(1_001_000, 16_000);
+        key.add(1);
+        assert_eq!(key.refund(1), 0);
+        assert_eq!(key.effective(), 256);
+        // The hits that were too many, and those that were given back, count no more.
+        key.rotate(1_018_000, 16_000);
+        assert_eq!((key.heap_bytes(), key.effective()), (0, 0));
     }
 
     proptest! {

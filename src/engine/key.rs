@@ -2,7 +2,8 @@
 //!
 //! Domain and rule id are folded into a [`Space`]. The identifier is the list of values that the rule leaves open, each
 //! with its length before it, so that no two lists of values share a key. One that is longer than
-//! [`IDENTIFIER_BYTES_MAX`] is kept as its SHA-256: a client that picks its values can't pick how much memory they take.
+//! [`IDENTIFIER_BYTES_MAX`] is kept as its SHA-256, which fits into the slot: a client that picks its values can't pick how
+//! much memory they take.
 
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
@@ -10,12 +11,14 @@ use std::ops::Range;
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
+use crate::engine::weight::heap_bytes;
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 use crate::rules::tree::Identifier;
 
-/// The longest identifier that is kept as it is.
-pub const IDENTIFIER_BYTES_MAX: usize = 255;
+/// The longest identifier that is kept as it is, so that people can read it. From here on it would take as much as all the
+/// rest of its key does.
+pub const IDENTIFIER_BYTES_MAX: usize = 127;
 
 /// Starts every digest. As a first length it would announce a value of 255 bytes, which is never kept as it is.
 const DIGEST_MARK: u8 = 0xff;
@@ -163,6 +166,15 @@ impl StoredIdentifier {
         let mut bytes = [0; SHORT_BYTES_MAX];
         bytes[..identifier.len()].copy_from_slice(identifier);
         StoredIdentifier::Short { length: identifier.len() as u8, bytes }
+    }
+
+    /// What an identifier takes beside its place.
+    pub fn heap_bytes_of(identifier: &[u8]) -> usize {
+        if identifier.len() > SHORT_BYTES_MAX { heap_bytes(identifier.len()) } else { 0 }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        StoredIdentifier::heap_bytes_of(self.as_bytes())
     }
 
     pub fn as_bytes(&self) -> &[u8] {

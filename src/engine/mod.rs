@@ -19,10 +19,12 @@ pub mod peek;
 pub mod reason;
 pub mod shard;
 pub mod share;
+mod shares;
 pub mod standing;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod weight;
 pub mod window;
 
 use std::collections::HashMap;
@@ -34,6 +36,7 @@ use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, 
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use crate::engine::layers::{Held, Layers, Reach, Store};
 use crate::engine::table::{Table, TableStats};
+use crate::engine::weight::Capacity;
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
 use crate::rules::limit::{Limit, Rule, Space, Terms};
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
@@ -222,16 +225,17 @@ pub struct Asked {
 }
 
 impl Engine {
-    pub fn new(keys_max: usize) -> Engine {
-        Engine::with(keys_max, Layers::ALONE)
+    pub fn new(capacity: impl Into<Capacity>) -> Engine {
+        Engine::with(capacity, Layers::ALONE)
     }
 
     /// An engine whose counts are shared as the layers say.
-    pub fn with(keys_max: usize, layers: Layers) -> Engine {
+    pub fn with(capacity: impl Into<Capacity>, layers: Layers) -> Engine {
+        let capacity = capacity.into();
         let table = match layers {
-            Layers { is_global: true, place, .. } => Table::global(keys_max, place.regions),
-            Layers { is_regional: false, owner: None, .. } => Table::new(keys_max),
-            _ => Table::shared(keys_max),
+            Layers { is_global: true, place, .. } => Table::global(capacity, place.regions),
+            Layers { is_regional: false, owner: None, .. } => Table::new(capacity),
+            _ => Table::shared(capacity),
         };
         Engine { table, layers }
     }
@@ -371,6 +375,7 @@ impl Engine {
                 };
                 shared.follow(&slot.counter);
                 shared.move_to(*home);
+                self.table.weigh(slot, Some(shared));
                 if shared.is_dirty() {
                     self.table.enqueue(number, at, shared, false);
                 }
@@ -378,9 +383,10 @@ impl Engine {
         }
     }
 
-    /// Removes expired keys. To be called about once a second.
+    /// Removes expired keys, and others if the rest still takes more than it may. To be called about once a second.
     pub fn expire(&self, now_ms: u64) {
         self.table.expire(now_ms);
+        self.table.trim(now_ms);
     }
 
     pub fn stats(&self) -> TableStats {

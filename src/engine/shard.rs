@@ -12,6 +12,7 @@ use crate::engine::index::{Index, Tag};
 use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::layers::Store;
 use crate::engine::share::Shared;
+use crate::engine::weight::Weight;
 use crate::engine::window::{Cell, Cells};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
@@ -38,6 +39,8 @@ pub struct Slot {
     algorithm: Algorithm,
     /// Other regions count it too.
     pub is_global: bool,
+    /// What it was last found to take beside the slot.
+    weight: Weight,
     space: Space,
     window_ms: u64,
     identifier: StoredIdentifier,
@@ -57,6 +60,7 @@ impl Slot {
         algorithm: Algorithm::SlidingWindow,
         is_global: false,
         space: Space::NONE,
+        weight: Weight::NONE,
         window_ms: 1,
         identifier: StoredIdentifier::EMPTY,
     };
@@ -89,6 +93,13 @@ impl Slot {
         is_changed
     }
 
+    /// Finds out anew what the key takes beside the slot, and says what that was before and is now.
+    pub(super) fn weigh(&mut self, shared: Option<&Shared>) -> (Weight, Weight) {
+        let beside = self.identifier.heap_bytes() + self.counter.heap_bytes() + shared.map_or(0, Shared::heap_bytes);
+        let weight = Weight::new(beside);
+        (std::mem::replace(&mut self.weight, weight), weight)
+    }
+
     fn expires_at_ms(&self) -> u64 {
         self.counter.expires_at_ms(&self.terms())
     }
@@ -112,6 +123,13 @@ pub struct Entry<'a> {
     pub is_sensitive: bool,
     /// Other regions count it too.
     pub is_global: bool,
+}
+
+impl Entry<'_> {
+    /// What the key will take beside its slot.
+    pub(super) fn weight(&self) -> Weight {
+        Weight::new(StoredIdentifier::heap_bytes_of(self.key.identifier) + self.counter.heap_bytes())
+    }
 }
 
 /// Where a slot is, and which of the keys that it has held is meant.
@@ -169,12 +187,23 @@ impl Sweep {
     const START: Sweep = Sweep { at: 0, next_due_s: u32::MAX };
 }
 
+/// A key that is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Only other regions had asked for it.
+    pub is_unasked: bool,
+    /// What it took beside its slot.
+    pub bytes: usize,
+}
+
 /// What a part of a sweep came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     pub removed: usize,
     /// Of those, keys that nobody here had asked for.
     pub unasked: usize,
+    /// What the removed ones took beside their slots.
+    pub bytes: usize,
     /// Every slot has been seen.
     pub is_whole: bool,
 }
@@ -255,9 +284,11 @@ impl Shard {
 
     /// Adds a key. The shard must not be full.
     pub fn insert(&mut self, entry: Entry<'_>, shared: Option<Shared>, now_ms: u64) -> u32 {
+        let weight = entry.weight();
         let Entry { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {
             space: key.space,
+            weight,
             window_ms: key.window_ms,
             counter,
             identifier: StoredIdentifier::new(key.identifier),
@@ -319,12 +350,12 @@ impl Shard {
         (self.slots.len() - 1) as u32
     }
 
-    /// Forgets a key. True if only other regions had asked for it.
-    pub fn remove(&mut self, number: u32) -> bool {
+    /// Forgets a key.
+    pub fn remove(&mut self, number: u32) -> Removed {
         let tags = &self.notes.tags;
         self.index.remove(number, |slot| tags[slot as usize]);
         let (slot, shared) = self.both(number);
-        *slot = Slot::EMPTY;
+        let bytes = std::mem::replace(slot, Slot::EMPTY).weight.bytes();
         let mut is_unasked = false;
         if let Some(shared) = shared {
             is_unasked = shared.ask();
@@ -333,7 +364,7 @@ impl Shard {
         }
         self.notes.due_s[number as usize] = u32::MAX;
         self.notes.free.push(number);
-        is_unasked
+        Removed { is_unasked, bytes }
     }
 
     /// Removes what has expired, but looks at a few slots only and goes on there the next time.
@@ -366,7 +397,9 @@ impl Shard {
             } else if is_pinned(pinned, number) {
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
             } else {
-                swept.unasked += usize::from(self.remove(number));
+                let Removed { is_unasked, bytes } = self.remove(number);
+                swept.unasked += usize::from(is_unasked);
+                swept.bytes += bytes;
                 swept.removed += 1;
             }
             self.notes.sweep.at += 1;

@@ -2,11 +2,8 @@
 //!
 //! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
 //! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
-//! difference is pending. Totals make every message repeatable: the origin takes the larger.
-//!
-//! A cell is *seated* when the process knows its own field at the origin: because it was told, or because it has never
-//! held the key before. A key that was given up and comes back is not: it has to read its field before its totals mean
-//! anything.
+//! difference is pending. Totals make every message repeatable: the origin takes the larger. `shares.rs` has them, cell by
+//! cell.
 
 use smallvec::SmallVec;
 
@@ -15,11 +12,12 @@ use crate::engine::counter::{Counter, rate, weighing};
 use crate::engine::exact::CELLS as EXACT_CELLS;
 use crate::engine::gcra::Bucket;
 use crate::engine::layers::Store;
+pub use crate::engine::shares::COUNT_MAX;
+use crate::engine::shares::{Share, Shares};
+use crate::engine::weight::heap_bytes;
 use crate::engine::window::Cell;
 use crate::rules::limit::Terms;
 
-/// The largest count that is told: scripts at the origin count exactly up to here.
-pub const COUNT_MAX: u64 = (1 << 53) - 1;
 /// How long an answer of the origin is good for.
 pub const FRESH_MS: u64 = 5000;
 /// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
@@ -42,58 +40,6 @@ const HOLDERS_SETTLED: u8 = 2;
 /// Nanoseconds of a millisecond.
 pub const MS_NS: u64 = 1_000_000;
 
-/// Stands in `acked` of a cell that is not seated. Above any count.
-const UNSEATED: u64 = u64::MAX;
-
-/// One cell's part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.
-    own: u64,
-    /// The highest total that the origin has answered with. Above `own` when a check arrived whose caller had given up.
-    acked: u64,
-    /// The cell's epoch at the origin, 0 if it is not known.
-    epoch: u64,
-}
-
-impl Share {
-    /// A cell that this process may have held before, and forgotten.
-    const UNKNOWN: Share = Share { own: 0, acked: UNSEATED, epoch: 0 };
-    /// A cell that this process has added nothing to: its field can't be there yet.
-    const BEGUN: Share = Share { own: 0, acked: 0, epoch: 0 };
-
-    pub fn is_seated(&self) -> bool {
-        self.acked != UNSEATED
-    }
-
-    fn acked(&self) -> u64 {
-        if self.is_seated() { self.acked } else { 0 }
-    }
-
-    fn pending(&self) -> u64 {
-        self.own.saturating_sub(self.acked())
-    }
-
-    fn add(&mut self, hits: u64) {
-        self.own = self.own.saturating_add(hits).min(COUNT_MAX);
-    }
-}
-
-/// The parts of a counter's cells, the newest first.
-#[derive(Clone, Debug)]
-enum Shares {
-    Windows([Share; 2]),
-    Exact(Box<[Share; EXACT_CELLS]>),
-    /// `version` is everything that was ever added at the origin: it tells a late answer from a new one.
-    Bucket {
-        share: Share,
-        version: u64,
-        /// When it would be empty if all other processes had done as this one since the origin last answered. 0: nobody
-        /// has asked, see [`Shared::hold`].
-        held_until_ns: u64,
-    },
-}
-
 /// Refunds that this process was asked for in a cell, and those that the origin has answered with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Refunds {
@@ -115,6 +61,17 @@ struct Rare {
     refunds: Option<Box<Vec<Refunds>>>,
     /// What other regions have counted, if any has.
     abroad: Option<Abroad>,
+}
+
+impl Rare {
+    /// With its own place.
+    #[cold]
+    fn heap_bytes(&self) -> usize {
+        let refunds = self.refunds.as_deref().map_or(0, |refunds| {
+            heap_bytes(size_of::<Vec<Refunds>>()) + heap_bytes(refunds.capacity() * size_of::<Refunds>())
+        });
+        heap_bytes(size_of::<Rare>()) + refunds + self.abroad.as_ref().map_or(0, Abroad::heap_bytes)
+    }
 }
 
 /// A key's part in the region.
@@ -213,14 +170,8 @@ const SETTLED_MS: u64 = 200;
 impl Shared {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
     pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> Shared {
-        let share = if is_first { Share::BEGUN } else { Share::UNKNOWN };
-        let shares = match counter {
-            Counter::Windowed(_) => Shares::Windows([share; 2]),
-            Counter::Exact(_) => Shares::Exact(Box::new([share; EXACT_CELLS])),
-            Counter::Gcra(_) => Shares::Bucket { share, version: 0, held_until_ns: 0 },
-        };
         Shared {
-            shares,
+            shares: Shares::new(counter, is_first),
             sequence: counter.sequence() as u32,
             rare: None,
             fresh_until_ms: 0,
@@ -240,22 +191,6 @@ impl Shared {
         }
     }
 
-    fn cells(&self) -> &[Share] {
-        match &self.shares {
-            Shares::Windows(shares) => shares,
-            Shares::Exact(shares) => &shares[..],
-            Shares::Bucket { share, .. } => std::slice::from_ref(share),
-        }
-    }
-
-    fn cells_mut(&mut self) -> &mut [Share] {
-        match &mut self.shares {
-            Shares::Windows(shares) => shares,
-            Shares::Exact(shares) => &mut shares[..],
-            Shares::Bucket { share, .. } => std::slice::from_mut(share),
-        }
-    }
-
     fn refunds(&self) -> Option<&[Refunds]> {
         self.rare.as_ref()?.refunds.as_ref().map(|refunds| refunds.as_slice())
     }
@@ -266,7 +201,7 @@ impl Shared {
 
     /// What is known of refunds, made if nothing is.
     fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
-        let cells = self.cells().len();
+        let cells = self.shares.cells();
         let rare = self.rare.get_or_insert_default();
         rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
     }
@@ -276,7 +211,8 @@ impl Shared {
     pub fn move_to(&mut self, store: Store) {
         self.store = store;
         let mut all = std::mem::take(self.refunds_mut());
-        for (share, beside) in self.cells_mut().iter_mut().zip(all.iter_mut()) {
+        self.shares.change_all(|at, share| {
+            let beside = &mut all[at];
             let (own, known) = match share.is_seated() {
                 true => (share.own, share.acked),
                 // Its field is what it was when the key came.
@@ -290,7 +226,7 @@ impl Shared {
                 known_here: beside.known_there,
                 known_there: known,
             };
-        }
+        });
         *self.refunds_mut() = all;
         self.fresh_until_ms = 0;
         self.holders = 0;
@@ -308,7 +244,7 @@ impl Shared {
     pub fn own_counts(&self, counter: &Counter) -> Counter {
         let own = |at: usize| {
             let asked = self.refunds().map_or(0, |all| all[at].asked);
-            let hits = self.cells()[at].own;
+            let hits = self.shares.get(at).own;
             Cell { hits, refunds: asked.min(hits) }
         };
         let mut counts = counter.clone();
@@ -348,10 +284,8 @@ impl Shared {
         self.sequence = sequence;
         self.settled &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
-        let cells = self.cells_mut();
-        let steps = steps.min(cells.len());
-        cells.rotate_right(steps);
-        cells[..steps].fill(Share::BEGUN);
+        self.shares.advance(steps);
+        let steps = steps.min(self.shares.cells());
         if let Some(refunds) = self.known_refunds_mut() {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
@@ -359,7 +293,7 @@ impl Shared {
     }
 
     fn unseat(&mut self) {
-        self.cells_mut().iter_mut().for_each(|share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        self.shares.change_all(|_, share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
             refunds.asked = refunds.asked.saturating_sub(refunds.acked);
             refunds.acked = 0;
@@ -370,7 +304,7 @@ impl Shared {
 
     /// Hits that the origin does not know of.
     pub fn pending(&self) -> u64 {
-        self.cells().iter().fold(0, |sum: u64, share| sum.saturating_add(share.pending()))
+        self.shares.pending()
     }
 
     fn pending_refunds(&self) -> bool {
@@ -383,7 +317,7 @@ impl Shared {
     }
 
     pub fn is_seated(&self) -> bool {
-        self.cells().iter().all(Share::is_seated)
+        self.shares.are_seated()
     }
 
     /// Their number is settled when it was told twice, some time apart, and has hardly grown.
@@ -410,7 +344,7 @@ impl Shared {
 
     /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
     pub fn add(&mut self, sequence: u64, hits: u64) {
-        self.cells_mut()[0].add(hits);
+        self.shares.change(0, |share| share.add(hits));
         if let Some([refunds, ..]) = self.known_refunds_mut() {
             // The origin would take them from what is told together with them.
             refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
@@ -527,8 +461,8 @@ impl Shared {
     /// process had nothing to say about counts just as much.
     pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
         let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
-        let has_news = |(at, share): (usize, &Share)| share.pending() > 0 || has_refund(at);
-        let oldest = self.cells().iter().enumerate().rposition(has_news).unwrap_or(0);
+        let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
+        let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
         let counting = counter.cells_that_count(terms);
         let is_exact = matches!(counter, Counter::Exact(_));
         let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
@@ -540,7 +474,7 @@ impl Shared {
     }
 
     fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
-        let of_cell = |(at, share): (usize, &Share)| {
+        let of_cell = |(at, share): (usize, Share)| {
             let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
             let known = counter.known(terms, at, share.own, share.acked());
             let abroad = self.abroad();
@@ -556,7 +490,7 @@ impl Shared {
                 ..known
             }
         };
-        self.cells().iter().enumerate().take(count).map(of_cell).collect()
+        self.shares.all().enumerate().take(count).map(of_cell).collect()
     }
 
     /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
@@ -604,20 +538,22 @@ impl Shared {
         let Some(at) = counter.place_of(heard.sequence) else { return };
         self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
-        let share = &mut self.cells_mut()[at];
-        let unsent = if share.is_seated() { None } else { Some(share.own) };
-        match unsent {
-            // The field has what was admitted now in it.
-            Some(unsent) => share.own = heard.field.saturating_add(unsent).min(COUNT_MAX),
-            None => share.add(admitted),
-        }
-        let grown = match unsent {
-            Some(_) => heard.field,
-            None => admitted,
-        };
-        share.acked = heard.field;
-        let is_other_epoch = share.epoch != heard.epoch;
-        share.epoch = heard.epoch;
+        let (grown, is_other_epoch, share) = self.shares.change(at, |share| {
+            let unsent = if share.is_seated() { None } else { Some(share.own) };
+            match unsent {
+                // The field has what was admitted now in it.
+                Some(unsent) => share.own = heard.field.saturating_add(unsent).min(COUNT_MAX),
+                None => share.add(admitted),
+            }
+            let grown = match unsent {
+                Some(_) => heard.field,
+                None => admitted,
+            };
+            share.acked = heard.field;
+            let is_other_epoch = share.epoch != heard.epoch;
+            share.epoch = heard.epoch;
+            (grown, is_other_epoch, *share)
+        });
         let (own, pending) = (share.own, share.pending());
         match (counter, &mut self.shares) {
             (Counter::Windowed(cells), _) => {
@@ -647,9 +583,21 @@ impl Shared {
         }
     }
 
+    /// It has what most keys have not.
+    #[inline]
+    pub fn has_more_beside(&self) -> bool {
+        self.rare.is_some()
+    }
+
+    /// What it takes beside its place in the list.
+    #[inline]
+    pub fn heap_bytes(&self) -> usize {
+        self.shares.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
+    }
+
     /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
     fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
-        let is_seated = self.cells()[at].is_seated();
+        let is_seated = self.shares.get(at).is_seated();
         if heard.asked > 0 && !is_seated {
             self.refunds_mut();
         }

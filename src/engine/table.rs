@@ -4,7 +4,8 @@
 //! and lets go: that is what makes a batch all or nothing, invisible until it is done, and never refused because of
 //! another batch that was itself refused.
 //!
-//! At the cap, expired slots go first, then the least used; one that is over its limit, or has hits that the origin does
+//! The cap is a number of keys, and a number of bytes that they may take together: some keys take more than others, see
+//! [`weight`](crate::engine::weight). At the cap, expired slots go first, then the least used; one that is over its limit, or has hits that the origin does
 //! not know of, only if nothing else is found among those that a request has the time to look at. So a key in
 //! use outlasts a flood of keys that are asked for once: it goes only after the eviction hand has come by as often as the
 //! key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep: shards are small,
@@ -24,8 +25,9 @@ use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
 pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
-use crate::engine::shard::{Swept, floor_s};
+use crate::engine::shard::{Removed, Swept, floor_s};
 use crate::engine::share::Shared;
+use crate::engine::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
 
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
 const KEYS_PER_SHARD: usize = 1024;
@@ -41,6 +43,8 @@ const UNASKED_PART: usize = 4;
 /// a request that needs room.
 const SWEEP_LOOKS: usize = 32;
 const ROOM_LOOKS: usize = 16;
+/// Keys that are given up for one at most: the heaviest takes as much as so many that have nothing beside their slots.
+const ROOM_TURNS: usize = 16;
 
 /// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
 /// held for some tens of nanoseconds. Who looks all the time takes its line away from who works on it, and who sleeps has
@@ -63,6 +67,8 @@ fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
     pub keys: usize,
+    /// What they take.
+    pub bytes: usize,
     pub expired: u64,
     /// Keys given up before they had expired, because the table was full.
     pub evicted: u64,
@@ -82,6 +88,9 @@ pub struct Table {
     hasher: ahash::RandomState,
     keys_max: usize,
     keys: AtomicUsize,
+    bytes_max: usize,
+    /// What keys take beside their slots.
+    bytes_beside: AtomicUsize,
     expired: AtomicU64,
     evicted: AtomicU64,
     evicted_over_limit: AtomicU64,
@@ -112,18 +121,18 @@ pub struct Grown {
 
 impl Table {
     /// A table of this process alone.
-    pub fn new(keys_max: usize) -> Table {
-        Table::with(keys_max, false, 1)
+    pub fn new(capacity: impl Into<Capacity>) -> Table {
+        Table::with(capacity.into(), false, 1)
     }
 
     /// A table whose counts are shared with other processes.
-    pub fn shared(keys_max: usize) -> Table {
-        Table::with(keys_max, true, 1)
+    pub fn shared(capacity: impl Into<Capacity>) -> Table {
+        Table::with(capacity.into(), true, 1)
     }
 
     /// A table whose counts are shared with other regions too.
-    pub fn global(keys_max: usize, regions: u32) -> Table {
-        Table::with(keys_max, true, regions.max(1))
+    pub fn global(capacity: impl Into<Capacity>, regions: u32) -> Table {
+        Table::with(capacity.into(), true, regions.max(1))
     }
 
     /// Takes a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
@@ -132,8 +141,10 @@ impl Table {
         Table { hasher, ..self }
     }
 
-    fn with(keys_max: usize, is_shared: bool, regions: u32) -> Table {
-        let keys_max = keys_max.clamp(1, KEYS_MAX);
+    fn with(capacity: Capacity, is_shared: bool, regions: u32) -> Table {
+        let key_bytes = if is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
+        // There is never room for more, so that nothing is reserved for them.
+        let keys_max = capacity.keys.min(capacity.bytes / key_bytes).clamp(1, KEYS_MAX);
         let shards = keys_max.div_ceil(KEYS_PER_SHARD);
         Table {
             shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
@@ -141,6 +152,8 @@ impl Table {
             hasher: ahash::RandomState::new(),
             keys_max,
             keys: AtomicUsize::new(0),
+            bytes_max: capacity.bytes,
+            bytes_beside: AtomicUsize::new(0),
             expired: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             evicted_over_limit: AtomicU64::new(0),
@@ -275,6 +288,30 @@ impl Table {
         self.keys_max
     }
 
+    /// What all keys together may take; `usize::MAX` if only their number is bounded.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// What all keys together take.
+    fn bytes(&self) -> usize {
+        let key_bytes = if self.is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
+        self.keys.load(Ordering::Relaxed) * key_bytes + self.bytes_beside.load(Ordering::Relaxed)
+    }
+
+    fn is_over_capacity(&self) -> bool {
+        self.keys.load(Ordering::Relaxed) > self.keys_max || self.bytes() > self.bytes_max
+    }
+
+    /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
+    pub fn weigh(&self, slot: &mut Slot, shared: Option<&Shared>) {
+        let (before, now) = slot.weigh(shared);
+        if before != now {
+            self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
+            self.bytes_beside.fetch_sub(before.bytes(), Ordering::Relaxed);
+        }
+    }
+
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
@@ -286,10 +323,12 @@ impl Table {
             return None;
         }
         self.keys.fetch_add(1, Ordering::Relaxed);
-        // Twice: a request whose keys are more than the cap has gone beyond it, and those that follow bring it back.
-        for _ in 0..2 {
-            if self.keys.load(Ordering::Relaxed) > self.keys_max {
-                self.make_room(number, shard, pinned, now_ms);
+        self.bytes_beside.fetch_add(entry.weight().bytes(), Ordering::Relaxed);
+        // More than once: a request whose keys are more than the cap has gone beyond it, and those that follow bring it
+        // back; and a key may take as much as several others.
+        for _ in 0..ROOM_TURNS {
+            if !self.is_over_capacity() || !self.make_room(number, shard, pinned, now_ms) {
+                break;
             }
         }
         let at = shard.insert(entry, shared, now_ms);
@@ -306,19 +345,17 @@ impl Table {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
-        let Some(victim) = shard.victim(now_ms, pinned) else { return self.evict_any(shard, pinned, now_ms) };
-        self.evict(shard, victim, false);
-        true
+        self.evict_cool(shard, pinned, now_ms) || self.evict_any(shard, pinned, now_ms)
     }
 
+    /// Gives up a key for another. False if there is none.
     #[cold]
-    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
+    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
-            return;
+            return true;
         }
-        if let Some(victim) = shard.victim(now_ms, pinned) {
-            self.evict(shard, victim, false);
-            return;
+        if self.evict_cool(shard, pinned, now_ms) {
+            return true;
         }
         // Everything here is over its limit: perhaps a neighbour has something cooler. Some slots of them are searched at
         // most; those that are known to have nothing cost none.
@@ -327,18 +364,16 @@ impl Table {
             if neighbour.is_barren(now_ms) {
                 continue;
             }
-            if let Some(victim) = neighbour.victim(now_ms, &[]) {
-                self.evict(&mut neighbour, victim, false);
-                return;
+            if self.evict_cool(&mut neighbour, &[], now_ms) {
+                return true;
             }
             searched += neighbour.slots();
             if searched >= NEIGHBOUR_SLOTS_MAX {
                 break;
             }
         }
-        if !self.evict_any(shard, pinned, now_ms) {
-            let _ = self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, &[], now_ms));
-        }
+        self.evict_any(shard, pinned, now_ms)
+            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, &[], now_ms))
     }
 
     /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
@@ -397,9 +432,11 @@ impl Table {
         if let (_, Some(shared)) = shard.both(victim) {
             self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
         }
-        if shard.remove(victim) {
+        let Removed { is_unasked, bytes } = shard.remove(victim);
+        if is_unasked {
             self.count_asked();
         }
+        self.bytes_beside.fetch_sub(bytes, Ordering::Relaxed);
         self.keys.fetch_sub(1, Ordering::Relaxed);
         self.evicted.fetch_add(1, Ordering::Relaxed);
         if is_over {
@@ -414,6 +451,7 @@ impl Table {
         if swept.removed > 0 {
             self.unasked.fetch_sub(swept.unasked, Ordering::Relaxed);
             self.expired_at_ms.fetch_max(now_ms, Ordering::Relaxed);
+            self.bytes_beside.fetch_sub(swept.bytes, Ordering::Relaxed);
             self.keys.fetch_sub(swept.removed, Ordering::Relaxed);
             self.expired.fetch_add(swept.removed as u64, Ordering::Relaxed);
         }
@@ -443,6 +481,32 @@ impl Table {
         }
     }
 
+    /// Gives up keys until the rest takes no more than it may: those that are there already may have become heavier, with
+    /// no key added that made room for it. A shard is held for a few keys only.
+    pub fn trim(&self, now_ms: u64) {
+        // What is over its limit only if nothing else is left.
+        for give_up in [Table::evict_cool, Table::evict_any] {
+            let mut is_any = true;
+            while is_any && self.is_over_capacity() {
+                is_any = false;
+                for number in 0..self.shards() {
+                    let mut shard = self.lock(number);
+                    let mut turns = 0..ROOM_TURNS;
+                    while self.is_over_capacity() && turns.next().is_some() && give_up(self, &mut shard, &[], now_ms) {
+                        is_any = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives up a key that is not over its limit. False if there is none.
+    fn evict_cool(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+        let Some(victim) = shard.victim(now_ms, pinned) else { return false };
+        self.evict(shard, victim, false);
+        true
+    }
+
     /// Slots that were looked at to make room, since the start.
     #[cfg(test)]
     pub fn looks(&self) -> u64 {
@@ -452,6 +516,7 @@ impl Table {
     pub fn stats(&self) -> TableStats {
         TableStats {
             keys: self.keys.load(Ordering::Relaxed),
+            bytes: self.bytes(),
             expired: self.expired.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
             evicted_over_limit: self.evicted_over_limit.load(Ordering::Relaxed),

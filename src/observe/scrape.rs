@@ -126,6 +126,8 @@ pub struct Figures {
     pub outcomes: OutcomeFigures,
     pub table: TableStats,
     pub keys_max: usize,
+    /// `usize::MAX`: only their number is bounded.
+    pub keys_bytes_max: usize,
     pub in_flight: usize,
     pub in_flight_max: usize,
     /// Requests that wait for Redis.
@@ -221,7 +223,8 @@ impl Scrape {
     }
 
     fn of_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Figures { outcomes, table, keys_max, in_flight, in_flight_max, connections, .. } = &self.figures;
+        let Figures { outcomes, table, keys_max, keys_bytes_max, in_flight, in_flight_max, connections, .. } =
+            &self.figures;
         let decisions =
             outcomes.decisions.iter().map(|(outcome, count)| (vec![(LabelName::Outcome, outcome.word())], *count));
         page.family("tidegate_decisions_total", "Decisions by what they said", MetricType::Counter, decisions)?;
@@ -232,6 +235,10 @@ impl Scrape {
         page.histogram("tidegate_decision_duration_seconds", help, &[], &outcomes.decision_time)?;
         page.gauge("tidegate_keys", "Keys held in memory", table.keys)?;
         page.gauge("tidegate_keys_max", "The most keys that are held", *keys_max)?;
+        page.gauge("tidegate_keys_bytes", "Memory that keys take, about", table.bytes)?;
+        if *keys_bytes_max < usize::MAX {
+            page.gauge("tidegate_keys_bytes_max", "The most memory that keys may take", *keys_bytes_max)?;
+        }
         page.counter("tidegate_keys_expired_total", "Keys forgotten because their windows had passed", table.expired)?;
         page.counter("tidegate_keys_evicted_total", "Keys given up because the table was full", table.evicted)?;
         page.counter(

@@ -97,6 +97,7 @@ impl Admin {
             outcomes: OutcomeFigures::of(service.outcomes()),
             table: table.stats(),
             keys_max: table.keys_max(),
+            keys_bytes_max: table.bytes_max(),
             in_flight: service.in_flight(),
             in_flight_max: service.options().in_flight_max,
             waiting: service.waiting(),
@@ -225,6 +226,8 @@ async fn stats(State(admin): State<Admin>) -> Response {
         "keys": {
             "held": figures.table.keys,
             "max": figures.keys_max,
+            "bytes": figures.table.bytes,
+            "bytes_max": Some(figures.keys_bytes_max).filter(|bytes| *bytes < usize::MAX),
             "expired": figures.table.expired,
             "evicted": figures.table.evicted,
             "evicted_over_limit": figures.table.evicted_over_limit,

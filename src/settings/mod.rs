@@ -6,6 +6,7 @@
 
 pub mod global;
 pub mod ineffective;
+pub mod memory_limit;
 pub mod mysql;
 pub mod parse;
 pub mod redis;
@@ -27,12 +28,14 @@ use thiserror::Error;
 
 use crate::engine::Modes;
 use crate::engine::table::KEYS_MAX;
+use crate::engine::weight::Capacity;
 use crate::observe::scrape::ScrapeOptions;
 use crate::request::Bounds;
 use crate::server::service::ServiceOptions;
 use crate::server::wire::write::PREFIX_BYTES;
 use crate::server::wire::{AnswerOptions, LimitHeaders, ReasonHeader};
 use crate::settings::global::GlobalSettingError;
+use crate::settings::memory_limit::memory_limit;
 use crate::settings::parse::{SocketAddress, Tags, boolean, duration, ratio};
 use crate::settings::redis::RedisSettingError;
 use crate::settings::rules::RuleFlags;
@@ -152,9 +155,14 @@ pub struct ServeFlags {
     #[arg(long, env = "TIDEGATE_WORKERS", value_name = "COUNT", default_value_t = 0, help_heading = "Listeners")]
     pub workers: usize,
 
-    /// The most keys held in memory (about 150 bytes each, 255 with Redis); the least used are given up first
+    /// The most keys held in memory; the least used are given up first
     #[arg(long, env = "TIDEGATE_KEYS_MAX", value_name = "COUNT", default_value_t = 1_000_000, help_heading = "Bounds")]
     pub keys_max: usize,
+
+    /// The most memory that keys take together, about 150 bytes each, 250 with Redis or MySQL, more for long values. Without
+    /// it: 60 % of what the control group (the container) may use, if that is limited
+    #[arg(long, env = "TIDEGATE_KEYS_BYTES_MAX", value_name = "BYTES", help_heading = "Bounds")]
+    pub keys_bytes_max: Option<usize>,
 
     /// Requests open at the same time, over all connections. When nearly as many wait for Redis, those of comfort limits
     /// are answered by on_outage without waiting, then cost, then security; more unread ones get RESOURCE_EXHAUSTED
@@ -311,6 +319,8 @@ pub struct ServeFlags {
 }
 
 /// More than any machine has to spare for messages that have not arrived.
+/// Room for some thousands of keys: whoever sets less has mistaken the unit.
+const KEYS_BYTES_LEAST: usize = 1 << 20;
 const ARRIVING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 /// Nobody waits longer than this for a process to stop.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
@@ -333,7 +343,7 @@ pub struct Settings {
     pub ready_with_rules_only: bool,
     pub connection_age: Duration,
     pub connection_grace: Duration,
-    pub keys_max: usize,
+    pub capacity: Capacity,
     pub connections_max: usize,
     /// Threads that serve gRPC connections.
     pub workers: usize,
@@ -439,7 +449,15 @@ impl Settings {
             // Longer than this is for good; much longer could not be added to a clock.
             connection_age: for_good_if_zero(flags.grpc_max_connection_age).max(Duration::from_secs(1)),
             connection_grace: for_good_if_zero(flags.grpc_max_connection_age_grace),
-            keys_max: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
+            capacity: Capacity {
+                keys: count("keys-max", "TIDEGATE_KEYS_MAX", flags.keys_max, 1, KEYS_MAX)?,
+                bytes: match flags.keys_bytes_max {
+                    Some(bytes) => {
+                        count("keys-bytes-max", "TIDEGATE_KEYS_BYTES_MAX", bytes, KEYS_BYTES_LEAST, usize::MAX)?
+                    }
+                    None => memory_limit().map_or(usize::MAX, part_for_keys),
+                },
+            },
             workers: match flags.workers {
                 0 => std::thread::available_parallelism().map_or(1, usize::from),
                 workers => count("workers", "TIDEGATE_WORKERS", workers, 1, 1024)?,
@@ -487,6 +505,11 @@ impl Settings {
             migrates: flags.migrate,
         })
     }
+}
+
+/// What keys take of a memory limit where nothing else is set: the rest is for connections, messages and rules.
+fn part_for_keys(limit_bytes: u64) -> usize {
+    usize::try_from(limit_bytes / 10 * 6).unwrap_or(usize::MAX).max(KEYS_BYTES_LEAST)
 }
 
 fn address(flag: &'static str, env: &'static str, value: &str) -> Result<IpAddr, SettingError> {
@@ -556,6 +579,13 @@ mod tests {
     }
 
     #[test]
+    fn keys_take_what_is_set_or_six_tenths_of_the_limit() {
+        let capacity = settings(&["--keys-max", "1000", "--keys-bytes-max", "2000000"]).unwrap().capacity;
+        assert_eq!(capacity, Capacity { keys: 1000, bytes: 2_000_000 });
+        assert_eq!([512 << 20, 1 << 20].map(part_for_keys), [322_122_546, 1 << 20]);
+    }
+
+    #[test]
     fn booleans_are_flags_and_values() {
         assert!(settings(&["--shadow-mode"]).unwrap().service.modes.shadow);
         assert!(settings(&["--shadow-mode", "T"]).unwrap().service.modes.shadow);
@@ -567,6 +597,8 @@ mod tests {
         let said = |args| settings(args).unwrap_err().to_string();
         assert!(said(&["--grpc-host", "example.com"]).contains("--grpc-host (GRPC_HOST)"));
         assert!(said(&["--keys-max", "0"]).contains("from 1 to"));
+        let bytes = said(&["--keys-bytes-max", "1000"]);
+        assert!(bytes.contains("(TIDEGATE_KEYS_BYTES_MAX) is 1000: write a number from 1048576 to"), "{bytes}");
         let no_room = ["--max-message-bytes", "2000", "--max-arriving-bytes", "2000"];
         assert!(said(&no_room).contains("(TIDEGATE_MAX_ARRIVING_BYTES) is 2000: write a number from 2005 to"));
         assert!(said(&["--limit-reset-header", "a b"]).contains("not an HTTP header name"));

@@ -9,6 +9,8 @@
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
+use crate::engine::weight::SHARED_KEY_BYTES;
+
 /// The container's name, by which it is found again.
 pub const CONTAINER: &str = "tidegate";
 pub const SOCKET_VOLUME: &str = "tidegate-socket";
@@ -20,9 +22,12 @@ const HTTP_PORT: i32 = 18080;
 const ADMIN_PORT: i32 = 16070;
 /// The image's user: a pod that runs as root has to be told.
 const USER: i64 = 65532;
-/// What a key takes at most, with Redis and MySQL, and what everything else does.
-const KEY_BYTES: u64 = 300;
+/// What keys may take together is this for each, a little more than a usual one does. Heavier ones are fewer then.
+const KEY_BYTES: u64 = SHARED_KEY_BYTES as u64 + 50;
+/// What everything else takes, messages that arrive among it.
 const BASE_BYTES: u64 = 64 * 1024 * 1024;
+/// The other containers of the pod are the only clients.
+const ARRIVING_BYTES: u64 = 16 * 1024 * 1024;
 
 /// How the sidecar is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,7 +57,9 @@ impl Sidecar {
         let socket = format!("{SOCKET_DIRECTORY}/tidegate.sock");
         let (http_port, admin_port) = (HTTP_PORT.to_string(), ADMIN_PORT.to_string());
         let keys_max = self.keys_max.to_string();
-        let memory = format!("{}Mi", (BASE_BYTES + self.keys_max * KEY_BYTES).div_ceil(1024 * 1024));
+        let keys_bytes = (self.keys_max * KEY_BYTES).max(1024 * 1024);
+        let (keys_bytes_max, arriving_bytes_max) = (keys_bytes.to_string(), ARRIVING_BYTES.to_string());
+        let memory = format!("{}Mi", (BASE_BYTES + keys_bytes).div_ceil(1024 * 1024));
         // A native sidecar is stopped after the workload; a plain one along with it, so that it has to wait.
         let drain_delay = if self.mode == Mode::Native { "0s" } else { "15s" };
         let args = [
@@ -61,7 +68,16 @@ impl Sidecar {
             &["--grpc-uds", &socket, "--uds-mode", "666"],
             // All ports, though one is not used: a Service called `grpc` would set GRPC_PORT for every pod of the namespace.
             &["--port", &http_port, "--debug-port", &admin_port, "--grpc-port", "8081"],
-            &["--drain-delay", drain_delay, "--http-json", "false", "--keys-max", &keys_max],
+            &["--drain-delay", drain_delay, "--http-json", "false"],
+            // Together with the memory limit below: flags, so that no variable of the namespace parts them.
+            &[
+                "--keys-max",
+                &keys_max,
+                "--keys-bytes-max",
+                &keys_bytes_max,
+                "--max-arriving-bytes",
+                &arriving_bytes_max,
+            ],
         ];
         let mut container = json!({
             "name": CONTAINER,

@@ -7,6 +7,7 @@ mod policy;
 mod scenarios;
 pub(crate) mod seed;
 mod table;
+mod weight;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};

@@ -233,6 +233,7 @@ impl Exchange {
             let abroad = shared.abroad_mut(current);
             let is_news = abroad.import(sum.cell.sequence, current, sum.others, sum.row);
             shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
+            self.table().weigh(slot, Some(shared));
             // What others do not know may matter to them now.
             self.table().note(at.shard, at.slot, slot, shared);
             is_news
@@ -288,6 +289,7 @@ impl Exchange {
                 let current = slot.counter.sequence();
                 shared.abroad_mut(current).import(sequence, current, others, row);
                 shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
+                self.table().weigh(slot, Some(shared));
                 self.table().note(at.shard, at.slot, slot, shared);
             }
         }

@@ -117,6 +117,7 @@ impl Exchange {
                 if let Some((slot, shared)) = shard.at(*at) {
                     let current = slot.counter.sequence();
                     shared.abroad_mut(current).published(row.cell.sequence, current, row.counts);
+                    self.table().weigh(slot, Some(shared));
                 }
             }
         }

@@ -216,6 +216,7 @@ impl Region {
             let taken = self.with_slot(&key.key, &key.terms, now, |slot, shared| {
                 let cells = origin_cells(&key.sequences, heard);
                 let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now.moment());
+                self.table().weigh(slot, Some(shared));
                 // The owner of strict limits is asked again as soon as memory does not deny any more.
                 if let Some(hits) = denied.filter(|_| !key.is_strict) {
                     let view = View { counter: &mut slot.counter, abroad: shared.abroad(), is_cut_off: key.is_cut_off };

@@ -235,7 +235,9 @@ impl Region {
             shared.is_in_flight = false;
             let terms = slot.terms();
             let cells = origin_cells(sequences, heard);
-            if shared.absorb(&mut slot.counter, &terms, &cells, 0, now.moment()) || shared.is_wanted {
+            let is_dirty = shared.absorb(&mut slot.counter, &terms, &cells, 0, now.moment());
+            self.table().weigh(slot, Some(shared));
+            if is_dirty || shared.is_wanted {
                 self.table().enqueue(at.shard, at.slot, shared, false);
             }
             self.table().note(at.shard, at.slot, slot, shared);
