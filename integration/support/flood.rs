@@ -13,8 +13,10 @@ use crate::support::harness::{ask, descriptor};
 /// Descriptors in a request, as many as are allowed.
 const BATCH: u64 = 32;
 const CONNECTIONS: usize = 3;
-/// Streams that are open at once on a connection.
+/// Streams that are open at once on a connection, and the bytes on them: half of the window that a connection begins with, so
+/// that nothing has to be known of the server's updates of it.
 const STREAMS: usize = 16;
+const BYTES: usize = 32_000;
 
 /// So many keys that nobody has seen, each asked for once.
 #[derive(Clone, Copy)]
@@ -55,7 +57,7 @@ impl Flood {
         loop {
             let mut bytes = Vec::new();
             let mut open = 0;
-            for _ in 0..STREAMS {
+            for _ in 0..STREAMS.min(BYTES / template.bytes.len()) {
                 let first = next.fetch_add(BATCH, Ordering::Relaxed);
                 if first < self.keys {
                     bytes.extend(Frame::call(END_HEADERS, stream).bytes());
