@@ -24,8 +24,15 @@
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
 //! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
-//! the older cells only those are made that have something to keep. A bucket that has been empty for some seconds is made
-//! anew, as if it had been lost: so the fields of processes that are gone go too.
+//! the older cells only those are made that have something to keep.
+//!
+//! # How a bucket forgets processes
+//!
+//! A window's cells end, and the fields in them. A bucket that has been empty for some seconds is made anew, as if it had
+//! been lost. One that is never empty has generations of fields: when a process comes that is new, and the generation has
+//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. Who has a
+//! field in the one before takes it along with its next call; what is left there expires. A process that tells an epoch of
+//! this bucket's generations knows that nothing is lost: it brings no floor, and adds `own - max(field, acked)`.
 //!
 //! # How an ask is decided
 //!

@@ -22,6 +22,10 @@ const BUCKET_LINGERS_MS: u64 = 60_000;
 /// A bucket that has been empty for longer starts afresh.
 const BUCKET_RENEWED_MS: u64 = 5_000;
 
+/// A generation of a bucket's fields lasts for a window, within these.
+const GENERATION_MS_MIN: u64 = 60_000;
+const GENERATION_MS_MAX: u64 = 3_600_000;
+
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
@@ -37,6 +41,8 @@ pub struct Origin {
 #[derive(Clone, Debug, Default)]
 struct Base {
     epoch: u64,
+    /// The epoch from which on nothing was lost: that of the first generation.
+    born: u64,
     fields: BTreeMap<ProcessId, Field>,
     expires_at_ms: u64,
 }
@@ -65,7 +71,20 @@ struct Bucket {
     whole: u64,
     rest: u64,
     at_ms: u64,
+    /// In this generation.
     ever_added: u64,
+    /// When the generation began.
+    began_ms: u64,
+    before: Before,
+}
+
+/// The generation of fields before.
+#[derive(Clone, Debug, Default)]
+struct Before {
+    fields: BTreeMap<ProcessId, Field>,
+    expires_at_ms: u64,
+    /// How many of them nobody has taken along, expired or not.
+    left: usize,
 }
 
 /// What a process tells about a cell, next to what the cell knows: what is new in it.
@@ -84,6 +103,8 @@ struct News {
 enum OtherEpoch {
     /// The process knows an older one: the origin has lost the cell and made it anew.
     Older,
+    /// It knows one of a generation before: nothing is lost.
+    Before,
     /// It knows a newer one: an older copy of the cell came back.
     Newer,
 }
@@ -92,11 +113,16 @@ fn saturating(left: u64, right: u64) -> u64 {
     bounded(left.saturating_add(right))
 }
 
+/// Later than one that was known.
+fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
+    bounded((time_ms * 4096 + u64::from(nonce)).max(known + 1))
+}
+
 impl Base {
     /// Made for a process that knew an epoch: the new one is later, even if this origin's clock is behind.
     fn new(told: &Told, nonce: u16, time_ms: u64) -> Base {
-        let epoch = bounded((time_ms * 4096 + u64::from(nonce)).max(told.epoch + 1));
-        Base { epoch, ..Base::default() }
+        let epoch = new_epoch(told.epoch, nonce, time_ms);
+        Base { epoch, born: epoch, ..Base::default() }
     }
 
     /// Raises the process's field to what it tells and says what is new in that. Without a seat only the field is made.
@@ -105,7 +131,8 @@ impl Base {
         let field = self.fields.entry(process).or_default();
         let other_epoch = match told.epoch {
             0 => None,
-            epoch if epoch < self.epoch => Some(OtherEpoch::Older),
+            epoch if epoch < self.born => Some(OtherEpoch::Older),
+            epoch if epoch < self.epoch => Some(OtherEpoch::Before),
             epoch if epoch > self.epoch => Some(OtherEpoch::Newer),
             _ => None,
         };
@@ -161,7 +188,7 @@ impl Cell {
             OtherEpoch::Older => self.floor = self.floor.max(told.floor),
             // As an addition, because a floor from before may still come in.
             OtherEpoch::Newer if told.floor > self.hits() => self.added = told.floor - self.floor,
-            OtherEpoch::Newer => {}
+            OtherEpoch::Before | OtherEpoch::Newer => {}
         }
         self.refunds = self.refunds.max(told.refunds_floor.min(self.hits()));
     }
@@ -186,6 +213,30 @@ impl Bucket {
         let passed_ms = now_ms.checked_sub(self.at_ms).filter(|passed_ms| *passed_ms > BUCKET_RENEWED_MS);
         let drained = |passed_ms: u64| u128::from(passed_ms - BUCKET_RENEWED_MS) * u128::from(limit);
         passed_ms.is_some_and(|passed_ms| drained(passed_ms) >= self.level(window_ms))
+    }
+
+    /// Finds the field of a process in the generation before; or ends this generation if it has lasted, and the process
+    /// is new. So the fields of processes that are gone go too, though the bucket is never empty. Says whether it has.
+    fn meet(&mut self, call: &Call, told: &Told, window_ms: u64, time_ms: u64) -> bool {
+        let (process, before) = (call.process, &mut self.before);
+        if self.base.fields.contains_key(&process) {
+            return false;
+        }
+        if let Some(field) = before.fields.remove(&process).filter(|_| time_ms < before.expires_at_ms) {
+            before.left = before.left.saturating_sub(1);
+            self.base.fields.insert(process, field);
+            return true;
+        }
+        self.began_ms = self.began_ms.min(time_ms);
+        let lasts_ms = window_ms.clamp(GENERATION_MS_MIN, GENERATION_MS_MAX);
+        if told.epoch == 0 && time_ms - self.began_ms >= lasts_ms {
+            let fields = std::mem::take(&mut self.base.fields);
+            self.before = Before { left: fields.len(), fields, expires_at_ms: time_ms + lasts_ms };
+            self.base.epoch = new_epoch(self.base.epoch, call.nonce, time_ms);
+            self.ever_added = 0;
+            self.began_ms = time_ms;
+        }
+        false
     }
 
     /// In hits times milliseconds of the window.
@@ -216,6 +267,7 @@ impl Bucket {
             // To what was added since comes what was there before, unless it is in already.
             OtherEpoch::Older if (told.floor, told.floor_rest) == (0, 0) => return false,
             OtherEpoch::Older => (saturating(told.floor, self.ever_added), told.floor_rest),
+            OtherEpoch::Before => return false,
             OtherEpoch::Newer => (told.floor, told.floor_rest),
         };
         let is_higher = level > (self.whole, self.rest);
@@ -258,7 +310,8 @@ impl Origin {
     /// Brings the cells of a part up to what they are told.
     fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
         let mut part = part.clone();
-        part.cells.iter_mut().for_each(|told| *told = bounded_told(told, part.window_ms));
+        let cells = part.cells.iter().map(|told| bounded_told(told, &part)).collect();
+        part.cells = cells;
         let is_changed = match part.measure {
             Measure::Gcra { limit } => self.open_bucket(call, &part, limit, time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
@@ -311,17 +364,19 @@ impl Origin {
         }
         let is_made = !self.buckets.contains_key(&part.key);
         let later = Told { epoch: told.epoch.max(before), ..*told };
-        let make = || Bucket { base: Base::new(&later, call.nonce, time_ms), at_ms: time_ms, ..Bucket::default() };
+        let base = || Base::new(&later, call.nonce, time_ms);
+        let make = || Bucket { base: base(), at_ms: time_ms, began_ms: time_ms, ..Bucket::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // Written even if nothing else is: a limit that changes must change only what drains from then on.
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
+        let is_met = bucket.meet(call, told, part.window_ms, time_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
         // Of what was not told, only what has not drained where it was admitted.
         bucket.add(news.hits.min(told.ttl_ms));
         bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
         bucket.refund(news.refunds);
-        let is_changed = is_made || is_drained || is_raised || news.is_field_new;
+        let is_changed = is_made || is_met || is_drained || is_raised || news.is_field_new;
         SmallVec::from_elem(is_changed, 1)
     }
 
@@ -403,6 +458,7 @@ impl Origin {
     /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
     fn close(&mut self, process: ProcessId, open: &Open, time_ms: u64) -> SmallVec<[Heard; 2]> {
         let Open { part, is_changed, .. } = open;
+        let is_bucket = matches!(part.measure, Measure::Gcra { .. });
         let mut heard = SmallVec::new();
         for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
             let ttl_ms = match part.measure {
@@ -424,7 +480,8 @@ impl Origin {
                     (cell.hits(), cell.refunds, Level::default())
                 }
             };
-            let holders = u32::try_from(base.fields.len()).unwrap_or(u32::MAX);
+            let before = if is_bucket { self.buckets[&part.key].before.left } else { 0 };
+            let holders = u32::try_from(base.fields.len() + before).unwrap_or(u32::MAX);
             let Field { own, asked } = field;
             let said = Heard { epoch: base.epoch, sum, field: own, asked, refunds, holders, level };
             // What nothing is kept in was there for this call only.
@@ -492,6 +549,13 @@ impl Origin {
     pub fn totals(&self) -> (u64, u64) {
         let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
         (sum(Cell::hits), sum(|cell| cell.refunds))
+    }
+
+    /// The level of all buckets in whole hits, and the most fields that one of them has.
+    pub fn levels(&self) -> (u64, usize) {
+        let fields = |bucket: &Bucket| bucket.base.fields.len() + bucket.before.fields.len();
+        let level = self.buckets.values().map(|bucket| bucket.whole).sum();
+        (level, self.buckets.values().map(fields).max().unwrap_or(0))
     }
 
     /// The hits and refunds of a window's cell.
@@ -802,6 +866,60 @@ mod tests {
         assert!(renewed.epoch > first.epoch);
     }
 
+    /// Levels of a bucket that drains one hit a minute, so that it is never empty.
+    fn slow(process: u64, told: Told) -> Call {
+        let part = Part { measure: Measure::Gcra { limit: 1 }, ..bucket(told) };
+        replay(ProcessId(process), part)
+    }
+
+    #[test]
+    fn who_was_silent_for_a_generation_is_not_counted_twice() {
+        let mut origin = Origin::default();
+        let mut at = |process, told, after_ms| origin.call(&slow(process, told), TIME_MS + after_ms).parts[0][0];
+        let first = at(1, told(100), 0);
+        // The answer to this one is lost: the process does not know that 10 more are counted.
+        let unanswered = Told { epoch: first.epoch, acked: 100, ..told(110) };
+        assert_eq!(at(1, unanswered, 0).level.whole, 110);
+        at(2, told(10), 0);
+        let second = at(3, told(10), 60_000);
+        assert!(second.epoch > first.epoch);
+        assert_eq!((second.level.whole, second.holders), (129, 3), "another generation, the same level");
+        // Late, and repeated: its field is in the generation before.
+        for message in [told(100), unanswered, told(100), unanswered] {
+            let heard = at(1, message, 60_000);
+            assert_eq!((heard.level.whole, heard.field, heard.holders), (129, 110, 3));
+        }
+        // The other one has been silent for two generations. Nobody knows its field any more, but itself.
+        assert_eq!(at(4, told(0), 120_000).holders, 1 + 2, "the second is forgotten");
+        let silent = Told { epoch: first.epoch, acked: 10, floor: 1000, ..told(15) };
+        for _ in 0..2 {
+            let heard = at(2, silent, 120_000);
+            assert_eq!((heard.level.whole, heard.field, heard.holders), (128 + 5, 15, 4));
+        }
+        // What it says that it has not told counts only as far as it has not drained there.
+        let drained = Told { epoch: first.epoch, acked: 10, ttl_ms: 0, ..told(15) };
+        assert_eq!(at(2, drained, 300_000).level.whole, 130);
+    }
+
+    #[test]
+    fn an_older_copy_of_a_bucket_heals_over_generations() {
+        let mut origin = Origin::default();
+        let mut known = Vec::new();
+        for process in 1..=3 {
+            known.push(origin.call(&slow(process, told(10)), TIME_MS).parts[0][0].epoch);
+        }
+        let copy = origin.clone();
+        let later_ms = TIME_MS + 60_000;
+        let renewed = origin.call(&slow(4, told(10)), later_ms).parts[0][0];
+        assert_eq!((renewed.level.whole, renewed.holders), (39, 4));
+        origin = copy;
+        // Three told more, or the same, before they heard of the generation that is lost, one after.
+        let same = Told { epoch: known[0], acked: 10, ..told(20) };
+        assert_eq!(origin.call(&slow(1, same), later_ms).parts[0][0].level.whole, 39);
+        let newer = Told { epoch: renewed.epoch, acked: 10, floor: 39, ..told(10) };
+        assert_eq!(origin.call(&slow(4, newer), later_ms).parts[0][0].level.whole, 39, "a lower bound");
+    }
+
     #[test]
     fn what_is_only_read_is_not_made() {
         let mut origin = Origin::default();
@@ -820,8 +938,8 @@ mod tests {
         let blocked = |own| Part { measure: Measure::Gcra { limit: 0 }, ..bucket(told(own)) };
         origin.call(&replay(A, blocked(4)), TIME_MS);
         let later_ms = TIME_MS + 60_000 + BUCKET_LINGERS_MS;
-        assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].sum, 4);
-        assert_eq!(origin.call(&replay(B, blocked(0)), 2 * later_ms - TIME_MS).parts[0][0].sum, 0);
+        assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].level.whole, 4);
+        assert_eq!(origin.call(&replay(B, blocked(0)), 2 * later_ms - TIME_MS).parts[0][0].level.whole, 0);
     }
 
     #[test]

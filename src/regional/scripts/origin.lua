@@ -3,7 +3,7 @@
 -- The rules are those of src/regional/call.rs; src/regional/model.rs says the same in Rust, and a test holds the two
 -- together. Everything is read and decided before anything is written, so a call that fails has changed nothing.
 --
--- KEYS     the cells, in the order of parts and of their cells; none twice
+-- KEYS     the cells, in the order of parts and of their cells; after a bucket that of the generation before; none twice
 -- ARGV[1]  the process: the name of its field in every cell
 -- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
 --            nonce, charges (0 or 1), number of parts
@@ -23,12 +23,19 @@
 --
 -- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
 -- drains by this server's clock alone: the clocks of its callers may be apart by any time.
+--
+-- A bucket that is never empty lives on without end, and the processes that fill it do not. So its fields have generations.
+-- When a new process finds one that is old enough, the hash is set aside under the second key of the bucket, and a new one
+-- begins with the level and another epoch: `g` when it began, `b` the epoch from which on nothing was lost, `m` how many
+-- fields are left in the hash that was set aside. Who has one there takes it along when it next comes.
 
 local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
 local WINDOW_MAX = 34359738367 -- 2^35 - 1: what `divided` can take.
 local BUCKET_LINGERS_MS = 60000
 local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
+-- A generation lasts as long as its hits take to drain, within these: nobody tells about them once more after that.
+local GENERATION_MS_MIN, GENERATION_MS_MAX = 60000, 3600000
 local SUM, SLIDING, BUCKET = 0, 1, 2
 -- How much of a cell has to be written.
 local NOTHING, ADDED, ALL = 0, 1, 2
@@ -128,7 +135,7 @@ local nonce, charges, parts_count = n[1], n[2] == 1, n[3]
 if not parts_count then
   return malformed('it ends before its parts')
 end
-local asks_at, cells_count = 4, 0
+local asks_at, keys_count = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
   if not cells then
@@ -141,10 +148,10 @@ for number = 1, parts_count do
     return malformed('the cells of part ' .. number)
   end
   asks_at = asks_at + 4 + 12 * cells
-  cells_count = cells_count + cells
+  keys_count = keys_count + (measure == BUCKET and 2 or cells)
 end
-if cells_count ~= #KEYS then
-  return malformed(format('%d keys for %d cells', #KEYS, cells_count))
+if keys_count ~= #KEYS then
+  return malformed(format('%d keys instead of %d', #KEYS, keys_count))
 end
 local asks_count = n[asks_at]
 if not asks_count then
@@ -301,10 +308,36 @@ local function drain(w, q, dt, limit, window)
   return w, q
 end
 
+-- A process has no field in a bucket that is there. It may have one in the generation before; or it is new, and the
+-- generation has lasted. Answers its field there, if any, and whether the generation is over.
+local function met(cell, now, window, is_new)
+  local held = call('HMGET', cell.key, 'g', 'b', 'm')
+  local began = tonumber(held[1] or nil)
+  cell.left = tonumber(held[3] or 0)
+  cell.born = tonumber(held[2] or nil)
+  -- Without it there is none before: what is under that name is of a bucket that is gone.
+  local before = cell.born and call('HMGET', cell.before_key, process)[1]
+  if before then
+    cell.is_moved = true
+    cell.left = cell.left > 0 and cell.left - 1 or 0
+    return before, false
+  end
+  local lasts = window > GENERATION_MS_MIN and window or GENERATION_MS_MIN
+  lasts = lasts < GENERATION_MS_MAX and lasts or GENERATION_MS_MAX
+  cell.lasts = lasts
+  if began and now - began >= lasts then
+    return nil, is_new
+  end
+  if not began or now < began then
+    cell.began = now
+  end
+  return nil, false
+end
+
 -- The same as `window_cell` for a bucket.
-local function bucket(key, at, window, limit)
+local function bucket(key, before_key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
+  local cell = { key = key, before_key = before_key, write = NOTHING, top = is_seated and 0 or own }
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
   local now = time_ms()
   local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
@@ -331,20 +364,47 @@ local function bucket(key, at, window, limit)
   else
     e = new_epoch(e and e > epoch and e or epoch, nonce)
     cell.holders = 0
+    cell.began = now
+    cell.is_made = true
     cell.write = ALL
   end
   if held[6] and not cell.is_renewed then
     field, asked = read_field(held[6])
   else
-    cell.holders = cell.holders + 1
     cell.write = ALL
+    local before, is_over
+    if not cell.is_made then
+      before, is_over = met(cell, now, window, epoch == 0)
+    end
+    if before then
+      field, asked = read_field(before)
+    else
+      cell.holders = cell.holders + 1
+    end
+    if is_over then
+      cell.is_over = true
+      cell.born = cell.born or e
+      e = new_epoch(e, nonce)
+      v = 0
+      -- Those of the generation before the one that is over are forgotten.
+      cell.holders = cell.holders - cell.left
+      cell.left = cell.holders - 1
+      cell.began = now
+    end
   end
 
   local from, asked_from = field, asked
   if epoch ~= 0 and epoch ~= e then
     local floor, acked, asked_acked, rest = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
     local is_raised
-    if epoch < e then
+    local born = cell.born
+    if epoch < e and not cell.is_made and not born then
+      born = tonumber(call('HMGET', key, 'b')[1] or nil)
+    end
+    if born and epoch >= born and epoch < e then
+      -- Only the generation is another one: the level is what it was.
+      is_raised = false
+    elseif epoch < e then
       -- Lost and made anew: to what was added since comes what was there before, unless it is in already.
       is_raised = floor > 0 or rest > 0
       floor = floor + v < MAX and floor + v or MAX
@@ -441,7 +501,13 @@ for number = 1, parts_count do
     seen[key] = true
     local cell
     if measure == BUCKET then
-      cell = bucket(key, at, window, measured)
+      key_number = key_number + 1
+      local before_key = KEYS[key_number]
+      if seen[before_key] then
+        return malformed('key ' .. before_key .. ' comes twice')
+      end
+      seen[before_key] = true
+      cell = bucket(key, before_key, at, window, measured)
     else
       cell = window_cell(key, at, place == 1)
       refunds = refunds or cell.refund
@@ -555,11 +621,25 @@ for number = 1, parts_count do
       if cell.is_renewed then
         local key = cell.key
         call('PEXPIRE', key, 0)
+      elseif cell.is_over then
+        -- A user who may not do this keeps the fields, and all counts are right.
+        redis.pcall('RENAME', cell.key, cell.before_key)
+        call('PEXPIRE', cell.before_key, cell.lasts)
+      elseif cell.is_moved then
+        call('HDEL', cell.before_key, process)
       end
       call(
         'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
         't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
       )
+      if cell.began then
+        call('HSET', cell.key, 'g', format('%.0f', cell.began))
+      end
+      if cell.is_over then
+        call('HSET', cell.key, 'b', format('%.0f', cell.born), 'm', cell.left)
+      elseif cell.is_moved then
+        call('HSET', cell.key, 'm', cell.left)
+      end
       call('PEXPIRE', cell.key, format('%.0f', ttl_ms < MAX and ttl_ms or MAX))
     end
     answer[length + 1] = cell.e

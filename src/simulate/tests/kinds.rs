@@ -1,7 +1,7 @@
 //! The other algorithms, refunds and debt converge too.
 
 use super::{SECOND_US, load};
-use crate::simulate::faults::Fault;
+use crate::simulate::faults::{Fault, Network};
 use crate::simulate::process::Asked;
 use crate::simulate::world::{Setup, World};
 
@@ -131,6 +131,45 @@ fn a_refund_is_never_banked() {
     world.request_at(2 * SECOND_US, 1, Asked { key: 0, hits: 1 });
     world.run_until(4 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
+}
+
+/// Processes die and others come, one is silent for minutes and comes back, and the bucket is never empty.
+#[test]
+fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
+    const MINUTES: u64 = 5;
+    let mut silent_came_back = 0;
+    for seed in 0..20 {
+        // One drains in a minute.
+        let limit = "{requests_per_unit: 1, unit: minute, algorithm: gcra, burst: 100000}";
+        let mut setup = Setup::new(seed, 4, limit);
+        setup.network = Network::ROUGH;
+        let mut world = World::new(setup);
+        for _ in 0..40 * MINUTES {
+            let at_us = 10_000 + world.random().below(MINUTES * 60 * SECOND_US);
+            let process = world.random().below(3) as usize;
+            let hits = 1 + world.random().below(4) as i64;
+            world.request_at(at_us, process, Asked { key: 0, hits });
+        }
+        for n in 0..12 * MINUTES {
+            world.fault_at((5 * n + 4) * SECOND_US, Fault::Crash { process: (n % 2) as usize });
+        }
+        for (at_us, hits) in [(SECOND_US, 7), (2 * SECOND_US, 5), (MINUTES * 60 * SECOND_US, 11)] {
+            world.request_at(at_us, 3, Asked { key: 0, hits });
+        }
+        world.fault_at(MINUTES * 60 * SECOND_US + 2 * SECOND_US, Fault::Calm);
+        world.run_until((MINUTES * 60 + 10) * SECOND_US);
+        silent_came_back += world.oracle.admitted.iter().filter(|it| it.process == 3 && it.hits == 11).count();
+        let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
+        let (level, fields) = world.origin_levels();
+        let held = level + MINUTES;
+        let (lost_max, more_max) = (world.oracle.died_with, world.oracle.abandoned_hits);
+        assert!(
+            held + lost_max + 1 >= admitted && held <= admitted + more_max + 1,
+            "seed {seed}: {held} of {admitted}, {lost_max} may be lost and {more_max} too many"
+        );
+        assert!(fields <= 2 * 15 + 3, "seed {seed}: {fields} fields of {} processes", 12 * MINUTES);
+    }
+    assert_eq!(silent_came_back, 20);
 }
 
 /// Found by review: hits of an outage were poured into the bucket as if none of them had drained since.
