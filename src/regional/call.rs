@@ -10,7 +10,8 @@
 //! together have told, `r` its refunds, `n` how many processes hold the key, and for every process that holds the key a field named after it: `own`, or `own:asked`
 //! when it has asked for refunds, each the highest total that the process has told. The cell's hits are `f + a`, or `h` if
 //! that is more: floors that came in between two losses may each lack what the other knew. An epoch is the origin's time in
-//! milliseconds times 4096 plus the call's nonce, so a later one is larger.
+//! milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on it is times 64 and the
+//! nonce cut off to as much: so it stays below 2^53 for centuries.
 //!
 //! # How a cell is brought up to date
 //!

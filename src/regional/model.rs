@@ -26,6 +26,9 @@ const BUCKET_RENEWED_MS: u64 = 5_000;
 const GENERATION_MS_MIN: u64 = 60_000;
 const GENERATION_MS_MAX: u64 = 3_600_000;
 
+/// From here on an epoch has fewer bits of the nonce, so that it lasts for centuries.
+const EPOCHS_COARSE_MS: u64 = 1_893_456_000_000;
+
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
@@ -115,7 +118,11 @@ fn saturating(left: u64, right: u64) -> u64 {
 
 /// Later than one that was known.
 fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
-    bounded((time_ms * 4096 + u64::from(nonce)).max(known + 1))
+    let epoch = match time_ms.checked_sub(EPOCHS_COARSE_MS) {
+        None => time_ms * 4096 + u64::from(nonce),
+        Some(since_ms) => EPOCHS_COARSE_MS * 4096 + since_ms * 64 + u64::from(nonce % 64),
+    };
+    bounded(epoch.max(known + 1))
 }
 
 impl Base {
@@ -660,6 +667,28 @@ mod tests {
         let of_a = replay(A, fixed(Told { epoch, acked: 5, floor: 5, ..told(6) }));
         let heard = origin.call(&of_a, TIME_MS - 3_600_000).parts[0][0];
         assert_eq!((heard.epoch, heard.sum), (epoch + 1, 6));
+    }
+
+    #[test]
+    fn losses_are_noticed_for_centuries() {
+        const YEAR_MS: u64 = 31_557_600_000;
+        let in_2040_ms = 2_208_988_800_000;
+        let around_2030 = [EPOCHS_COARSE_MS - 1, EPOCHS_COARSE_MS, EPOCHS_COARSE_MS + 1];
+        let later = [in_2040_ms, in_2040_ms + 1, in_2040_ms + 600 * YEAR_MS, in_2040_ms + 600 * YEAR_MS + 1];
+        let mut before = 0;
+        for time_ms in around_2030.into_iter().chain(later) {
+            for nonce in [0, 63] {
+                let mut origin = Origin::default();
+                let made = origin.call(&Call { nonce, ..replay(A, fixed(told(5))) }, time_ms).parts[0][0];
+                assert!(made.epoch > before && made.epoch < COUNT_MAX, "{made:?} at {time_ms}");
+                before = made.epoch;
+                origin.clear();
+                origin.call(&replay(B, fixed(told(1))), time_ms + 1);
+                let known = Told { epoch: made.epoch, acked: 5, floor: 5, ..told(5) };
+                let healed = origin.call(&replay(A, fixed(known)), time_ms + 1).parts[0][0];
+                assert_eq!((healed.sum, healed.epoch > made.epoch), (6, true), "at {time_ms}");
+            }
+        }
     }
 
     #[test]

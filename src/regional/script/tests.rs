@@ -184,7 +184,7 @@ impl Chaos {
         self.time_ms = match self.rng.random_range(0..240) {
             0 => self.time_ms.saturating_sub(self.rng.random_range(0..100_000)),
             1 => self.time_ms + self.rng.random_range(0..WINDOW_MS_MAX),
-            2 => 1_700_000_000_000,
+            2 => [1_700_000_000_000, 1_893_455_999_000, 2_208_988_800_000][self.rng.random_range(0..3)],
             3..=6 => self.time_ms + self.rng.random_range(0..100_000),
             7 => self.time_ms - 900,
             _ => self.time_ms + self.rng.random_range(0..100),

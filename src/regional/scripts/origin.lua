@@ -36,6 +36,9 @@ local BUCKET_LINGERS_MS = 60000
 local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
 -- A generation lasts as long as its hits take to drain, within these: nobody tells about them once more after that.
 local GENERATION_MS_MIN, GENERATION_MS_MAX = 60000, 3600000
+-- From 2030 on an epoch has fewer bits of the nonce: 2^53 would be reached in 2039, so it is in 2649. Up to then it is
+-- what it always was, so that processes of all versions agree.
+local EPOCHS_COARSE_MS = 1893456000000
 local SUM, SLIDING, BUCKET = 0, 1, 2
 -- How much of a cell has to be written.
 local NOTHING, ADDED, ALL = 0, 1, 2
@@ -81,7 +84,13 @@ end
 
 -- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
 local function new_epoch(told, nonce)
-  local epoch = time_ms() * 4096 + nonce
+  local time = time_ms()
+  local epoch
+  if time < EPOCHS_COARSE_MS then
+    epoch = time * 4096 + nonce
+  else
+    epoch = EPOCHS_COARSE_MS * 4096 + (time - EPOCHS_COARSE_MS) * 64 + fmod(nonce, 64)
+  end
   if epoch <= told then
     epoch = told + 1
   end
