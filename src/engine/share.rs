@@ -327,7 +327,10 @@ impl Shared {
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
         if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
             let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
-            *held_until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+            let until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+            // No more than a bucket holds, as everywhere.
+            let latest_ns = bucket.at_ms().saturating_mul(MS_NS).saturating_add(rate.drains_in_ns(rate.most()));
+            *held_until_ns = until_ns.min(latest_ns.max(*held_until_ns));
         }
     }
 

@@ -106,8 +106,9 @@ pub enum Measure {
     Sum,
     /// The first in full, of the second `floor(count * left / window)`.
     Sliding { left_ms: u64 },
-    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst.
-    Gcra { limit: u32 },
+    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
+    /// above [`crate::engine::gcra::DEBT_TIMES`] times both is forgiven.
+    Gcra { limit: u32, burst: u32 },
 }
 
 /// What a process says about one cell of its own.

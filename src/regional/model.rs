@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::engine::gcra::DEBT_TIMES;
+
 use super::call::{
     Ask, AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, Need, OriginKey, Part, ProcessId, Reply, Told,
 };
@@ -110,6 +112,11 @@ enum OtherEpoch {
     Before,
     /// It knows a newer one: an older copy of the cell came back.
     Newer,
+}
+
+/// How many whole hits a bucket holds.
+fn level_max(limit: u32, burst: u32) -> u64 {
+    DEBT_TIMES * (u64::from(limit) + u64::from(burst))
 }
 
 fn saturating(left: u64, right: u64) -> u64 {
@@ -256,8 +263,9 @@ impl Bucket {
         self.rest = (level % u128::from(window_ms)) as u64;
     }
 
-    fn add(&mut self, hits: u64) {
-        self.whole = saturating(self.whole, hits);
+    /// What goes above `most` is forgiven, what is there stays.
+    fn add(&mut self, hits: u64, most: u64) {
+        self.whole = saturating(self.whole, hits).min(most.max(self.whole));
         self.ever_added = saturating(self.ever_added, hits);
     }
 
@@ -269,7 +277,7 @@ impl Bucket {
     }
 
     /// Raises the level to what a process knows, and says whether that changed it.
-    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch) -> bool {
+    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch, most: u64) -> bool {
         let level = match other_epoch {
             // To what was added since comes what was there before, unless it is in already.
             OtherEpoch::Older if (told.floor, told.floor_rest) == (0, 0) => return false,
@@ -277,6 +285,7 @@ impl Bucket {
             OtherEpoch::Before => return false,
             OtherEpoch::Newer => (told.floor, told.floor_rest),
         };
+        let level = level.min((most, 0));
         let is_higher = level > (self.whole, self.rest);
         if is_higher {
             (self.whole, self.rest) = level;
@@ -320,7 +329,7 @@ impl Origin {
         let cells = part.cells.iter().map(|told| bounded_told(told, &part)).collect();
         part.cells = cells;
         let is_changed = match part.measure {
-            Measure::Gcra { limit } => self.open_bucket(call, &part, limit, time_ms),
+            Measure::Gcra { limit, burst } => self.open_bucket(call, &part, (limit, burst), time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
         };
         let told = &part.cells[0];
@@ -361,8 +370,15 @@ impl Origin {
         is_changed
     }
 
-    fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, time_ms: u64) -> SmallVec<[bool; 2]> {
+    fn open_bucket(
+        &mut self,
+        call: &Call,
+        part: &Part,
+        (limit, burst): (u32, u32),
+        time_ms: u64,
+    ) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
+        let most = level_max(limit, burst);
         // What was told to it has drained everywhere: the fields of all who ever held it go, as if it were lost.
         let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
         let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
@@ -378,9 +394,9 @@ impl Origin {
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
         let is_met = bucket.meet(call, told, part.window_ms, time_ms);
         let news = bucket.base.hear(call.process, told);
-        let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
+        let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch, most));
         // Of what was not told, only what has not drained where it was admitted.
-        bucket.add(news.hits.min(told.ttl_ms));
+        bucket.add(news.hits.min(told.ttl_ms), most);
         bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
         bucket.refund(news.refunds);
         let is_changed = is_made || is_met || is_drained || is_raised || news.is_field_new;
@@ -427,7 +443,10 @@ impl Origin {
         }
         let cell = (open.part.key, open.part.cells[0].sequence);
         match open.part.measure {
-            Measure::Gcra { .. } => self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new)),
+            Measure::Gcra { limit, burst } => {
+                let most = level_max(limit, burst);
+                self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new, most));
+            }
             Measure::Sum | Measure::Sliding { .. } => {
                 if let Some(cell) = self.cells.get_mut(&cell) {
                     cell.told = saturating(cell.told, new);
@@ -469,7 +488,7 @@ impl Origin {
         let mut heard = SmallVec::new();
         for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
             let ttl_ms = match part.measure {
-                Measure::Gcra { limit } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
+                Measure::Gcra { limit, .. } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
                 Measure::Sum | Measure::Sliding { .. } => told.ttl_ms,
             };
             if let Some(base) = self.base_mut(part, place).filter(|_| *is_changed) {
@@ -597,7 +616,7 @@ mod tests {
 
     fn bucket(told: Told) -> Part {
         let cells = smallvec![Told { sequence: 0, ..told }];
-        Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10 }, cells }
+        Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10, burst: 1000 }, cells }
     }
 
     fn replay(process: ProcessId, part: Part) -> Call {
@@ -897,7 +916,7 @@ mod tests {
 
     /// Levels of a bucket that drains one hit a minute, so that it is never empty.
     fn slow(process: u64, told: Told) -> Call {
-        let part = Part { measure: Measure::Gcra { limit: 1 }, ..bucket(told) };
+        let part = Part { measure: Measure::Gcra { limit: 1, burst: 1000 }, ..bucket(told) };
         replay(ProcessId(process), part)
     }
 
@@ -950,6 +969,30 @@ mod tests {
     }
 
     #[test]
+    fn the_debt_of_a_bucket_has_an_end_however_often_it_is_told() {
+        let mut origin = Origin::default();
+        let part = |told| Part { measure: Measure::Gcra { limit: 10, burst: 5 }, ..bucket(told) };
+        let mut epoch = 0;
+        for own in (1..50).map(|report| report * 1_000_000_000) {
+            for process in [A, B] {
+                let told = Told { epoch, ttl_ms: own, ..told(own) };
+                let heard = heard(&mut origin, &replay(process, part(told)));
+                assert!(heard.level.whole <= 10 * (10 + 5), "{heard:?}");
+                epoch = heard.epoch;
+            }
+        }
+        // Nor does it come back with what a process knows of the bucket before it was lost.
+        for epoch in [epoch - 1, epoch + 1] {
+            let told = Told { epoch, floor: COUNT_MAX, ..told(0) };
+            assert_eq!(heard(&mut origin, &replay(A, part(told))).level.whole, 10 * (10 + 5));
+        }
+        // What was charged under a larger limit stays.
+        heard(&mut origin, &replay(A, bucket(told(COUNT_MAX - 1))));
+        let heard = heard(&mut origin, &replay(A, part(told(COUNT_MAX))));
+        assert_eq!((heard.level.whole, heard.field), (10_100, COUNT_MAX));
+    }
+
+    #[test]
     fn what_is_only_read_is_not_made() {
         let mut origin = Origin::default();
         let reading = |own| sliding(Told { is_seated: false, ..told(0) }, told(own), 1000);
@@ -964,7 +1007,7 @@ mod tests {
     #[test]
     fn a_bucket_that_never_drains_is_not_kept_forever() {
         let mut origin = Origin::default();
-        let blocked = |own| Part { measure: Measure::Gcra { limit: 0 }, ..bucket(told(own)) };
+        let blocked = |own| Part { measure: Measure::Gcra { limit: 0, burst: 1000 }, ..bucket(told(own)) };
         origin.call(&replay(A, blocked(4)), TIME_MS);
         let later_ms = TIME_MS + 60_000 + BUCKET_LINGERS_MS;
         assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].level.whole, 4);

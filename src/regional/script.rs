@@ -153,24 +153,24 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
     let (measure, measured) = match part.measure {
         Measure::Sum => (0, 0),
         Measure::Sliding { left_ms } => (1, left_ms),
-        Measure::Gcra { limit } => (2, limit.into()),
+        Measure::Gcra { limit, .. } => (2, limit.into()),
     };
     numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
     for told in &part.cells {
         let told = bounded_told(told, part);
-        let refunds_floor_or_rest = match part.measure {
-            Measure::Gcra { .. } => {
+        let (refunds_floor_or_rest, row_or_burst) = match part.measure {
+            Measure::Gcra { burst, .. } => {
                 keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]);
-                told.floor_rest
+                (told.floor_rest, burst.into())
             }
             Measure::Sum | Measure::Sliding { .. } => {
                 keys.push(cell_key(&part.key, told.sequence));
-                told.refunds_floor
+                (told.refunds_floor, told.row.hits)
             }
         };
         numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
         numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
-        numbers.extend([told.row.hits, told.row.refunds, told.abroad]);
+        numbers.extend([row_or_burst, told.row.refunds, told.abroad]);
     }
 }
 

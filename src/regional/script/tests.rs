@@ -171,7 +171,7 @@ impl Chaos {
         let (measure, cells) = match number % 3 {
             0 => (Measure::Sum, [1, 1, 2, 17][self.rng.random_range(0..4)]),
             1 => (Measure::Sliding { left_ms: self.rng.random_range(0..=window_ms) }, 2),
-            _ => (Measure::Gcra { limit: self.limit() }, 1),
+            _ => (Measure::Gcra { limit: self.limit(), burst: self.limit() }, 1),
         };
         let is_bucket = number % 3 == 2;
         let key = OriginKey([number; 20]);
@@ -298,7 +298,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
 
     let told = Told { is_seated: true, ..Told::default() };
-    let measure = Measure::Gcra { limit: 10 };
+    let measure = Measure::Gcra { limit: 10, burst: 100 };
     let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
     let reply = server.call(&check(bucket.clone(), 10, 10));
     assert_eq!(reply.parts[0][0].level, Level { ahead_ms: 0, whole: 10, rest: 0 });
@@ -306,7 +306,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     assert!(is_near(ttl_ms, 120_000), "a minute to drain, a minute more: {ttl_ms}");
 
     // A rule that was set to 0 while its bucket was not empty.
-    let blocked = Part { measure: Measure::Gcra { limit: 0 }, ..bucket };
+    let blocked = Part { measure: Measure::Gcra { limit: 0, burst: 100 }, ..bucket };
     server.call(&check(blocked, 1, 10));
     let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
     assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
@@ -327,10 +327,9 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
         for _ in 0..4 {
             time_ms += 10_000;
             known.own += 3;
-            let measure = Measure::Gcra { limit: 10 };
+            let measure = Measure::Gcra { limit: 10, burst: 100 };
             let part = Part { key, window_ms: 60_000, measure, cells: smallvec![known] };
-            let call =
-                Call { process: ProcessId(start), nonce: 5, charges: true, parts: vec![part], asks: Vec::new() };
+            let call = Call { process: ProcessId(start), nonce: 5, charges: true, parts: vec![part], asks: Vec::new() };
             let reply = server.call_at(&call, time_ms);
             assert_eq!(reply, model.call(&call, time_ms), "start {start}");
             let heard = reply.parts[0][0];

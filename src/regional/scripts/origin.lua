@@ -11,7 +11,7 @@
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
 --                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process,
---                             the hits and the refunds of the row, abroad
+--                             the hits of the row or of a bucket its burst, the refunds of the row, abroad
 --            number of asks
 --            for each ask: number of needs
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
@@ -36,6 +36,7 @@ local BUCKET_LINGERS_MS = 60000
 local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
 -- A generation lasts as long as its hits take to drain, within these: nobody tells about them once more after that.
 local GENERATION_MS_MIN, GENERATION_MS_MAX = 60000, 3600000
+local DEBT_TIMES = 10 -- How many times its burst and its limit a bucket holds at most.
 -- From 2030 on an epoch has fewer bits of the nonce: 2^53 would be reached in 2039, so it is in 2649. Up to then it is
 -- what it always was, so that processes of all versions agree.
 local EPOCHS_COARSE_MS = 1893456000000
@@ -317,6 +318,12 @@ local function drain(w, q, dt, limit, window)
   return w, q
 end
 
+-- The level of a bucket with so much more in it. What goes above what it holds is forgiven, what is there stays.
+local function filled(cell, w, added)
+  local most = cell.most > w and cell.most or w
+  return w + added < most and w + added or most
+end
+
 -- A process has no field in a bucket that is there. It may have one in the generation before; or it is new, and the
 -- generation has lasted. Answers its field there, if any, and whether the generation is over.
 local function met(cell, now, window, is_new)
@@ -346,7 +353,10 @@ end
 -- The same as `window_cell` for a bucket.
 local function bucket(key, before_key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = { key = key, before_key = before_key, write = NOTHING, top = is_seated and 0 or own }
+  local cell = {
+    key = key, before_key = before_key, write = NOTHING, top = is_seated and 0 or own,
+    most = DEBT_TIMES * (limit + n[at + 9]),
+  }
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
   local now = time_ms()
   local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
@@ -420,6 +430,9 @@ local function bucket(key, before_key, at, window, limit)
     else
       is_raised = true
     end
+    if floor >= cell.most then
+      floor, rest = cell.most, 0
+    end
     if is_raised and (floor > w or (floor == w and rest > q)) then
       w, q = floor, rest
       cell.write = ALL
@@ -437,7 +450,7 @@ local function bucket(key, before_key, at, window, limit)
       local added = own - from
       -- Of what was not told, only what has not drained where it was admitted.
       local left = added < n[at + 8] and added or n[at + 8]
-      w = w + left < MAX and w + left or MAX
+      w = filled(cell, w, left)
       v = v + added < MAX and v + added or MAX
     end
     if own > field then
@@ -585,7 +598,7 @@ for number = 1, asks_count do
         -- Twins of the same ask may have had it forgotten.
         part.effective = part.effective and part.effective + new
         if part.measure == BUCKET then
-          newest.w = newest.w + new < MAX and newest.w + new or MAX
+          newest.w = filled(newest, newest.w, new)
           newest.v = newest.v + new < MAX and newest.v + new or MAX
           newest.write = ALL
         else

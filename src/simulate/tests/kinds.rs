@@ -133,6 +133,26 @@ fn a_refund_is_never_banked() {
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
 }
 
+/// Reports of nonsense are charged in any case, by several processes, again and again.
+#[test]
+fn the_debt_of_a_bucket_is_forgiven_after_some_windows() {
+    let limit = "{requests_per_unit: 10, unit: second, algorithm: gcra, charge: always}";
+    let mut world = World::new(Setup::new(3, 2, limit));
+    for n in 0..100 {
+        let process = (n % 2) as usize;
+        world.request_at(SECOND_US + n * 20_000, process, Asked { key: 0, hits: 1_000_000_000 });
+    }
+    world.run_until(4 * SECOND_US);
+    let (level, _) = world.origin_levels();
+    assert!((150..=200).contains(&level), "ten times the limit and the burst: {level}");
+    // 200 drain in 20 seconds.
+    world.request_at(5 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(24 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    world.run_until(26 * SECOND_US);
+    let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
+    assert_eq!(admitted, [1]);
+}
+
 /// Processes die and others come, one is silent for minutes and comes back, and the bucket is never empty.
 #[test]
 fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
