@@ -7,16 +7,19 @@
 //! # What the origin holds
 //!
 //! For every cell a hash: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` its refunds, `n` how many processes hold the key, and for every process that holds the key a field named after it: `own`, or `own:asked`
-//! when it has asked for refunds, each the highest total that the process has told. The cell's hits are `f + a`, or `h` if
-//! that is more: floors that came in between two losses may each lack what the other knew. An epoch is the origin's time in
+//! together have told, `r` its refunds, `k` the most that a process has known, `n` how many processes hold the key, and for every
+//! process that holds the key a field named after it: `own`, or `own:asked` when it has asked for refunds, each the highest
+//! total that the process has told. The cell's hits are `f + a`, or `h` if that is more: floors that came in between two
+//! losses may each lack what the other knew; or `k` if that is more still. An epoch is the origin's time in
 //! milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on it is times 64 and the
 //! nonce cut off to as much: so it stays below 2^53 for centuries.
 //!
 //! # How a cell is brought up to date
 //!
 //! With `field` = the process's field, or 0:
-//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy.
+//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy. If the floor
+//!   that it is told is then more than it holds, it lacks what processes had told that are gone: `k` becomes the floor,
+//!   followed by the refunds that are known (`k:refunds`). It is a bound, and nothing is ever added to it.
 //! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
 //!   adds `own - max(field, acked)`.
 //! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, then the same is added.

@@ -68,6 +68,8 @@ struct Cell {
     /// The sum of all fields that there ever were.
     told: u64,
     refunds: u64,
+    /// The most that a process has known in this epoch, and what was given back of it.
+    known: Field,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -171,12 +173,22 @@ impl Base {
 
 impl Cell {
     fn hits(&self) -> u64 {
+        self.told_hits().max(self.known.own)
+    }
+
+    /// What was told to this copy.
+    fn told_hits(&self) -> u64 {
         saturating(self.floor, self.added).max(self.told)
+    }
+
+    /// What was given back, as far as anybody knows.
+    fn refunds(&self) -> u64 {
+        self.refunds.max(self.known.asked)
     }
 
     /// What counts. A full cell stays full.
     fn count(&self) -> u64 {
-        self.hits() - self.refunds
+        self.hits() - self.refunds()
     }
 
     fn is_full(&self) -> bool {
@@ -185,14 +197,29 @@ impl Cell {
 
     fn add(&mut self, hits: u64) {
         self.added = saturating(self.added, hits);
+        self.stay_full();
+    }
+
+    fn stay_full(&mut self) {
         if self.is_full() {
-            self.refunds = 0;
+            (self.refunds, self.known.asked) = (0, 0);
+        }
+    }
+
+    /// A process may know more than an older copy that came back, and those who told it are gone. Never added: who is
+    /// there tells again.
+    fn know(&mut self, told: &Told) {
+        if told.epoch == self.base.epoch && told.floor > self.hits() {
+            let pending = told.asked.saturating_sub(told.asked_acked);
+            let refunds = told.refunds_floor.saturating_sub(pending).min(told.floor);
+            self.known = Field { own: told.floor, asked: self.known.asked.max(refunds) };
+            self.stay_full();
         }
     }
 
     /// Takes back what is there and says what is not.
     fn refund(&mut self, hits: u64) -> u64 {
-        let taken = if self.is_full() { 0 } else { hits.min(self.count()) };
+        let taken = if self.is_full() { 0 } else { hits.min(self.hits() - self.refunds) };
         self.refunds += taken;
         hits - taken
     }
@@ -201,10 +228,10 @@ impl Cell {
         match other_epoch {
             OtherEpoch::Older => self.floor = self.floor.max(told.floor),
             // As an addition, because a floor from before may still come in.
-            OtherEpoch::Newer if told.floor > self.hits() => self.added = told.floor - self.floor,
+            OtherEpoch::Newer if told.floor > self.told_hits() => self.added = told.floor - self.floor,
             OtherEpoch::Before | OtherEpoch::Newer => {}
         }
-        self.refunds = self.refunds.max(told.refunds_floor.min(self.hits()));
+        self.refunds = self.refunds.max(told.refunds_floor.min(self.told_hits()));
     }
 }
 
@@ -344,15 +371,16 @@ impl Origin {
             let is_made = !self.cells.contains_key(&(part.key, told.sequence));
             let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
             let cell = self.cells.entry((part.key, told.sequence)).or_insert_with(make);
-            let before = (cell.floor, cell.added, cell.refunds);
+            let before = (cell.floor, cell.added, cell.refunds, cell.known);
             let news = cell.base.hear(call.process, told);
             if let Some(other_epoch) = news.other_epoch {
                 cell.raise(told, other_epoch);
             }
             cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
+            cell.know(told);
             refunds.push(news.refunds);
-            let is_counted = before != (cell.floor, cell.added, cell.refunds);
+            let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
             // What is not the newest is not kept for its holders alone.
             let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
             is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
@@ -465,7 +493,7 @@ impl Origin {
         let count = |told: &Told| {
             let cell = &self.cells[&(part.key, told.sequence)];
             let region = saturating(cell.count(), unheard(told));
-            saturating(region.max(told.row.without(cell.refunds)), told.abroad)
+            saturating(region.max(told.row.without(cell.refunds())), told.abroad)
         };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),
@@ -503,7 +531,7 @@ impl Origin {
                 }
                 Measure::Sum | Measure::Sliding { .. } => {
                     let cell = &self.cells[&(part.key, told.sequence)];
-                    (cell.hits(), cell.refunds, Level::default())
+                    (cell.hits(), cell.refunds(), Level::default())
                 }
             };
             let before = if is_bucket { self.buckets[&part.key].before.left } else { 0 };
@@ -574,7 +602,7 @@ impl Origin {
     /// The hits and refunds of all cells.
     pub fn totals(&self) -> (u64, u64) {
         let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
-        (sum(Cell::hits), sum(|cell| cell.refunds))
+        (sum(Cell::hits), sum(Cell::refunds))
     }
 
     /// The level of all buckets in whole hits, and the most fields that one of them has.
@@ -586,7 +614,7 @@ impl Origin {
 
     /// The hits and refunds of a window's cell.
     pub fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
-        self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds))
+        self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds()))
     }
 }
 
@@ -726,6 +754,30 @@ mod tests {
         let newer = replay(A, fixed(Told { epoch: epoch + 1, acked: 20, floor: 30, ..told(21) }));
         assert_eq!(heard(&mut origin, &newer).sum, 31);
         assert_eq!(heard(&mut origin, &newer).sum, 31);
+    }
+
+    #[test]
+    fn an_older_copy_does_not_forget_what_the_dead_had_told_if_somebody_knows_it() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        let copy = origin.clone();
+        let epoch = heard(&mut origin, &replay(B, fixed(Told { asked: 2, ..told(7) }))).epoch;
+        heard(&mut origin, &replay(ProcessId(0xc), fixed(told(4))));
+        // B dies with the primary. A knows of all 16, and that two of them were given back.
+        origin = copy;
+        let known = Told { epoch, acked: 5, floor: 16, refunds_floor: 2, ..told(5) };
+        for _ in 0..2 {
+            let healed = heard(&mut origin, &replay(A, fixed(known)));
+            assert_eq!((healed.sum, healed.refunds), (16, 2));
+        }
+        // Who is there tells again, which is not added to what is known: its own hits are a part of it.
+        let of_c = replay(ProcessId(0xc), fixed(Told { epoch, acked: 4, floor: 16, ..told(4) }));
+        assert_eq!(heard(&mut origin, &of_c).sum, 16);
+        // Late: one that knew less.
+        let late = Told { epoch, acked: 5, floor: 12, ..told(5) };
+        assert_eq!(heard(&mut origin, &replay(A, fixed(late))).sum, 16);
+        assert_eq!(admitted(&mut origin, &check(A, fixed(known), &[ask(&[need(2, 15)])])), [false]);
+        assert_eq!(admitted(&mut origin, &check(A, fixed(known), &[ask(&[need(1, 15)])])), [true]);
     }
 
     #[test]

@@ -21,7 +21,7 @@
 --                           whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
+-- A window's cell is a hash of `e f a h r k n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
 -- drains by this server's clock alone: the clocks of its callers may be apart by any time.
 --
 -- A bucket that is never empty lives on without end, and the processes that fill it do not. So its fields have generations.
@@ -108,24 +108,35 @@ local function read_field(text)
   return tonumber(first), tonumber(second)
 end
 
-local function write_field(cell)
-  if cell.asked > 0 then
-    return format('%.0f:%.0f', cell.field, cell.asked)
+local function write_pair(hits, refunds)
+  if refunds > 0 then
+    return format('%.0f:%.0f', hits, refunds)
   end
-  return format('%.0f', cell.field)
+  return format('%.0f', hits)
 end
 
--- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together.
+local function write_field(cell)
+  return write_pair(cell.field, cell.asked)
+end
+
+-- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together,
+-- or than one of them knows.
 local function hits_of(cell)
   local sum = cell.f + cell.a
   sum = sum > cell.h and sum or cell.h
+  sum = sum > cell.k and sum or cell.k
   return sum < MAX and sum or MAX
+end
+
+-- What was given back of a window's cell, as far as anybody knows.
+local function refunds_of(cell)
+  return cell.r > cell.l and cell.r or cell.l
 end
 
 -- What counts of a window's cell. A full one stays full.
 local function count(cell)
   local sum = hits_of(cell)
-  return sum < MAX and sum - cell.r or MAX
+  return sum < MAX and sum - refunds_of(cell) or MAX
 end
 
 local process, text = ARGV[1], ARGV[2]
@@ -193,19 +204,23 @@ local function window_cell(key, at, is_newest)
     key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
     row = n[at + 9], row_refunds = n[at + 10], abroad = n[at + 11],
   }
-  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process, 'n')
+  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', 'k', process, 'n')
   local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
+  local k, l = 0, 0
   if e then
     f, a, h, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    cell.holders = tonumber(held[7])
+    if held[6] then
+      k, l = read_field(held[6])
+    end
+    cell.holders = tonumber(held[8])
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
     cell.is_missing = true
     cell.write = is_newest and ALL or NOTHING
   end
-  if held[6] then
-    field, asked = read_field(held[6])
+  if held[7] then
+    field, asked = read_field(held[7])
   else
     cell.holders = cell.holders + 1
     if not cell.is_missing then
@@ -265,15 +280,26 @@ local function window_cell(key, at, is_newest)
   else
     cell.running = field
   end
-  if r > 0 and (f + a >= MAX or h >= MAX) then
+  local floor = n[at + 4]
+  if epoch == e and floor > k and floor > f + a and floor > h then
+    -- An older copy came back, and not everybody who told is still there to tell again. Never added, because who is there
+    -- does: what is known is in what they tell, or it is a part of what is gone.
+    k = floor
+    local pending = n[at + 5] > n[at + 6] and n[at + 5] - n[at + 6] or 0
+    local refunds = n[at + 7] - pending < k and n[at + 7] - pending or k
+    l = refunds > l and refunds or l
+    cell.write = ALL
+  end
+  if (r > 0 or l > 0) and (f + a >= MAX or h >= MAX or k >= MAX) then
     -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
-    r = 0
+    r, l = 0, 0
     cell.write = ALL
   end
   if cell.is_missing and cell.write == ADDED then
     cell.write = ALL
   end
   cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
+  cell.k, cell.l = k, l
   return cell
 end
 
@@ -479,7 +505,8 @@ end
 -- What counts of a cell in all regions, with what a process without a seat has besides.
 local function in_all_regions(cell)
   local sum = count(cell) + cell.top
-  local bound = cell.row - (cell.row_refunds > cell.r and cell.row_refunds or cell.r)
+  local refunds = refunds_of(cell)
+  local bound = cell.row - (cell.row_refunds > refunds and cell.row_refunds or refunds)
   sum = (sum > bound and sum or bound) + cell.abroad
   return sum < MAX and sum or MAX
 end
@@ -611,7 +638,7 @@ for number = 1, asks_count do
             part.effective = nil
           end
           if hits_of(newest) >= MAX then
-            newest.r = 0
+            newest.r, newest.l = 0, 0
             newest.write = ALL
             part.effective = nil
           end
@@ -687,8 +714,8 @@ for number = 1, parts_count do
         else
           call(
             'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
-            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), process, write_field(cell),
-            'n', cell.holders
+            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), 'k', write_pair(cell.k, cell.l),
+            process, write_field(cell), 'n', cell.holders
           )
           call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
         end
@@ -698,7 +725,7 @@ for number = 1, parts_count do
       answer[length + 2] = hits_of(cell)
       answer[length + 3] = cell.field
       answer[length + 4] = cell.asked
-      answer[length + 5] = cell.r
+      answer[length + 5] = refunds_of(cell)
       answer[length + 6] = is_there and cell.holders or 0
       length = length + 6
     end

@@ -133,6 +133,29 @@ fn a_refund_is_never_banked() {
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
 }
 
+/// A zone goes down with the primary and a process, and the replica is behind. What the process had told is known to others.
+#[test]
+fn a_failover_to_an_older_copy_does_not_forget_what_the_dead_had_told() {
+    for seed in 0..20 {
+        let mut setup = Setup::new(seed, 3, "{requests_per_unit: 20, window: 1h}");
+        setup.slack_permille = 0;
+        let mut world = World::new(setup);
+        // Before the copy, after it, and when another has heard of it.
+        world.request_at(500_000, 1, Asked { key: 0, hits: 1 });
+        world.request_at(SECOND_US + 500 * seed, 0, Asked { key: 0, hits: 12 });
+        world.request_at(SECOND_US + 100_000, 1, Asked { key: 0, hits: 3 });
+        world.fault_at(SECOND_US + 150_000, Fault::Crash { process: 0 });
+        world.fault_at(SECOND_US + 200_000, Fault::Failover { region: 0, back_us: 300_000 });
+        world.run_until(3 * SECOND_US);
+        assert_eq!(world.origin_total(), (16, 0), "seed {seed}");
+        world.request_at(3 * SECOND_US, 2, Asked { key: 0, hits: 5 });
+        world.request_at(4 * SECOND_US, 2, Asked { key: 0, hits: 4 });
+        world.run_until(6 * SECOND_US);
+        let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
+        assert_eq!(admitted, [1, 12, 3, 4], "seed {seed}");
+    }
+}
+
 /// Reports of nonsense are charged in any case, by several processes, again and again.
 #[test]
 fn the_debt_of_a_bucket_is_forgiven_after_some_windows() {
