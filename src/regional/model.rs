@@ -263,7 +263,7 @@ impl Bucket {
         if self.base.fields.contains_key(&process) {
             return false;
         }
-        if let Some(field) = before.fields.remove(&process).filter(|_| time_ms < before.expires_at_ms) {
+        if let Some(field) = before.fields.remove(&process) {
             before.left = before.left.saturating_sub(1);
             self.base.fields.insert(process, field);
             return true;
@@ -572,6 +572,9 @@ impl Origin {
     fn expire(&mut self, time_ms: u64) {
         self.cells.retain(|_, cell| time_ms < cell.base.expires_at_ms);
         self.buckets.retain(|_, bucket| time_ms < bucket.base.expires_at_ms);
+        for before in self.buckets.values_mut().map(|bucket| &mut bucket.before) {
+            before.fields.retain(|_, _| time_ms < before.expires_at_ms);
+        }
     }
 
     /// Takes a heartbeat.

@@ -625,7 +625,11 @@ for number = 1, asks_count do
         -- Twins of the same ask may have had it forgotten.
         part.effective = part.effective and part.effective + new
         if part.measure == BUCKET then
-          newest.w = filled(newest, newest.w, new)
+          local w = filled(newest, newest.w, new)
+          if w < newest.w + new then
+            part.effective = nil
+          end
+          newest.w = w
           newest.v = newest.v + new < MAX and newest.v + new or MAX
           newest.write = ALL
         else
@@ -635,6 +639,10 @@ for number = 1, asks_count do
           if newest.row > 0 then
             -- The row is older than what is admitted now.
             newest.row = newest.row + new < MAX and newest.row + new or MAX
+            part.effective = nil
+          end
+          if newest.k > 0 then
+            -- It may be within what is known.
             part.effective = nil
           end
           if hits_of(newest) >= MAX then
