@@ -102,9 +102,13 @@ struct Refunds {
     /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
     /// of others, but never for hits that come after them.
     blind: u64,
-    /// Hits of this process that this store knew of when the key came to it, and that the other store knows of.
+    /// Hits of this process that this store had acknowledged when the key came to it, and that the other store has.
     known_here: u64,
     known_there: u64,
+    /// The key has been shared there before, so that what the process has accepted is a total there: its field is how much
+    /// of that has arrived, acknowledged or not. Otherwise it may have a field from before, which comes on top.
+    was_here: bool,
+    was_there: bool,
 }
 
 /// What most keys do not have.
@@ -277,10 +281,11 @@ impl Shared {
         self.store = store;
         let mut all = std::mem::take(self.refunds_mut());
         for (share, beside) in self.cells_mut().iter_mut().zip(all.iter_mut()) {
-            let (own, known) = match share.is_seated() {
-                true => (share.own, share.acked),
+            let (own, known, was_here) = match share.is_seated() {
+                // What it knows beyond that is for hits that come.
+                true => (share.own, share.acked.min(share.own), true),
                 // Its field is what it was when the key came.
-                false => (beside.known_here.saturating_add(share.own), beside.known_here),
+                false => (beside.known_here.saturating_add(share.own), beside.known_here, beside.was_here),
             };
             *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
             *beside = Refunds {
@@ -289,6 +294,8 @@ impl Shared {
                 blind: beside.blind,
                 known_here: beside.known_there,
                 known_there: known,
+                was_here: beside.was_there,
+                was_there: was_here,
             };
         }
         *self.refunds_mut() = all;
@@ -364,8 +371,8 @@ impl Shared {
     fn unseat(&mut self) {
         self.cells_mut().iter_mut().for_each(|share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
-            refunds.asked = refunds.asked.saturating_sub(refunds.acked);
-            refunds.acked = 0;
+            let asked = refunds.asked.saturating_sub(refunds.acked);
+            *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
         }
         self.fresh_until_ms = 0;
         self.resume();
@@ -607,17 +614,16 @@ impl Shared {
         let Some(at) = counter.place_of(heard.sequence) else { return };
         self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
+        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
         let share = &mut self.cells_mut()[at];
-        let unsent = if share.is_seated() { None } else { Some(share.own) };
-        match unsent {
+        let (before, grown) = match came_back {
+            _ if share.is_seated() => (share.own, admitted),
+            Some(beside) => (beside.known_here.saturating_add(share.own), admitted),
             // The field has what was admitted now in it.
-            Some(unsent) => share.own = heard.field.saturating_add(unsent).min(COUNT_MAX),
-            None => share.add(admitted),
-        }
-        let grown = match unsent {
-            Some(_) => heard.field,
-            None => admitted,
+            None => (share.own, heard.field),
         };
+        share.own = before;
+        share.add(grown);
         share.acked = heard.field;
         let is_other_epoch = share.epoch != heard.epoch;
         share.epoch = heard.epoch;
