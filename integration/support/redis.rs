@@ -315,6 +315,10 @@ impl Cell {
         let _epoch = count("e");
         let (hits, refunds) = ((count("f") + count("a")).max(count("h")), count("r"));
         let _holders = count("n");
+        // With the refunds that are known, after a colon.
+        let known = hash.remove("k").unwrap_or_default();
+        let known = known.split(':').next().and_then(|hits| hits.parse().ok());
+        let hits = hits.max(known.unwrap_or(0));
         Cell {
             key: key.trim_start_matches("tidegate:{").trim_end_matches('}').to_owned(),
             sequence: sequence.parse().expect("a number"),

@@ -5,8 +5,8 @@
 //! is.
 
 /// How many times its burst and its limit a bucket holds at most. What was charged beyond that is forgiven, so that one
-/// report of nonsense does not deny a key for years; a window forgives after two.
-const DEBT_TIMES: u64 = 10;
+/// report of nonsense does not deny a key for years; a window forgives after two. The origin holds as much.
+pub const DEBT_TIMES: u64 = 10;
 
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,11 @@ impl Rate {
         const MS_NS: u128 = 1_000_000;
         let time_ns = (self.cost(hits) * MS_NS).checked_div(self.limit.into());
         time_ns.and_then(|time_ns| u64::try_from(time_ns).ok()).unwrap_or(u64::MAX)
+    }
+
+    /// How many hits it holds at most.
+    pub fn most(&self) -> u64 {
+        DEBT_TIMES * (u64::from(self.burst) + u64::from(self.limit))
     }
 
     fn cost(&self, hits: u64) -> u128 {
@@ -137,7 +142,7 @@ impl Bucket {
     /// Above ten windows' worth and ten bursts, what is there stays as it is.
     pub fn add(&mut self, rate: &Rate, hits: u64) {
         let before = self.level();
-        let most = rate.cost(DEBT_TIMES * (u64::from(rate.burst) + u64::from(rate.limit)));
+        let most = rate.cost(rate.most());
         self.set_level(before.saturating_add(rate.cost(hits)).min(most.max(before)));
     }
 

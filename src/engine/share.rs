@@ -48,9 +48,13 @@ struct Refunds {
     /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
     /// of others, but never for hits that come after them.
     blind: u64,
-    /// Hits of this process that this store knew of when the key came to it, and that the other store knows of.
+    /// Hits of this process that this store had acknowledged when the key came to it, and that the other store has.
     known_here: u64,
     known_there: u64,
+    /// The key has been shared there before, so that what the process has accepted is a total there: its field is how much
+    /// of that has arrived, acknowledged or not. Otherwise it may have a field from before, which comes on top.
+    was_here: bool,
+    was_there: bool,
 }
 
 /// What most keys do not have.
@@ -213,10 +217,11 @@ impl Shared {
         let mut all = std::mem::take(self.refunds_mut());
         self.shares.change_all(|at, share| {
             let beside = &mut all[at];
-            let (own, known) = match share.is_seated() {
-                true => (share.own, share.acked),
+            let (own, known, was_here) = match share.is_seated() {
+                // What it knows beyond that is for hits that come.
+                true => (share.own, share.acked.min(share.own), true),
                 // Its field is what it was when the key came.
-                false => (beside.known_here.saturating_add(share.own), beside.known_here),
+                false => (beside.known_here.saturating_add(share.own), beside.known_here, beside.was_here),
             };
             *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
             *beside = Refunds {
@@ -225,6 +230,8 @@ impl Shared {
                 blind: beside.blind,
                 known_here: beside.known_there,
                 known_there: known,
+                was_here: beside.was_there,
+                was_there: was_here,
             };
         });
         *self.refunds_mut() = all;
@@ -263,7 +270,10 @@ impl Shared {
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
         if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
             let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
-            *held_until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+            let until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+            // No more than a bucket holds, as everywhere.
+            let latest_ns = bucket.at_ms().saturating_mul(MS_NS).saturating_add(rate.drains_in_ns(rate.most()));
+            *held_until_ns = until_ns.min(latest_ns.max(*held_until_ns));
         }
     }
 
@@ -295,8 +305,8 @@ impl Shared {
     fn unseat(&mut self) {
         self.shares.change_all(|_, share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
-            refunds.asked = refunds.asked.saturating_sub(refunds.acked);
-            refunds.acked = 0;
+            let asked = refunds.asked.saturating_sub(refunds.acked);
+            *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
         }
         self.fresh_until_ms = 0;
         self.resume();
@@ -538,17 +548,16 @@ impl Shared {
         let Some(at) = counter.place_of(heard.sequence) else { return };
         self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
+        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
         let (grown, is_other_epoch, share) = self.shares.change(at, |share| {
-            let unsent = if share.is_seated() { None } else { Some(share.own) };
-            match unsent {
+            let (before, grown) = match came_back {
+                _ if share.is_seated() => (share.own, admitted),
+                Some(beside) => (beside.known_here.saturating_add(share.own), admitted),
                 // The field has what was admitted now in it.
-                Some(unsent) => share.own = heard.field.saturating_add(unsent).min(COUNT_MAX),
-                None => share.add(admitted),
-            }
-            let grown = match unsent {
-                Some(_) => heard.field,
-                None => admitted,
+                None => (share.own, heard.field),
             };
+            share.own = before;
+            share.add(grown);
             share.acked = heard.field;
             let is_other_epoch = share.epoch != heard.epoch;
             share.epoch = heard.epoch;

@@ -7,15 +7,19 @@
 //! # What the origin holds
 //!
 //! For every cell a hash: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` its refunds, `n` how many processes hold the key, and for every process that holds the key a field named after it: `own`, or `own:asked`
-//! when it has asked for refunds, each the highest total that the process has told. The cell's hits are `f + a`, or `h` if
-//! that is more: floors that came in between two losses may each lack what the other knew. An epoch is the origin's time in
-//! milliseconds times 4096 plus the call's nonce, so a later one is larger.
+//! together have told, `r` its refunds, `k` the most that a process has known, `n` how many processes hold the key, and for every
+//! process that holds the key a field named after it: `own`, or `own:asked` when it has asked for refunds, each the highest
+//! total that the process has told. The cell's hits are `f + a`, or `h` if that is more: floors that came in between two
+//! losses may each lack what the other knew; or `k` if that is more still. An epoch is the origin's time in
+//! milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on it is times 64 and the
+//! nonce cut off to as much: so it stays below 2^53 for centuries.
 //!
 //! # How a cell is brought up to date
 //!
 //! With `field` = the process's field, or 0:
-//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy.
+//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy. If the floor
+//!   that it is told is then more than it holds, it lacks what processes had told that are gone: `k` becomes the floor,
+//!   followed by the refunds that are known (`k:refunds`). It is a bound, and nothing is ever added to it.
 //! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
 //!   adds `own - max(field, acked)`.
 //! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, then the same is added.
@@ -24,8 +28,15 @@
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
 //! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
-//! the older cells only those are made that have something to keep. A bucket that has been empty for some seconds is made
-//! anew, as if it had been lost: so the fields of processes that are gone go too.
+//! the older cells only those are made that have something to keep.
+//!
+//! # How a bucket forgets processes
+//!
+//! A window's cells end, and the fields in them. A bucket that has been empty for some seconds is made anew, as if it had
+//! been lost. One that is never empty has generations of fields: when a process comes that is new, and the generation has
+//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. Who has a
+//! field in the one before takes it along with its next call; what is left there expires. A process that tells an epoch of
+//! this bucket's generations knows that nothing is lost: it brings no floor, and adds `own - max(field, acked)`.
 //!
 //! # How an ask is decided
 //!
@@ -98,8 +109,9 @@ pub enum Measure {
     Sum,
     /// The first in full, of the second `floor(count * left / window)`.
     Sliding { left_ms: u64 },
-    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst.
-    Gcra { limit: u32 },
+    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
+    /// above [`crate::engine::gcra::DEBT_TIMES`] times both is forgiven.
+    Gcra { limit: u32, burst: u32 },
 }
 
 /// What a process says about one cell of its own.

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::engine::gcra::DEBT_TIMES;
+
 use super::call::{
     Ask, AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, Need, OriginKey, Part, ProcessId, Reply, Told,
 };
@@ -21,6 +23,13 @@ const BUCKET_LINGERS_MS: u64 = 60_000;
 
 /// A bucket that has been empty for longer starts afresh.
 const BUCKET_RENEWED_MS: u64 = 5_000;
+
+/// A generation of a bucket's fields lasts for a window, within these.
+const GENERATION_MS_MIN: u64 = 60_000;
+const GENERATION_MS_MAX: u64 = 3_600_000;
+
+/// From here on an epoch has fewer bits of the nonce, so that it lasts for centuries.
+const EPOCHS_COARSE_MS: u64 = 1_893_456_000_000;
 
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +46,8 @@ pub struct Origin {
 #[derive(Clone, Debug, Default)]
 struct Base {
     epoch: u64,
+    /// The epoch from which on nothing was lost: that of the first generation.
+    born: u64,
     fields: BTreeMap<ProcessId, Field>,
     expires_at_ms: u64,
 }
@@ -57,6 +68,8 @@ struct Cell {
     /// The sum of all fields that there ever were.
     told: u64,
     refunds: u64,
+    /// The most that a process has known in this epoch, and what was given back of it.
+    known: Field,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -65,7 +78,20 @@ struct Bucket {
     whole: u64,
     rest: u64,
     at_ms: u64,
+    /// In this generation.
     ever_added: u64,
+    /// When the generation began.
+    began_ms: u64,
+    before: Before,
+}
+
+/// The generation of fields before.
+#[derive(Clone, Debug, Default)]
+struct Before {
+    fields: BTreeMap<ProcessId, Field>,
+    expires_at_ms: u64,
+    /// How many of them nobody has taken along, expired or not.
+    left: usize,
 }
 
 /// What a process tells about a cell, next to what the cell knows: what is new in it.
@@ -84,19 +110,35 @@ struct News {
 enum OtherEpoch {
     /// The process knows an older one: the origin has lost the cell and made it anew.
     Older,
+    /// It knows one of a generation before: nothing is lost.
+    Before,
     /// It knows a newer one: an older copy of the cell came back.
     Newer,
+}
+
+/// How many whole hits a bucket holds.
+fn level_max(limit: u32, burst: u32) -> u64 {
+    DEBT_TIMES * (u64::from(limit) + u64::from(burst))
 }
 
 fn saturating(left: u64, right: u64) -> u64 {
     bounded(left.saturating_add(right))
 }
 
+/// Later than one that was known.
+fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
+    let epoch = match time_ms.checked_sub(EPOCHS_COARSE_MS) {
+        None => time_ms * 4096 + u64::from(nonce),
+        Some(since_ms) => EPOCHS_COARSE_MS * 4096 + since_ms * 64 + u64::from(nonce % 64),
+    };
+    bounded(epoch.max(known + 1))
+}
+
 impl Base {
     /// Made for a process that knew an epoch: the new one is later, even if this origin's clock is behind.
     fn new(told: &Told, nonce: u16, time_ms: u64) -> Base {
-        let epoch = bounded((time_ms * 4096 + u64::from(nonce)).max(told.epoch + 1));
-        Base { epoch, ..Base::default() }
+        let epoch = new_epoch(told.epoch, nonce, time_ms);
+        Base { epoch, born: epoch, ..Base::default() }
     }
 
     /// Raises the process's field to what it tells and says what is new in that. Without a seat only the field is made.
@@ -105,7 +147,8 @@ impl Base {
         let field = self.fields.entry(process).or_default();
         let other_epoch = match told.epoch {
             0 => None,
-            epoch if epoch < self.epoch => Some(OtherEpoch::Older),
+            epoch if epoch < self.born => Some(OtherEpoch::Older),
+            epoch if epoch < self.epoch => Some(OtherEpoch::Before),
             epoch if epoch > self.epoch => Some(OtherEpoch::Newer),
             _ => None,
         };
@@ -130,12 +173,22 @@ impl Base {
 
 impl Cell {
     fn hits(&self) -> u64 {
+        self.told_hits().max(self.known.own)
+    }
+
+    /// What was told to this copy.
+    fn told_hits(&self) -> u64 {
         saturating(self.floor, self.added).max(self.told)
+    }
+
+    /// What was given back, as far as anybody knows.
+    fn refunds(&self) -> u64 {
+        self.refunds.max(self.known.asked)
     }
 
     /// What counts. A full cell stays full.
     fn count(&self) -> u64 {
-        self.hits() - self.refunds
+        self.hits() - self.refunds()
     }
 
     fn is_full(&self) -> bool {
@@ -144,14 +197,29 @@ impl Cell {
 
     fn add(&mut self, hits: u64) {
         self.added = saturating(self.added, hits);
+        self.stay_full();
+    }
+
+    fn stay_full(&mut self) {
         if self.is_full() {
-            self.refunds = 0;
+            (self.refunds, self.known.asked) = (0, 0);
+        }
+    }
+
+    /// A process may know more than an older copy that came back, and those who told it are gone. Never added: who is
+    /// there tells again.
+    fn know(&mut self, told: &Told) {
+        if told.epoch == self.base.epoch && told.floor > self.hits() {
+            let pending = told.asked.saturating_sub(told.asked_acked);
+            let refunds = told.refunds_floor.saturating_sub(pending).min(told.floor);
+            self.known = Field { own: told.floor, asked: self.known.asked.max(refunds) };
+            self.stay_full();
         }
     }
 
     /// Takes back what is there and says what is not.
     fn refund(&mut self, hits: u64) -> u64 {
-        let taken = if self.is_full() { 0 } else { hits.min(self.count()) };
+        let taken = if self.is_full() { 0 } else { hits.min(self.hits() - self.refunds) };
         self.refunds += taken;
         hits - taken
     }
@@ -160,10 +228,10 @@ impl Cell {
         match other_epoch {
             OtherEpoch::Older => self.floor = self.floor.max(told.floor),
             // As an addition, because a floor from before may still come in.
-            OtherEpoch::Newer if told.floor > self.hits() => self.added = told.floor - self.floor,
-            OtherEpoch::Newer => {}
+            OtherEpoch::Newer if told.floor > self.told_hits() => self.added = told.floor - self.floor,
+            OtherEpoch::Before | OtherEpoch::Newer => {}
         }
-        self.refunds = self.refunds.max(told.refunds_floor.min(self.hits()));
+        self.refunds = self.refunds.max(told.refunds_floor.min(self.told_hits()));
     }
 }
 
@@ -188,6 +256,30 @@ impl Bucket {
         passed_ms.is_some_and(|passed_ms| drained(passed_ms) >= self.level(window_ms))
     }
 
+    /// Finds the field of a process in the generation before; or ends this generation if it has lasted, and the process
+    /// is new. So the fields of processes that are gone go too, though the bucket is never empty. Says whether it has.
+    fn meet(&mut self, call: &Call, told: &Told, window_ms: u64, time_ms: u64) -> bool {
+        let (process, before) = (call.process, &mut self.before);
+        if self.base.fields.contains_key(&process) {
+            return false;
+        }
+        if let Some(field) = before.fields.remove(&process) {
+            before.left = before.left.saturating_sub(1);
+            self.base.fields.insert(process, field);
+            return true;
+        }
+        self.began_ms = self.began_ms.min(time_ms);
+        let lasts_ms = window_ms.clamp(GENERATION_MS_MIN, GENERATION_MS_MAX);
+        if told.epoch == 0 && time_ms - self.began_ms >= lasts_ms {
+            let fields = std::mem::take(&mut self.base.fields);
+            self.before = Before { left: fields.len(), fields, expires_at_ms: time_ms + lasts_ms };
+            self.base.epoch = new_epoch(self.base.epoch, call.nonce, time_ms);
+            self.ever_added = 0;
+            self.began_ms = time_ms;
+        }
+        false
+    }
+
     /// In hits times milliseconds of the window.
     fn level(&self, window_ms: u64) -> u128 {
         u128::from(self.whole) * u128::from(window_ms) + u128::from(self.rest)
@@ -198,8 +290,9 @@ impl Bucket {
         self.rest = (level % u128::from(window_ms)) as u64;
     }
 
-    fn add(&mut self, hits: u64) {
-        self.whole = saturating(self.whole, hits);
+    /// What goes above `most` is forgiven, what is there stays.
+    fn add(&mut self, hits: u64, most: u64) {
+        self.whole = saturating(self.whole, hits).min(most.max(self.whole));
         self.ever_added = saturating(self.ever_added, hits);
     }
 
@@ -211,13 +304,15 @@ impl Bucket {
     }
 
     /// Raises the level to what a process knows, and says whether that changed it.
-    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch) -> bool {
+    fn raise(&mut self, told: &Told, other_epoch: OtherEpoch, most: u64) -> bool {
         let level = match other_epoch {
             // To what was added since comes what was there before, unless it is in already.
             OtherEpoch::Older if (told.floor, told.floor_rest) == (0, 0) => return false,
             OtherEpoch::Older => (saturating(told.floor, self.ever_added), told.floor_rest),
+            OtherEpoch::Before => return false,
             OtherEpoch::Newer => (told.floor, told.floor_rest),
         };
+        let level = level.min((most, 0));
         let is_higher = level > (self.whole, self.rest);
         if is_higher {
             (self.whole, self.rest) = level;
@@ -258,9 +353,10 @@ impl Origin {
     /// Brings the cells of a part up to what they are told.
     fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
         let mut part = part.clone();
-        part.cells.iter_mut().for_each(|told| *told = bounded_told(told, part.window_ms));
+        let cells = part.cells.iter().map(|told| bounded_told(told, &part)).collect();
+        part.cells = cells;
         let is_changed = match part.measure {
-            Measure::Gcra { limit } => self.open_bucket(call, &part, limit, time_ms),
+            Measure::Gcra { limit, burst } => self.open_bucket(call, &part, (limit, burst), time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
         };
         let told = &part.cells[0];
@@ -275,15 +371,16 @@ impl Origin {
             let is_made = !self.cells.contains_key(&(part.key, told.sequence));
             let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
             let cell = self.cells.entry((part.key, told.sequence)).or_insert_with(make);
-            let before = (cell.floor, cell.added, cell.refunds);
+            let before = (cell.floor, cell.added, cell.refunds, cell.known);
             let news = cell.base.hear(call.process, told);
             if let Some(other_epoch) = news.other_epoch {
                 cell.raise(told, other_epoch);
             }
             cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
+            cell.know(told);
             refunds.push(news.refunds);
-            let is_counted = before != (cell.floor, cell.added, cell.refunds);
+            let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
             // What is not the newest is not kept for its holders alone.
             let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
             is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
@@ -301,8 +398,15 @@ impl Origin {
         is_changed
     }
 
-    fn open_bucket(&mut self, call: &Call, part: &Part, limit: u32, time_ms: u64) -> SmallVec<[bool; 2]> {
+    fn open_bucket(
+        &mut self,
+        call: &Call,
+        part: &Part,
+        (limit, burst): (u32, u32),
+        time_ms: u64,
+    ) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
+        let most = level_max(limit, burst);
         // What was told to it has drained everywhere: the fields of all who ever held it go, as if it were lost.
         let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
         let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
@@ -311,17 +415,19 @@ impl Origin {
         }
         let is_made = !self.buckets.contains_key(&part.key);
         let later = Told { epoch: told.epoch.max(before), ..*told };
-        let make = || Bucket { base: Base::new(&later, call.nonce, time_ms), at_ms: time_ms, ..Bucket::default() };
+        let base = || Base::new(&later, call.nonce, time_ms);
+        let make = || Bucket { base: base(), at_ms: time_ms, began_ms: time_ms, ..Bucket::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // Written even if nothing else is: a limit that changes must change only what drains from then on.
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
+        let is_met = bucket.meet(call, told, part.window_ms, time_ms);
         let news = bucket.base.hear(call.process, told);
-        let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
+        let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch, most));
         // Of what was not told, only what has not drained where it was admitted.
-        bucket.add(news.hits.min(told.ttl_ms));
+        bucket.add(news.hits.min(told.ttl_ms), most);
         bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
         bucket.refund(news.refunds);
-        let is_changed = is_made || is_drained || is_raised || news.is_field_new;
+        let is_changed = is_made || is_met || is_drained || is_raised || news.is_field_new;
         SmallVec::from_elem(is_changed, 1)
     }
 
@@ -365,7 +471,10 @@ impl Origin {
         }
         let cell = (open.part.key, open.part.cells[0].sequence);
         match open.part.measure {
-            Measure::Gcra { .. } => self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new)),
+            Measure::Gcra { limit, burst } => {
+                let most = level_max(limit, burst);
+                self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new, most));
+            }
             Measure::Sum | Measure::Sliding { .. } => {
                 if let Some(cell) = self.cells.get_mut(&cell) {
                     cell.told = saturating(cell.told, new);
@@ -384,7 +493,7 @@ impl Origin {
         let count = |told: &Told| {
             let cell = &self.cells[&(part.key, told.sequence)];
             let region = saturating(cell.count(), unheard(told));
-            saturating(region.max(told.row.without(cell.refunds)), told.abroad)
+            saturating(region.max(told.row.without(cell.refunds())), told.abroad)
         };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),
@@ -403,10 +512,11 @@ impl Origin {
     /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
     fn close(&mut self, process: ProcessId, open: &Open, time_ms: u64) -> SmallVec<[Heard; 2]> {
         let Open { part, is_changed, .. } = open;
+        let is_bucket = matches!(part.measure, Measure::Gcra { .. });
         let mut heard = SmallVec::new();
         for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
             let ttl_ms = match part.measure {
-                Measure::Gcra { limit } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
+                Measure::Gcra { limit, .. } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
                 Measure::Sum | Measure::Sliding { .. } => told.ttl_ms,
             };
             if let Some(base) = self.base_mut(part, place).filter(|_| *is_changed) {
@@ -421,10 +531,11 @@ impl Origin {
                 }
                 Measure::Sum | Measure::Sliding { .. } => {
                     let cell = &self.cells[&(part.key, told.sequence)];
-                    (cell.hits(), cell.refunds, Level::default())
+                    (cell.hits(), cell.refunds(), Level::default())
                 }
             };
-            let holders = u32::try_from(base.fields.len()).unwrap_or(u32::MAX);
+            let before = if is_bucket { self.buckets[&part.key].before.left } else { 0 };
+            let holders = u32::try_from(base.fields.len() + before).unwrap_or(u32::MAX);
             let Field { own, asked } = field;
             let said = Heard { epoch: base.epoch, sum, field: own, asked, refunds, holders, level };
             // What nothing is kept in was there for this call only.
@@ -461,6 +572,9 @@ impl Origin {
     fn expire(&mut self, time_ms: u64) {
         self.cells.retain(|_, cell| time_ms < cell.base.expires_at_ms);
         self.buckets.retain(|_, bucket| time_ms < bucket.base.expires_at_ms);
+        for before in self.buckets.values_mut().map(|bucket| &mut bucket.before) {
+            before.fields.retain(|_, _| time_ms < before.expires_at_ms);
+        }
     }
 
     /// Takes a heartbeat.
@@ -491,12 +605,19 @@ impl Origin {
     /// The hits and refunds of all cells.
     pub fn totals(&self) -> (u64, u64) {
         let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
-        (sum(Cell::hits), sum(|cell| cell.refunds))
+        (sum(Cell::hits), sum(Cell::refunds))
+    }
+
+    /// The level of all buckets in whole hits, and the most fields that one of them has.
+    pub fn levels(&self) -> (u64, usize) {
+        let fields = |bucket: &Bucket| bucket.base.fields.len() + bucket.before.fields.len();
+        let level = self.buckets.values().map(|bucket| bucket.whole).sum();
+        (level, self.buckets.values().map(fields).max().unwrap_or(0))
     }
 
     /// The hits and refunds of a window's cell.
     pub fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
-        self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds))
+        self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds()))
     }
 }
 
@@ -526,7 +647,7 @@ mod tests {
 
     fn bucket(told: Told) -> Part {
         let cells = smallvec![Told { sequence: 0, ..told }];
-        Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10 }, cells }
+        Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10, burst: 1000 }, cells }
     }
 
     fn replay(process: ProcessId, part: Part) -> Call {
@@ -599,6 +720,28 @@ mod tests {
     }
 
     #[test]
+    fn losses_are_noticed_for_centuries() {
+        const YEAR_MS: u64 = 31_557_600_000;
+        let in_2040_ms = 2_208_988_800_000;
+        let around_2030 = [EPOCHS_COARSE_MS - 1, EPOCHS_COARSE_MS, EPOCHS_COARSE_MS + 1];
+        let later = [in_2040_ms, in_2040_ms + 1, in_2040_ms + 600 * YEAR_MS, in_2040_ms + 600 * YEAR_MS + 1];
+        let mut before = 0;
+        for time_ms in around_2030.into_iter().chain(later) {
+            for nonce in [0, 63] {
+                let mut origin = Origin::default();
+                let made = origin.call(&Call { nonce, ..replay(A, fixed(told(5))) }, time_ms).parts[0][0];
+                assert!(made.epoch > before && made.epoch < COUNT_MAX, "{made:?} at {time_ms}");
+                before = made.epoch;
+                origin.clear();
+                origin.call(&replay(B, fixed(told(1))), time_ms + 1);
+                let known = Told { epoch: made.epoch, acked: 5, floor: 5, ..told(5) };
+                let healed = origin.call(&replay(A, fixed(known)), time_ms + 1).parts[0][0];
+                assert_eq!((healed.sum, healed.epoch > made.epoch), (6, true), "at {time_ms}");
+            }
+        }
+    }
+
+    #[test]
     fn an_older_copy_heals() {
         let mut origin = Origin::default();
         heard(&mut origin, &replay(A, fixed(told(5))));
@@ -614,6 +757,30 @@ mod tests {
         let newer = replay(A, fixed(Told { epoch: epoch + 1, acked: 20, floor: 30, ..told(21) }));
         assert_eq!(heard(&mut origin, &newer).sum, 31);
         assert_eq!(heard(&mut origin, &newer).sum, 31);
+    }
+
+    #[test]
+    fn an_older_copy_does_not_forget_what_the_dead_had_told_if_somebody_knows_it() {
+        let mut origin = Origin::default();
+        heard(&mut origin, &replay(A, fixed(told(5))));
+        let copy = origin.clone();
+        let epoch = heard(&mut origin, &replay(B, fixed(Told { asked: 2, ..told(7) }))).epoch;
+        heard(&mut origin, &replay(ProcessId(0xc), fixed(told(4))));
+        // B dies with the primary. A knows of all 16, and that two of them were given back.
+        origin = copy;
+        let known = Told { epoch, acked: 5, floor: 16, refunds_floor: 2, ..told(5) };
+        for _ in 0..2 {
+            let healed = heard(&mut origin, &replay(A, fixed(known)));
+            assert_eq!((healed.sum, healed.refunds), (16, 2));
+        }
+        // Who is there tells again, which is not added to what is known: its own hits are a part of it.
+        let of_c = replay(ProcessId(0xc), fixed(Told { epoch, acked: 4, floor: 16, ..told(4) }));
+        assert_eq!(heard(&mut origin, &of_c).sum, 16);
+        // Late: one that knew less.
+        let late = Told { epoch, acked: 5, floor: 12, ..told(5) };
+        assert_eq!(heard(&mut origin, &replay(A, fixed(late))).sum, 16);
+        assert_eq!(admitted(&mut origin, &check(A, fixed(known), &[ask(&[need(2, 15)])])), [false]);
+        assert_eq!(admitted(&mut origin, &check(A, fixed(known), &[ask(&[need(1, 15)])])), [true]);
     }
 
     #[test]
@@ -802,6 +969,84 @@ mod tests {
         assert!(renewed.epoch > first.epoch);
     }
 
+    /// Levels of a bucket that drains one hit a minute, so that it is never empty.
+    fn slow(process: u64, told: Told) -> Call {
+        let part = Part { measure: Measure::Gcra { limit: 1, burst: 1000 }, ..bucket(told) };
+        replay(ProcessId(process), part)
+    }
+
+    #[test]
+    fn who_was_silent_for_a_generation_is_not_counted_twice() {
+        let mut origin = Origin::default();
+        let mut at = |process, told, after_ms| origin.call(&slow(process, told), TIME_MS + after_ms).parts[0][0];
+        let first = at(1, told(100), 0);
+        // The answer to this one is lost: the process does not know that 10 more are counted.
+        let unanswered = Told { epoch: first.epoch, acked: 100, ..told(110) };
+        assert_eq!(at(1, unanswered, 0).level.whole, 110);
+        at(2, told(10), 0);
+        let second = at(3, told(10), 60_000);
+        assert!(second.epoch > first.epoch);
+        assert_eq!((second.level.whole, second.holders), (129, 3), "another generation, the same level");
+        // Late, and repeated: its field is in the generation before.
+        for message in [told(100), unanswered, told(100), unanswered] {
+            let heard = at(1, message, 60_000);
+            assert_eq!((heard.level.whole, heard.field, heard.holders), (129, 110, 3));
+        }
+        // The other one has been silent for two generations. Nobody knows its field any more, but itself.
+        assert_eq!(at(4, told(0), 120_000).holders, 1 + 2, "the second is forgotten");
+        let silent = Told { epoch: first.epoch, acked: 10, floor: 1000, ..told(15) };
+        for _ in 0..2 {
+            let heard = at(2, silent, 120_000);
+            assert_eq!((heard.level.whole, heard.field, heard.holders), (128 + 5, 15, 4));
+        }
+        // What it says that it has not told counts only as far as it has not drained there.
+        let drained = Told { epoch: first.epoch, acked: 10, ttl_ms: 0, ..told(15) };
+        assert_eq!(at(2, drained, 300_000).level.whole, 130);
+    }
+
+    #[test]
+    fn an_older_copy_of_a_bucket_heals_over_generations() {
+        let mut origin = Origin::default();
+        let mut known = Vec::new();
+        for process in 1..=3 {
+            known.push(origin.call(&slow(process, told(10)), TIME_MS).parts[0][0].epoch);
+        }
+        let copy = origin.clone();
+        let later_ms = TIME_MS + 60_000;
+        let renewed = origin.call(&slow(4, told(10)), later_ms).parts[0][0];
+        assert_eq!((renewed.level.whole, renewed.holders), (39, 4));
+        origin = copy;
+        // Three told more, or the same, before they heard of the generation that is lost, one after.
+        let same = Told { epoch: known[0], acked: 10, ..told(20) };
+        assert_eq!(origin.call(&slow(1, same), later_ms).parts[0][0].level.whole, 39);
+        let newer = Told { epoch: renewed.epoch, acked: 10, floor: 39, ..told(10) };
+        assert_eq!(origin.call(&slow(4, newer), later_ms).parts[0][0].level.whole, 39, "a lower bound");
+    }
+
+    #[test]
+    fn the_debt_of_a_bucket_has_an_end_however_often_it_is_told() {
+        let mut origin = Origin::default();
+        let part = |told| Part { measure: Measure::Gcra { limit: 10, burst: 5 }, ..bucket(told) };
+        let mut epoch = 0;
+        for own in (1..50).map(|report| report * 1_000_000_000) {
+            for process in [A, B] {
+                let told = Told { epoch, ttl_ms: own, ..told(own) };
+                let heard = heard(&mut origin, &replay(process, part(told)));
+                assert!(heard.level.whole <= 10 * (10 + 5), "{heard:?}");
+                epoch = heard.epoch;
+            }
+        }
+        // Nor does it come back with what a process knows of the bucket before it was lost.
+        for epoch in [epoch - 1, epoch + 1] {
+            let told = Told { epoch, floor: COUNT_MAX, ..told(0) };
+            assert_eq!(heard(&mut origin, &replay(A, part(told))).level.whole, 10 * (10 + 5));
+        }
+        // What was charged under a larger limit stays.
+        heard(&mut origin, &replay(A, bucket(told(COUNT_MAX - 1))));
+        let heard = heard(&mut origin, &replay(A, part(told(COUNT_MAX))));
+        assert_eq!((heard.level.whole, heard.field), (10_100, COUNT_MAX));
+    }
+
     #[test]
     fn what_is_only_read_is_not_made() {
         let mut origin = Origin::default();
@@ -817,11 +1062,11 @@ mod tests {
     #[test]
     fn a_bucket_that_never_drains_is_not_kept_forever() {
         let mut origin = Origin::default();
-        let blocked = |own| Part { measure: Measure::Gcra { limit: 0 }, ..bucket(told(own)) };
+        let blocked = |own| Part { measure: Measure::Gcra { limit: 0, burst: 1000 }, ..bucket(told(own)) };
         origin.call(&replay(A, blocked(4)), TIME_MS);
         let later_ms = TIME_MS + 60_000 + BUCKET_LINGERS_MS;
-        assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].sum, 4);
-        assert_eq!(origin.call(&replay(B, blocked(0)), 2 * later_ms - TIME_MS).parts[0][0].sum, 0);
+        assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].level.whole, 4);
+        assert_eq!(origin.call(&replay(B, blocked(0)), 2 * later_ms - TIME_MS).parts[0][0].level.whole, 0);
     }
 
     #[test]

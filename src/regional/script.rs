@@ -82,6 +82,11 @@ pub fn bucket_key(key: &OriginKey) -> Vec<u8> {
     format!("tidegate:{{{}}}:g", Tag(key)).into_bytes()
 }
 
+/// Where a bucket keeps the fields of the generation before.
+pub fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
+    format!("tidegate:{{{}}}:b", Tag(key)).into_bytes()
+}
+
 /// An origin key in base64url without padding: 27 characters.
 struct Tag<'a>(&'a OriginKey);
 
@@ -105,7 +110,9 @@ pub(super) fn bounded(count: u64) -> u64 {
 }
 
 /// What is told of a cell, as far as the origin can hold it.
-pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
+pub(super) fn bounded_told(told: &Told, part: &Part) -> Told {
+    // Redis deletes at once what is to be kept for 0 ms. Of a bucket it says something else.
+    let ttl_ms_min = if matches!(part.measure, Measure::Gcra { .. }) { 0 } else { 1 };
     Told {
         sequence: told.sequence,
         is_seated: told.is_seated,
@@ -113,12 +120,11 @@ pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
         acked: bounded(told.acked),
         epoch: bounded(told.epoch),
         floor: bounded(told.floor),
-        floor_rest: told.floor_rest.min(window_ms.saturating_sub(1)),
+        floor_rest: told.floor_rest.min(part.window_ms.saturating_sub(1)),
         asked: bounded(told.asked),
         asked_acked: bounded(told.asked_acked),
         refunds_floor: bounded(told.refunds_floor),
-        // Redis deletes at once what is to be kept for 0 ms.
-        ttl_ms: told.ttl_ms.clamp(1, COUNT_MAX),
+        ttl_ms: told.ttl_ms.clamp(ttl_ms_min, COUNT_MAX),
         row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
         abroad: bounded(told.abroad),
     }
@@ -147,19 +153,24 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
     let (measure, measured) = match part.measure {
         Measure::Sum => (0, 0),
         Measure::Sliding { left_ms } => (1, left_ms),
-        Measure::Gcra { limit } => (2, limit.into()),
+        Measure::Gcra { limit, .. } => (2, limit.into()),
     };
     numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
     for told in &part.cells {
-        let told = bounded_told(told, part.window_ms);
-        let (key, refunds_floor_or_rest) = match part.measure {
-            Measure::Gcra { .. } => (bucket_key(&part.key), told.floor_rest),
-            Measure::Sum | Measure::Sliding { .. } => (cell_key(&part.key, told.sequence), told.refunds_floor),
+        let told = bounded_told(told, part);
+        let (refunds_floor_or_rest, row_or_burst) = match part.measure {
+            Measure::Gcra { burst, .. } => {
+                keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]);
+                (told.floor_rest, burst.into())
+            }
+            Measure::Sum | Measure::Sliding { .. } => {
+                keys.push(cell_key(&part.key, told.sequence));
+                (told.refunds_floor, told.row.hits)
+            }
         };
-        keys.push(key);
         numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
         numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
-        numbers.extend([told.row.hits, told.row.refunds, told.abroad]);
+        numbers.extend([row_or_burst, told.row.refunds, told.abroad]);
     }
 }
 

@@ -489,6 +489,12 @@ impl World {
         totals.fold((0, 0), |sum, (hits, refunds)| (sum.0 + hits, sum.1 + refunds))
     }
 
+    /// What the origins hold in buckets, and the most fields that one of them has.
+    pub fn origin_levels(&self) -> (u64, usize) {
+        let levels = self.homes.iter().map(|home| home.origin.levels());
+        levels.fold((0, 0), |sum, (level, fields)| (sum.0 + level, sum.1.max(fields)))
+    }
+
     pub fn asked_permille(&self) -> u64 {
         self.oracle.asked * 1000 / self.oracle.requests.max(1)
     }

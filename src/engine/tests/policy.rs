@@ -5,6 +5,7 @@ use crate::engine::counter::Counter;
 use crate::engine::decide::{Answered, Asking, Cause, Consult, Settled, Store, StoreView};
 use crate::engine::layers::{Layers, Place};
 use crate::engine::reason::DecidedBy;
+use crate::engine::share::{Moment, OriginCell, Shared as Part};
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
 use crate::request::Hits;
 use crate::rules::Ruleset;
@@ -223,6 +224,52 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     part.move_to(Store::Origin);
     part.move_to(Store::Owner);
     assert_eq!(unsent(&part), 7, "however often");
+}
+
+#[test]
+fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key_comes_back() {
+    let shared = shared();
+    let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
+    let mut counter = Counter::new(&terms, START_MS);
+    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
+    let (sequence, at) = (counter.sequence(), Moment { wall_ms: START_MS, mono_ms: 1000 });
+    let heard = |sum, field| {
+        let before = OriginCell { sequence: sequence - 1, epoch: 1, ..OriginCell::default() };
+        [OriginCell { sequence, sum, field, ..before }, before]
+    };
+    let accept = |part: &mut Part, counter: &mut Counter, hits| {
+        counter.add(&terms, hits);
+        part.add(sequence, hits);
+    };
+    let newest = |part: &Part, counter: &Counter| part.judged_totals(counter, &terms)[0];
+    // Told, and the answer does not come before the rules change.
+    accept(&mut part, &mut counter, 5);
+    part.move_to(Store::Owner);
+    part.absorb(&mut counter, &terms, &heard(0, 0)[..1], 0, at);
+    assert_eq!((newest(&part, &counter).own, part.pending()), (5, 5));
+    accept(&mut part, &mut counter, 2);
+    // The owner's answer is missed too.
+    part.move_to(Store::Origin);
+    accept(&mut part, &mut counter, 1);
+    part.absorb(&mut counter, &terms, &heard(9, 5), 0, at);
+    let told = newest(&part, &counter);
+    assert_eq!((told.own, told.acked, told.floor, part.pending()), (8, 5, 9, 3), "four are of others");
+    assert_eq!(counter.look(&terms, START_MS).available, 3 - (8 + 4));
+    part.move_to(Store::Owner);
+    part.absorb(&mut counter, &terms, &heard(7, 7), 0, at);
+    assert_eq!((newest(&part, &counter).own, part.pending()), (8, 1));
+    // A check whose caller gave up has arrived: the next hit takes it over.
+    part.move_to(Store::Origin);
+    part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
+    part.move_to(Store::Owner);
+    part.move_to(Store::Origin);
+    part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
+    accept(&mut part, &mut counter, 1);
+    assert_eq!((newest(&part, &counter).own, part.pending()), (9, 0));
+    // One that was lost meanwhile is told everything.
+    part.move_to(Store::Owner);
+    part.absorb(&mut counter, &terms, &heard(0, 0), 0, at);
+    assert_eq!((newest(&part, &counter).own, part.pending()), (9, 9));
 }
 
 #[test]

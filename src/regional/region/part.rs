@@ -12,11 +12,11 @@ const GRACE_MS_MAX: u64 = 60_000;
 
 /// A key as a call names it.
 pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, now_ms: u64) -> Part {
-    let Terms { limit, window_ms, algorithm, .. } = *terms;
+    let Terms { limit, window_ms, algorithm, burst } = *terms;
     let measure = match algorithm {
         Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - key_now_ms % window_ms },
         Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
-        Algorithm::Gcra => Measure::Gcra { limit },
+        Algorithm::Gcra => Measure::Gcra { limit, burst },
     };
     let grace_ms = window_ms.min(GRACE_MS_MAX);
     let told = |totals: &Totals| Told {

@@ -100,7 +100,8 @@ const EXPIRES: &[u8] = b"expires";
 fn frozen(script: &str) -> String {
     let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
     assert_ne!(frozen, script);
-    frozen.replace("call('PEXPIRE', cell.key,", "call('HSET', 'expires', cell.key,")
+    let frozen = frozen.replace("call('PEXPIRE', cell.key,", "call('HSET', 'expires', cell.key,");
+    frozen.replace("call('PEXPIRE', cell.before_key,", "call('HSET', 'expires', cell.before_key,")
 }
 
 const WINDOW_MS_MAX: u64 = 31_622_400_000;
@@ -170,7 +171,7 @@ impl Chaos {
         let (measure, cells) = match number % 3 {
             0 => (Measure::Sum, [1, 1, 2, 17][self.rng.random_range(0..4)]),
             1 => (Measure::Sliding { left_ms: self.rng.random_range(0..=window_ms) }, 2),
-            _ => (Measure::Gcra { limit: self.limit() }, 1),
+            _ => (Measure::Gcra { limit: self.limit(), burst: self.limit() }, 1),
         };
         let is_bucket = number % 3 == 2;
         let key = OriginKey([number; 20]);
@@ -183,7 +184,7 @@ impl Chaos {
         self.time_ms = match self.rng.random_range(0..240) {
             0 => self.time_ms.saturating_sub(self.rng.random_range(0..100_000)),
             1 => self.time_ms + self.rng.random_range(0..WINDOW_MS_MAX),
-            2 => 1_700_000_000_000,
+            2 => [1_700_000_000_000, 1_893_455_999_000, 2_208_988_800_000][self.rng.random_range(0..3)],
             3..=6 => self.time_ms + self.rng.random_range(0..100_000),
             7 => self.time_ms - 900,
             _ => self.time_ms + self.rng.random_range(0..100),
@@ -205,7 +206,11 @@ impl Chaos {
             asks.push(Ask { needs });
         }
         Call {
-            process: ProcessId(self.rng.random_range(0..4)),
+            process: ProcessId(match self.rng.random_range(0..20) {
+                // One that is new, as a rule.
+                0 => self.rng.random_range(4..1000),
+                _ => self.rng.random_range(0..4),
+            }),
             nonce: self.rng.random_range(0..4096),
             charges: self.rng.random_range(0..5) > 0,
             parts,
@@ -293,7 +298,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
 
     let told = Told { is_seated: true, ..Told::default() };
-    let measure = Measure::Gcra { limit: 10 };
+    let measure = Measure::Gcra { limit: 10, burst: 100 };
     let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
     let reply = server.call(&check(bucket.clone(), 10, 10));
     assert_eq!(reply.parts[0][0].level, Level { ahead_ms: 0, whole: 10, rest: 0 });
@@ -301,10 +306,46 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     assert!(is_near(ttl_ms, 120_000), "a minute to drain, a minute more: {ttl_ms}");
 
     // A rule that was set to 0 while its bucket was not empty.
-    let blocked = Part { measure: Measure::Gcra { limit: 0 }, ..bucket };
+    let blocked = Part { measure: Measure::Gcra { limit: 0, burst: 100 }, ..bucket };
     server.call(&check(blocked, 1, 10));
     let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
     assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
+}
+
+/// Deploys, one after the other, and the bucket is never empty.
+#[test]
+fn a_bucket_in_use_forgets_processes_that_are_gone() {
+    let mut server = Server::start();
+    let mut model = Origin::default();
+    let key = OriginKey([7; 20]);
+    let mut time_ms = 1_700_000_000_000;
+    let mut fields_max = 0;
+    let mut level = Level::default();
+    for start in 1..=60 {
+        let mut known = Told { is_seated: true, ttl_ms: 1000, ..Told::default() };
+        // Told four times, and killed.
+        for _ in 0..4 {
+            time_ms += 10_000;
+            known.own += 3;
+            let measure = Measure::Gcra { limit: 10, burst: 100 };
+            let part = Part { key, window_ms: 60_000, measure, cells: smallvec![known] };
+            let call = Call { process: ProcessId(start), nonce: 5, charges: true, parts: vec![part], asks: Vec::new() };
+            let reply = server.call_at(&call, time_ms);
+            assert_eq!(reply, model.call(&call, time_ms), "start {start}");
+            let heard = reply.parts[0][0];
+            known = Told { acked: heard.field, epoch: heard.epoch, ..known };
+            level = heard.level;
+            let fields = |names: Vec<String>| names.iter().filter(|name| name.len() > 1).count();
+            let there = fields(server.command(&[b"HKEYS", &bucket_key(&key)]));
+            let before = fields(server.command(&[b"HKEYS", &bucket_before_key(&key)]));
+            assert!(there + before <= heard.holders as usize, "{there} and {before} of {heard:?}");
+            fields_max = fields_max.max(heard.holders);
+        }
+    }
+    // Three in ten seconds, and ten in a minute drain.
+    let drained = (60u64 * 4 - 1) * 10;
+    assert_eq!(level.whole, 60 * 4 * 3 - drained.div_ceil(6), "nothing is lost or counted twice");
+    assert!(fields_max <= 6, "{fields_max} of 60 processes");
 }
 
 #[test]
@@ -350,7 +391,7 @@ fn a_malformed_call_changes_nothing_and_is_told_why() {
         (with("[2,1,1,0,60000,0,0,0]"), "the cells of part 1"),
         (with(&numbers.replace("]", ",1]")), "numbers instead of"),
         (with(&numbers.replace("1,1,10,1,0]", "1,2,10,1,0]")), "a need of ask 1"),
-        (Invocation { keys: Vec::new(), ..good.clone() }, "0 keys for 2 cells"),
+        (Invocation { keys: Vec::new(), ..good.clone() }, "0 keys instead of 2"),
         (twice, "comes twice"),
     ];
     for (invocation, expected) in cases {
@@ -443,6 +484,7 @@ fn all_cells_of_a_key_are_in_one_slot() {
         let key = OriginKey(std::array::from_fn(|place| number.wrapping_mul(place as u8 + 3)));
         let own = slot(&bucket_key(&key));
         assert!([0, 1, 99, u64::MAX].iter().all(|sequence| slot(&cell_key(&key, *sequence)) == own));
+        assert_eq!(slot(&bucket_before_key(&key)), own);
         slots.push(own);
     }
     slots.sort_unstable();
@@ -455,6 +497,7 @@ fn keys_are_as_documented() {
     let key = OriginKey(*b"\x00\x10\x83\x10\x51\x87\x20\x92\x8b\x30\xd3\x8f\xfb\xff\xbf\x00\x00\x00\xff\xff");
     assert_eq!(cell_key(&key, 12), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:12");
     assert_eq!(bucket_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:g");
+    assert_eq!(bucket_before_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:b");
 }
 
 #[test]

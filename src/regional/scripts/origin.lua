@@ -3,7 +3,7 @@
 -- The rules are those of src/regional/call.rs; src/regional/model.rs says the same in Rust, and a test holds the two
 -- together. Everything is read and decided before anything is written, so a call that fails has changed nothing.
 --
--- KEYS     the cells, in the order of parts and of their cells; none twice
+-- KEYS     the cells, in the order of parts and of their cells; after a bucket that of the generation before; none twice
 -- ARGV[1]  the process: the name of its field in every cell
 -- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
 --            nonce, charges (0 or 1), number of parts
@@ -11,7 +11,7 @@
 --                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
 --              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
 --                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process,
---                             the hits and the refunds of the row, abroad
+--                             the hits of the row or of a bucket its burst, the refunds of the row, abroad
 --            number of asks
 --            for each ask: number of needs
 --              for each need: part (from 1), limit, hits, quota + 1 or 0
@@ -21,14 +21,25 @@
 --                           whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a h r n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
+-- A window's cell is a hash of `e f a h r k n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
 -- drains by this server's clock alone: the clocks of its callers may be apart by any time.
+--
+-- A bucket that is never empty lives on without end, and the processes that fill it do not. So its fields have generations.
+-- When a new process finds one that is old enough, the hash is set aside under the second key of the bucket, and a new one
+-- begins with the level and another epoch: `g` when it began, `b` the epoch from which on nothing was lost, `m` how many
+-- fields are left in the hash that was set aside. Who has one there takes it along when it next comes.
 
 local MAX = 9007199254740991 -- 2^53 - 1: every count saturates here.
 local HALF = 131072 -- 2^17: half of the bits of a window.
 local WINDOW_MAX = 34359738367 -- 2^35 - 1: what `divided` can take.
 local BUCKET_LINGERS_MS = 60000
 local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts afresh.
+-- A generation lasts as long as its hits take to drain, within these: nobody tells about them once more after that.
+local GENERATION_MS_MIN, GENERATION_MS_MAX = 60000, 3600000
+local DEBT_TIMES = 10 -- How many times its burst and its limit a bucket holds at most.
+-- From 2030 on an epoch has fewer bits of the nonce: 2^53 would be reached in 2039, so it is in 2649. Up to then it is
+-- what it always was, so that processes of all versions agree.
+local EPOCHS_COARSE_MS = 1893456000000
 local SUM, SLIDING, BUCKET = 0, 1, 2
 -- How much of a cell has to be written.
 local NOTHING, ADDED, ALL = 0, 1, 2
@@ -74,7 +85,13 @@ end
 
 -- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
 local function new_epoch(told, nonce)
-  local epoch = time_ms() * 4096 + nonce
+  local time = time_ms()
+  local epoch
+  if time < EPOCHS_COARSE_MS then
+    epoch = time * 4096 + nonce
+  else
+    epoch = EPOCHS_COARSE_MS * 4096 + (time - EPOCHS_COARSE_MS) * 64 + fmod(nonce, 64)
+  end
   if epoch <= told then
     epoch = told + 1
   end
@@ -91,24 +108,35 @@ local function read_field(text)
   return tonumber(first), tonumber(second)
 end
 
-local function write_field(cell)
-  if cell.asked > 0 then
-    return format('%.0f:%.0f', cell.field, cell.asked)
+local function write_pair(hits, refunds)
+  if refunds > 0 then
+    return format('%.0f:%.0f', hits, refunds)
   end
-  return format('%.0f', cell.field)
+  return format('%.0f', hits)
 end
 
--- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together.
+local function write_field(cell)
+  return write_pair(cell.field, cell.asked)
+end
+
+-- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together,
+-- or than one of them knows.
 local function hits_of(cell)
   local sum = cell.f + cell.a
   sum = sum > cell.h and sum or cell.h
+  sum = sum > cell.k and sum or cell.k
   return sum < MAX and sum or MAX
+end
+
+-- What was given back of a window's cell, as far as anybody knows.
+local function refunds_of(cell)
+  return cell.r > cell.l and cell.r or cell.l
 end
 
 -- What counts of a window's cell. A full one stays full.
 local function count(cell)
   local sum = hits_of(cell)
-  return sum < MAX and sum - cell.r or MAX
+  return sum < MAX and sum - refunds_of(cell) or MAX
 end
 
 local process, text = ARGV[1], ARGV[2]
@@ -128,7 +156,7 @@ local nonce, charges, parts_count = n[1], n[2] == 1, n[3]
 if not parts_count then
   return malformed('it ends before its parts')
 end
-local asks_at, cells_count = 4, 0
+local asks_at, keys_count = 4, 0
 for number = 1, parts_count do
   local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
   if not cells then
@@ -141,10 +169,10 @@ for number = 1, parts_count do
     return malformed('the cells of part ' .. number)
   end
   asks_at = asks_at + 4 + 12 * cells
-  cells_count = cells_count + cells
+  keys_count = keys_count + (measure == BUCKET and 2 or cells)
 end
-if cells_count ~= #KEYS then
-  return malformed(format('%d keys for %d cells', #KEYS, cells_count))
+if keys_count ~= #KEYS then
+  return malformed(format('%d keys instead of %d', #KEYS, keys_count))
 end
 local asks_count = n[asks_at]
 if not asks_count then
@@ -176,19 +204,23 @@ local function window_cell(key, at, is_newest)
     key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
     row = n[at + 9], row_refunds = n[at + 10], abroad = n[at + 11],
   }
-  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', process, 'n')
+  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', 'k', process, 'n')
   local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
+  local k, l = 0, 0
   if e then
     f, a, h, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    cell.holders = tonumber(held[7])
+    if held[6] then
+      k, l = read_field(held[6])
+    end
+    cell.holders = tonumber(held[8])
   else
     e = new_epoch(epoch, nonce)
     cell.holders = 0
     cell.is_missing = true
     cell.write = is_newest and ALL or NOTHING
   end
-  if held[6] then
-    field, asked = read_field(held[6])
+  if held[7] then
+    field, asked = read_field(held[7])
   else
     cell.holders = cell.holders + 1
     if not cell.is_missing then
@@ -248,15 +280,26 @@ local function window_cell(key, at, is_newest)
   else
     cell.running = field
   end
-  if r > 0 and (f + a >= MAX or h >= MAX) then
+  local floor = n[at + 4]
+  if epoch == e and floor > k and floor > f + a and floor > h then
+    -- An older copy came back, and not everybody who told is still there to tell again. Never added, because who is there
+    -- does: what is known is in what they tell, or it is a part of what is gone.
+    k = floor
+    local pending = n[at + 5] > n[at + 6] and n[at + 5] - n[at + 6] or 0
+    local refunds = n[at + 7] - pending < k and n[at + 7] - pending or k
+    l = refunds > l and refunds or l
+    cell.write = ALL
+  end
+  if (r > 0 or l > 0) and (f + a >= MAX or h >= MAX or k >= MAX) then
     -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
-    r = 0
+    r, l = 0, 0
     cell.write = ALL
   end
   if cell.is_missing and cell.write == ADDED then
     cell.write = ALL
   end
   cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
+  cell.k, cell.l = k, l
   return cell
 end
 
@@ -301,10 +344,45 @@ local function drain(w, q, dt, limit, window)
   return w, q
 end
 
+-- The level of a bucket with so much more in it. What goes above what it holds is forgiven, what is there stays.
+local function filled(cell, w, added)
+  local most = cell.most > w and cell.most or w
+  return w + added < most and w + added or most
+end
+
+-- A process has no field in a bucket that is there. It may have one in the generation before; or it is new, and the
+-- generation has lasted. Answers its field there, if any, and whether the generation is over.
+local function met(cell, now, window, is_new)
+  local held = call('HMGET', cell.key, 'g', 'b', 'm')
+  local began = tonumber(held[1] or nil)
+  cell.left = tonumber(held[3] or 0)
+  cell.born = tonumber(held[2] or nil)
+  -- Without it there is none before: what is under that name is of a bucket that is gone.
+  local before = cell.born and call('HMGET', cell.before_key, process)[1]
+  if before then
+    cell.is_moved = true
+    cell.left = cell.left > 0 and cell.left - 1 or 0
+    return before, false
+  end
+  local lasts = window > GENERATION_MS_MIN and window or GENERATION_MS_MIN
+  lasts = lasts < GENERATION_MS_MAX and lasts or GENERATION_MS_MAX
+  cell.lasts = lasts
+  if began and now - began >= lasts then
+    return nil, is_new
+  end
+  if not began or now < began then
+    cell.began = now
+  end
+  return nil, false
+end
+
 -- The same as `window_cell` for a bucket.
-local function bucket(key, at, window, limit)
+local function bucket(key, before_key, at, window, limit)
   local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = { key = key, write = NOTHING, top = is_seated and 0 or own }
+  local cell = {
+    key = key, before_key = before_key, write = NOTHING, top = is_seated and 0 or own,
+    most = DEBT_TIMES * (limit + n[at + 9]),
+  }
   local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
   local now = time_ms()
   local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
@@ -331,25 +409,55 @@ local function bucket(key, at, window, limit)
   else
     e = new_epoch(e and e > epoch and e or epoch, nonce)
     cell.holders = 0
+    cell.began = now
+    cell.is_made = true
     cell.write = ALL
   end
   if held[6] and not cell.is_renewed then
     field, asked = read_field(held[6])
   else
-    cell.holders = cell.holders + 1
     cell.write = ALL
+    local before, is_over
+    if not cell.is_made then
+      before, is_over = met(cell, now, window, epoch == 0)
+    end
+    if before then
+      field, asked = read_field(before)
+    else
+      cell.holders = cell.holders + 1
+    end
+    if is_over then
+      cell.is_over = true
+      cell.born = cell.born or e
+      e = new_epoch(e, nonce)
+      v = 0
+      -- Those of the generation before the one that is over are forgotten.
+      cell.holders = cell.holders - cell.left
+      cell.left = cell.holders - 1
+      cell.began = now
+    end
   end
 
   local from, asked_from = field, asked
   if epoch ~= 0 and epoch ~= e then
     local floor, acked, asked_acked, rest = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
     local is_raised
-    if epoch < e then
+    local born = cell.born
+    if epoch < e and not cell.is_made and not born then
+      born = tonumber(call('HMGET', key, 'b')[1] or nil)
+    end
+    if born and epoch >= born and epoch < e then
+      -- Only the generation is another one: the level is what it was.
+      is_raised = false
+    elseif epoch < e then
       -- Lost and made anew: to what was added since comes what was there before, unless it is in already.
       is_raised = floor > 0 or rest > 0
       floor = floor + v < MAX and floor + v or MAX
     else
       is_raised = true
+    end
+    if floor >= cell.most then
+      floor, rest = cell.most, 0
     end
     if is_raised and (floor > w or (floor == w and rest > q)) then
       w, q = floor, rest
@@ -368,7 +476,7 @@ local function bucket(key, at, window, limit)
       local added = own - from
       -- Of what was not told, only what has not drained where it was admitted.
       local left = added < n[at + 8] and added or n[at + 8]
-      w = w + left < MAX and w + left or MAX
+      w = filled(cell, w, left)
       v = v + added < MAX and v + added or MAX
     end
     if own > field then
@@ -397,7 +505,8 @@ end
 -- What counts of a cell in all regions, with what a process without a seat has besides.
 local function in_all_regions(cell)
   local sum = count(cell) + cell.top
-  local bound = cell.row - (cell.row_refunds > cell.r and cell.row_refunds or cell.r)
+  local refunds = refunds_of(cell)
+  local bound = cell.row - (cell.row_refunds > refunds and cell.row_refunds or refunds)
   sum = (sum > bound and sum or bound) + cell.abroad
   return sum < MAX and sum or MAX
 end
@@ -441,7 +550,13 @@ for number = 1, parts_count do
     seen[key] = true
     local cell
     if measure == BUCKET then
-      cell = bucket(key, at, window, measured)
+      key_number = key_number + 1
+      local before_key = KEYS[key_number]
+      if seen[before_key] then
+        return malformed('key ' .. before_key .. ' comes twice')
+      end
+      seen[before_key] = true
+      cell = bucket(key, before_key, at, window, measured)
     else
       cell = window_cell(key, at, place == 1)
       refunds = refunds or cell.refund
@@ -510,7 +625,11 @@ for number = 1, asks_count do
         -- Twins of the same ask may have had it forgotten.
         part.effective = part.effective and part.effective + new
         if part.measure == BUCKET then
-          newest.w = newest.w + new < MAX and newest.w + new or MAX
+          local w = filled(newest, newest.w, new)
+          if w < newest.w + new then
+            part.effective = nil
+          end
+          newest.w = w
           newest.v = newest.v + new < MAX and newest.v + new or MAX
           newest.write = ALL
         else
@@ -522,8 +641,12 @@ for number = 1, asks_count do
             newest.row = newest.row + new < MAX and newest.row + new or MAX
             part.effective = nil
           end
+          if newest.k > 0 then
+            -- It may be within what is known.
+            part.effective = nil
+          end
           if hits_of(newest) >= MAX then
-            newest.r = 0
+            newest.r, newest.l = 0, 0
             newest.write = ALL
             part.effective = nil
           end
@@ -555,11 +678,25 @@ for number = 1, parts_count do
       if cell.is_renewed then
         local key = cell.key
         call('PEXPIRE', key, 0)
+      elseif cell.is_over then
+        -- A user who may not do this keeps the fields, and all counts are right.
+        redis.pcall('RENAME', cell.key, cell.before_key)
+        call('PEXPIRE', cell.before_key, cell.lasts)
+      elseif cell.is_moved then
+        call('HDEL', cell.before_key, process)
       end
       call(
         'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
         't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
       )
+      if cell.began then
+        call('HSET', cell.key, 'g', format('%.0f', cell.began))
+      end
+      if cell.is_over then
+        call('HSET', cell.key, 'b', format('%.0f', cell.born), 'm', cell.left)
+      elseif cell.is_moved then
+        call('HSET', cell.key, 'm', cell.left)
+      end
       call('PEXPIRE', cell.key, format('%.0f', ttl_ms < MAX and ttl_ms or MAX))
     end
     answer[length + 1] = cell.e
@@ -585,8 +722,8 @@ for number = 1, parts_count do
         else
           call(
             'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
-            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), process, write_field(cell),
-            'n', cell.holders
+            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), 'k', write_pair(cell.k, cell.l),
+            process, write_field(cell), 'n', cell.holders
           )
           call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
         end
@@ -596,7 +733,7 @@ for number = 1, parts_count do
       answer[length + 2] = hits_of(cell)
       answer[length + 3] = cell.field
       answer[length + 4] = cell.asked
-      answer[length + 5] = cell.r
+      answer[length + 5] = refunds_of(cell)
       answer[length + 6] = is_there and cell.holders or 0
       length = length + 6
     end

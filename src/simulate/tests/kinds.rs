@@ -1,7 +1,7 @@
 //! The other algorithms, refunds and debt converge too.
 
 use super::{SECOND_US, load};
-use crate::simulate::faults::Fault;
+use crate::simulate::faults::{Fault, Network};
 use crate::simulate::process::Asked;
 use crate::simulate::world::{Setup, World};
 
@@ -131,6 +131,88 @@ fn a_refund_is_never_banked() {
     world.request_at(2 * SECOND_US, 1, Asked { key: 0, hits: 1 });
     world.run_until(4 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
+}
+
+/// A zone goes down with the primary and a process, and the replica is behind. What the process had told is known to others.
+#[test]
+fn a_failover_to_an_older_copy_does_not_forget_what_the_dead_had_told() {
+    for seed in 0..20 {
+        let mut setup = Setup::new(seed, 3, "{requests_per_unit: 20, window: 1h}");
+        setup.slack_permille = 0;
+        let mut world = World::new(setup);
+        // Before the copy, after it, and when another has heard of it.
+        world.request_at(500_000, 1, Asked { key: 0, hits: 1 });
+        world.request_at(SECOND_US + 500 * seed, 0, Asked { key: 0, hits: 12 });
+        world.request_at(SECOND_US + 100_000, 1, Asked { key: 0, hits: 3 });
+        world.fault_at(SECOND_US + 150_000, Fault::Crash { process: 0 });
+        world.fault_at(SECOND_US + 200_000, Fault::Failover { region: 0, back_us: 300_000 });
+        world.run_until(3 * SECOND_US);
+        assert_eq!(world.origin_total(), (16, 0), "seed {seed}");
+        world.request_at(3 * SECOND_US, 2, Asked { key: 0, hits: 5 });
+        world.request_at(4 * SECOND_US, 2, Asked { key: 0, hits: 4 });
+        world.run_until(6 * SECOND_US);
+        let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
+        assert_eq!(admitted, [1, 12, 3, 4], "seed {seed}");
+    }
+}
+
+/// Reports of nonsense are charged in any case, by several processes, again and again.
+#[test]
+fn the_debt_of_a_bucket_is_forgiven_after_some_windows() {
+    let limit = "{requests_per_unit: 10, unit: second, algorithm: gcra, charge: always}";
+    let mut world = World::new(Setup::new(3, 2, limit));
+    for n in 0..100 {
+        let process = (n % 2) as usize;
+        world.request_at(SECOND_US + n * 20_000, process, Asked { key: 0, hits: 1_000_000_000 });
+    }
+    world.run_until(4 * SECOND_US);
+    let (level, _) = world.origin_levels();
+    assert!((150..=200).contains(&level), "ten times the limit and the burst: {level}");
+    // 200 drain in 20 seconds.
+    world.request_at(5 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(24 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    world.run_until(26 * SECOND_US);
+    let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
+    assert_eq!(admitted, [1]);
+}
+
+/// Processes die and others come, one is silent for minutes and comes back, and the bucket is never empty.
+#[test]
+fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
+    const MINUTES: u64 = 5;
+    let mut silent_came_back = 0;
+    for seed in 0..20 {
+        // One drains in a minute.
+        let limit = "{requests_per_unit: 1, unit: minute, algorithm: gcra, burst: 100000}";
+        let mut setup = Setup::new(seed, 4, limit);
+        setup.network = Network::ROUGH;
+        let mut world = World::new(setup);
+        for _ in 0..40 * MINUTES {
+            let at_us = 10_000 + world.random().below(MINUTES * 60 * SECOND_US);
+            let process = world.random().below(3) as usize;
+            let hits = 1 + world.random().below(4) as i64;
+            world.request_at(at_us, process, Asked { key: 0, hits });
+        }
+        for n in 0..12 * MINUTES {
+            world.fault_at((5 * n + 4) * SECOND_US, Fault::Crash { process: (n % 2) as usize });
+        }
+        for (at_us, hits) in [(SECOND_US, 7), (2 * SECOND_US, 5), (MINUTES * 60 * SECOND_US, 11)] {
+            world.request_at(at_us, 3, Asked { key: 0, hits });
+        }
+        world.fault_at(MINUTES * 60 * SECOND_US + 2 * SECOND_US, Fault::Calm);
+        world.run_until((MINUTES * 60 + 10) * SECOND_US);
+        silent_came_back += world.oracle.admitted.iter().filter(|it| it.process == 3 && it.hits == 11).count();
+        let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
+        let (level, fields) = world.origin_levels();
+        let held = level + MINUTES;
+        let (lost_max, more_max) = (world.oracle.died_with, world.oracle.abandoned_hits);
+        assert!(
+            held + lost_max + 1 >= admitted && held <= admitted + more_max + 1,
+            "seed {seed}: {held} of {admitted}, {lost_max} may be lost and {more_max} too many"
+        );
+        assert!(fields <= 2 * 15 + 3, "seed {seed}: {fields} fields of {} processes", 12 * MINUTES);
+    }
+    assert_eq!(silent_came_back, 20);
 }
 
 /// Found by review: hits of an outage were poured into the bucket as if none of them had drained since.
