@@ -60,7 +60,7 @@ impl World {
             self.oracle.died_with += self.pending(to.process);
             let now = self.now(to.process);
             let fields = self.processes[to.process].region.fields(now);
-            let cells: Vec<_> = fields.iter().filter_map(|(key, sequence)| sequence.map(|at| (*key, at))).collect();
+            let cells: Vec<_> = fields.iter().map(|(key, sequence)| (*key, sequence.unwrap_or(0))).collect();
             let id = self.processes[to.process].region.process();
             self.home_mut(to.process).origin.leave(id, &cells);
             self.leaving[to.process] = None;
