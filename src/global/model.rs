@@ -36,13 +36,13 @@ impl Rows {
     }
 
     /// What a reading says, all rows of a cell one after the other.
-    pub fn read(&self, reading: Reading, now_ms: u64) -> Vec<HeardRow> {
-        let is_read = |regions: &BTreeMap<Box<str>, Held>| match reading {
-            Reading::All => true,
-            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= ms),
+    pub fn read(&self, reading: &Reading, now_ms: u64) -> Vec<HeardRow> {
+        let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, Held>| match reading {
+            Reading::All { from } => from.as_ref().is_none_or(|from| cell >= from),
+            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };
         let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);
-        let read = live.filter(|(_, regions)| is_read(regions));
+        let read = live.filter(|(cell, regions)| is_read(cell, regions));
         let rows = read.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
         rows.map(|(cell, region, held)| HeardRow {
             cell: cell.clone(),

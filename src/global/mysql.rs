@@ -62,9 +62,10 @@ impl MySql {
         self.read(self.connections.timeout(), |now_ms| statement::changed_since(since_ms, now_ms), each).await
     }
 
-    /// All rows that have not expired, like [`MySql::changed_since`].
-    pub async fn all_live(&self, each: EachRow<'_>) -> Result<u64, StoreError> {
-        self.read(LONG, statement::all_live, each).await
+    /// All rows that have not expired, from a cell on if one is given, in the order of cells. Otherwise like
+    /// [`MySql::changed_since`].
+    pub async fn all_live(&self, from: Option<&CellName>, each: EachRow<'_>) -> Result<u64, StoreError> {
+        self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
     }
 
     /// Whether the table has what the statements need.
@@ -181,7 +182,7 @@ mod tests {
         fn spawned(_: impl Future + Send) {}
         spawned(store.publish("eu", &[]));
         spawned(store.changed_since(0, &mut |_| ()));
-        spawned(store.all_live(&mut |_| ()));
+        spawned(store.all_live(None, &mut |_| ()));
         spawned(store.check_schema());
         spawned(store.migrate());
         spawned(store.delete_expired(0, 1));

@@ -271,11 +271,11 @@ impl Global {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
         let mut clock = None;
-        if reading == Reading::All {
+        if matches!(reading, Reading::All { .. }) {
             match self.mysql.server_now_ms().await {
                 // A table that is too large to be read at once is followed from here on.
                 Ok(server_ms) => clock = Some(server_ms),
-                Err(error) => return self.import_failed(&error, reading),
+                Err(error) => return self.import_failed(&error, &reading),
             }
             // All keys are looked at, which takes its time.
             block_in_place(|| self.exchange.forget_told(&mut hearing));
@@ -283,32 +283,34 @@ impl Global {
         let outcome = {
             // The time of each row: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
-            match reading {
-                Reading::All => self.mysql.all_live(&mut each).await,
-                Reading::Since { ms } => self.mysql.changed_since(ms, &mut each).await,
+            match &reading {
+                Reading::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
+                Reading::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
             }
         };
         match outcome {
             Ok(server_ms) => {
-                let ages_ms = block_in_place(|| self.exchange.imported(hearing, reading, server_ms, self.now()));
+                let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
             }
-            Err(error @ StoreError::Timeout { .. }) if hearing.rows() > 0 && clock.is_some() => {
-                self.metrics.failed(Turn::Import, StoreFailure::of(&error));
-                self.warn(
-                    Turn::Import,
-                    &error,
-                    "not all counts of other regions could be read: following what changes",
-                );
-                let server_ms = clock.unwrap_or_default();
-                block_in_place(|| self.exchange.partly_imported(hearing, server_ms, self.now()));
-            }
-            Err(error) => self.import_failed(&error, reading),
+            Err(error) => match clock {
+                // Whoever ended it, this side, the server or what is between them: the next part goes on there.
+                Some(server_ms) if hearing.rows() > 0 => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(
+                        Turn::Import,
+                        &error,
+                        "not all counts of other regions could be read at once: following what changes, the rest comes in parts",
+                    );
+                    block_in_place(|| self.exchange.partly_imported(hearing, &reading, server_ms, self.now()));
+                }
+                _ => self.import_failed(&error, &reading),
+            },
         }
     }
 
-    fn import_failed(&self, error: &StoreError, reading: Reading) {
+    fn import_failed(&self, error: &StoreError, reading: &Reading) {
         self.metrics.failed(Turn::Import, StoreFailure::of(error));
         self.warn(Turn::Import, error, "counts of other regions can't be imported: the last known ones stay");
         if matches!(error, StoreError::Schema(_)) {

@@ -51,9 +51,19 @@ pub fn changed_since(since_ms: u64, now_ms: u64) -> String {
     filled(CHANGED_SINCE, &[(":since_ms", since_ms), (":now_ms", now_ms)])
 }
 
-/// All rows that have not expired.
-pub fn all_live(now_ms: u64) -> String {
-    filled(ALL_LIVE, &[(":now_ms", now_ms)])
+/// All rows that have not expired, from a cell on if one is given.
+pub fn all_live(from: Option<&CellName>, now_ms: u64) -> String {
+    let [workspace, namespace, identifier] = match from {
+        Some(from) => [&from.workspace, &from.namespace, &from.identifier].map(|name| hex(name)),
+        None => Default::default(),
+    };
+    let numbers = [
+        (":now_ms", now_ms),
+        (":duration_ms", from.map_or(0, |from| from.duration_ms)),
+        (":sequence", from.map_or(0, |from| from.sequence)),
+    ];
+    let names = [(":workspace_id", workspace), (":namespace", namespace), (":identifier", identifier)];
+    names.iter().fold(filled(ALL_LIVE, &numbers), |sql, (place, hex)| sql.replace(place, &format!("x'{hex}'")))
 }
 
 /// Deletes rows that expired before.
@@ -112,7 +122,7 @@ mod tests {
             sequence: u64::MAX,
         };
         let row = OwnRow { cell, counts: Counts { hits: 7, refunds: 2 } };
-        let publish = publish("eu", &[row.clone(), row]);
+        let publish = publish("eu", &[row.clone(), row.clone()]);
         let value = format!(
             "(x'65646765',x'',x'273b2044524f5000ff',60000,{max},x'6575',7,2,{max},UNIX_TIMESTAMP(SYSDATE(3))*1000)",
             max = u64::MAX
@@ -124,7 +134,8 @@ mod tests {
             publish,
             session(1, 60),
             changed_since(1, 2),
-            all_live(3),
+            all_live(None, 3),
+            all_live(Some(&row.cell), 3),
             delete_expired(4, 5),
             count_expired(6),
             clock(),
@@ -133,6 +144,8 @@ mod tests {
             assert!(!sql.contains("--") && !sql.contains(" :"), "{sql}");
         }
         assert!(changed_since(17, 18).contains("updated_at >= 17 AND expires_at > 18"));
+        assert!(all_live(None, 3).contains("workspace_id = x'' AND namespace = x'' AND identifier > x''"));
+        assert!(all_live(Some(&row.cell), 3).contains("AND duration_ms = 60000 AND sequence >= 18446744073709551615"));
         assert!(delete_expired(4, 5).ends_with("< 4\nORDER BY expires_at, pk\nLIMIT 5"));
     }
 }

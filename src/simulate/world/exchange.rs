@@ -132,7 +132,7 @@ impl World {
         let now_ms = self.now_ms();
         let (at_us, rows) = match self.is_cut(from.process, false) {
             true => (self.now_us + TABLE_TIMEOUT_US, None),
-            false => (self.now_us + self.table_delay_us(), Some((self.rows.read(reading, now_ms), now_ms))),
+            false => (self.now_us + self.table_delay_us(), Some((self.rows.read(&reading, now_ms), now_ms))),
         };
         self.at(at_us, Event::ReadAnswered { to: from, reading, hearing, rows });
     }
@@ -149,9 +149,9 @@ impl World {
             match rows {
                 Some((rows, server_ms)) => {
                     rows.into_iter().for_each(|row| exchange.hear(&mut hearing, row, now));
-                    exchange.imported(*hearing, reading, server_ms, now);
+                    exchange.imported(*hearing, &reading, server_ms, now);
                 }
-                None => exchange.not_imported(reading, now),
+                None => exchange.not_imported(&reading, now),
             }
         }
         self.plan_import(to);
