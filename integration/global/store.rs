@@ -279,6 +279,40 @@ async fn a_full_read_goes_on_from_any_cell() {
 }
 
 #[tokio::test]
+async fn cells_are_found_by_their_names() {
+    let (_server, store) = migrated().await;
+    let names = [b"".as_slice(), b"a", b"a ", b"\xff"];
+    for region in ["eu", "us"] {
+        let rows = names.map(|name| OwnRow { cell: cell(name), counts: Counts { hits: 3, refunds: 1 } });
+        store.publish(region, &rows).await.unwrap();
+    }
+    let whole = all(&store).await;
+    let found = async |cells: &[CellName]| {
+        let mut rows = Vec::new();
+        store.find(cells, &mut |row| rows.push(row)).await.unwrap();
+        rows
+    };
+    assert_eq!(found(&[]).await, []);
+    for at in 0..names.len() {
+        assert_eq!(found(&[cell(names[at])]).await, whole[2 * at..2 * at + 2]);
+    }
+    let yesterday = CellName { sequence: cell(b"a").sequence - 1, ..cell(b"a") };
+    let rule = CellName { namespace: b"edge.other".as_slice().into(), ..cell(b"a") };
+    assert_eq!(found(&[yesterday, rule.clone(), cell(b"b")]).await, []);
+    assert_eq!(found(&[cell(b"\xff"), rule, cell(b"")]).await, [&whole[..2], &whole[6..]].concat());
+    // As many as there may be, with names as long as they may be.
+    let long = |n: u64| CellName {
+        workspace: [b'w'; 191].into(),
+        namespace: [0xff; 255].into(),
+        identifier: [n.to_be_bytes().as_slice(), &[0; 247]].concat().into(),
+        ..cell(b"")
+    };
+    let many: Vec<CellName> = (0..512).map(long).collect();
+    store.publish("eu", &[OwnRow { cell: many[511].clone(), counts: Counts { hits: 1, refunds: 0 } }]).await.unwrap();
+    assert_eq!(found(&many).await.len(), 1);
+}
+
+#[tokio::test]
 async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_changed() {
     let (server, store) = migrated().await;
     for part in 0..10 {
@@ -309,6 +343,15 @@ async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_cha
     let keys = keys_of(&server, &changed_since);
     assert!(keys.contains(&"r ref unique_window_region".to_owned()), "{keys:?}");
     assert!(keys.contains(&"ratelimit_window_counts range updated_at_idx".to_owned()), "{keys:?}");
+    let some: Vec<CellName> = (0..100).map(changed_cell).collect();
+    let cells = statement::cells(&some);
+    assert!(
+        keys_of(&server, &cells).contains(&"r ref unique_window_region".to_owned()),
+        "{:?}",
+        keys_of(&server, &cells)
+    );
+    let reads = reads_of(&server, &cells);
+    assert!(reads < 1000, "{reads}");
     let late = CellName { sequence: 4, ..cell(b"0999900") };
     for from in [None, Some(&late)] {
         let all_live = statement::all_live(from, now_ms);

@@ -6,10 +6,12 @@
 mod importing;
 mod pass;
 mod publishing;
+mod seeking;
 #[cfg(test)]
 mod tests;
 
 pub use crate::global::exchange::importing::Hearing;
+pub use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -60,6 +62,8 @@ pub struct ExchangeCounts {
     pub absurd_rows: AtomicU64,
     pub unknown_rows: AtomicU64,
     pub roomless_rows: AtomicU64,
+    /// Keys that were looked up, because something had been left out.
+    pub sought_keys: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -138,6 +142,8 @@ impl Exchange {
             imported_us: None,
             random: options.seed | 1,
         };
+        // Until all of it is.
+        engine.table().missing().begin_reading();
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
     }

@@ -13,6 +13,17 @@ struct Held {
     updated_at_ms: u64,
 }
 
+fn heard<'a>(cells: impl Iterator<Item = (&'a CellName, &'a BTreeMap<Box<str>, Held>)>) -> Vec<HeardRow> {
+    let rows = cells.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
+    rows.map(|(cell, region, held)| HeardRow {
+        cell: cell.clone(),
+        region: region.clone(),
+        counts: held.counts,
+        updated_at_ms: held.updated_at_ms,
+    })
+    .collect()
+}
+
 /// The rows of all regions.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
@@ -42,15 +53,12 @@ impl Rows {
             Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };
         let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);
-        let read = live.filter(|(cell, regions)| is_read(cell, regions));
-        let rows = read.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
-        rows.map(|(cell, region, held)| HeardRow {
-            cell: cell.clone(),
-            region: region.clone(),
-            counts: held.counts,
-            updated_at_ms: held.updated_at_ms,
-        })
-        .collect()
+        heard(live.filter(|(cell, regions)| is_read(cell, regions)))
+    }
+
+    /// All rows of some cells.
+    pub fn find(&self, cells: &[CellName]) -> Vec<HeardRow> {
+        heard(cells.iter().filter_map(|cell| self.cells.get_key_value(cell)))
     }
 
     /// What a region's rows add up to.

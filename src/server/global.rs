@@ -14,7 +14,7 @@ use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::engine::Engine;
-use crate::global::exchange::{Exchange, ExchangeOptions, Now};
+use crate::global::exchange::{Exchange, ExchangeOptions, Now, TURN_STATEMENTS};
 use crate::global::import::Reading;
 use crate::global::mysql::MySql;
 use crate::global::mysql::error::{Remedy, StoreError};
@@ -27,6 +27,8 @@ use crate::server::service::wall_ms;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same complaint is made this often at most.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// How long lookups go on in one turn: the next import should not wait for them.
+const SEEK_MAX: Duration = Duration::from_millis(500);
 /// How often the table is looked for again when it was not as it has to be.
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -293,6 +295,7 @@ impl Global {
                 let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
+                self.seek().await;
             }
             Err(error) => match clock {
                 // Whoever ended it, this side, the server or what is between them: the next part goes on there.
@@ -307,6 +310,28 @@ impl Global {
                 }
                 _ => self.import_failed(&error, &reading),
             },
+        }
+    }
+
+    /// Looks up keys of which counts of other regions were left out. A failure is not one of the import: what others told
+    /// since was heard.
+    async fn seek(&self) {
+        let began = Instant::now();
+        for _ in 0..TURN_STATEMENTS {
+            let Some(mut seeking) = block_in_place(|| self.exchange.seek(self.now())) else { return };
+            let cells = std::mem::take(&mut seeking.cells);
+            let mut each = |row| self.exchange.found(&mut seeking, row, self.now());
+            match self.mysql.find(&cells, &mut each).await {
+                Ok(()) => self.exchange.sought(seeking, self.now()),
+                Err(error) => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(Turn::Import, &error, "counts of other regions can't be looked up now");
+                    return self.exchange.not_sought(seeking);
+                }
+            }
+            if began.elapsed() > SEEK_MAX {
+                return;
+            }
         }
     }
 

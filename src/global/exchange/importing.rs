@@ -23,7 +23,7 @@ const AGES_MAX: usize = 1_024;
 /// What is heard during one import.
 #[derive(Debug)]
 pub struct Hearing {
-    import: Import,
+    pub(super) import: Import,
     /// When the rows changed that told something new.
     news_ms: Vec<u64>,
     /// Everything is about to be read, and what the table was told is not forgotten yet.
@@ -31,6 +31,10 @@ pub struct Hearing {
 }
 
 impl Hearing {
+    pub(super) fn new(region: &str, must_forget: bool) -> Hearing {
+        Hearing { import: Import::new(region), news_ms: Vec::new(), must_forget }
+    }
+
     /// How many rows were heard.
     pub fn rows(&self) -> u64 {
         self.import.rows
@@ -52,9 +56,11 @@ impl Exchange {
             Some(pass) => Reading::All { from: pass.from.clone() },
             None => Reading::Since { ms: since_ms },
         };
-        let import = Import::new(&self.options.region);
-        let must_forget = reading == Reading::All { from: None };
-        (reading, Hearing { import, news_ms: Vec::new(), must_forget })
+        let is_start = reading == Reading::All { from: None };
+        if is_start {
+            self.table().missing().begin_reading();
+        }
+        (reading, Hearing::new(&self.options.region, is_start))
     }
 
     fn overlap_ms(&self) -> u64 {
@@ -88,6 +94,7 @@ impl Exchange {
         if is_whole {
             // What the table turned out not to hold is told again.
             self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
+            self.all_heard(now);
         }
         ages_ms
     }
@@ -140,7 +147,7 @@ impl Exchange {
         state.importing.ended(false, now.mono_us);
     }
 
-    fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
+    pub(super) fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
         let current = now.wall_ms / duration_ms;
         if sequence.abs_diff(current) > 1 {
@@ -183,7 +190,7 @@ impl Exchange {
             return is_news;
         }
         if !table.count_unasked() {
-            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+            self.leave_out(sum);
             return false;
         }
         let key = Key::new(named.space, &terms, identifier);
@@ -203,6 +210,7 @@ impl Exchange {
                         Entry { key, hash, terms, counter, store: Store::Origin, is_sensitive: false, is_global: true };
                     let Some(slot) = table.insert(&mut shard, &[], entry, now.wall_ms) else {
                         table.count_asked();
+                        self.leave_out(sum);
                         return false;
                     };
                     let (slot_at, Some(shared)) = shard.both(slot) else { return false };
@@ -252,9 +260,15 @@ impl Exchange {
             expires_at_ms: sum.cell.expires_at_ms(),
         };
         if !self.state.lock().hidden.keep(digest, kept, self.table().keys_max().div_ceil(4)) {
-            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+            self.leave_out(sum);
         }
         false
+    }
+
+    /// There is no room for what a row says.
+    fn leave_out(&self, sum: &CellSum) {
+        self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+        self.table().missing().leave_out(sum.cell.expires_at_ms());
     }
 
     /// Whether sensitive keys were made that have not been compared with what others told.

@@ -120,6 +120,19 @@ impl Process {
         reading
     }
 
+    /// Looks up what may be missing, and returns how many cells that were.
+    fn seek(&mut self, rows: &Rows) -> usize {
+        let mut cells = 0;
+        while let Some(mut seeking) = self.exchange.seek(self.now) {
+            cells += seeking.cells.len();
+            for row in rows.find(&seeking.cells) {
+                self.exchange.found(&mut seeking, row, self.now);
+            }
+            self.exchange.sought(seeking, self.now);
+        }
+        cells
+    }
+
     fn pass(&mut self, ms: u64) {
         self.now = Now { wall_ms: self.now.wall_ms + ms, mono_us: self.now.mono_us + ms * 1000 };
     }
@@ -160,6 +173,99 @@ fn keys_that_only_others_ask_for_are_bounded() {
     assert_eq!(count(&process.exchange.counts.created_keys), 20);
     let known = (0..25).filter(|n| !process.ask(&n.to_string(), 11)).count();
     assert_eq!(known, 20);
+}
+
+#[test]
+fn keys_whose_rows_found_no_room_are_looked_up_when_they_are_asked_for() {
+    for sensitive in ["", "sensitive: true, "] {
+        let mut process = Process::new(40, rules(&format!("{sensitive}{HOUR}")));
+        let mut rows = Rows::default();
+        let mut all: Vec<OwnRow> = (0..25).map(|n| row_of_b(&n.to_string(), 95, process.now)).collect();
+        if !sensitive.is_empty() {
+            // What they are named by, learned from a process that has asked for them.
+            let mut other = Process::new(100, rules(&format!("{sensitive}{HOUR}")));
+            (0..25).for_each(|n| assert!(other.ask(&n.to_string(), 95)));
+            let mut names = Rows::default();
+            other.publish(&mut names, Sent::Done);
+            let named = names.read(&ALL, other.now.wall_ms).into_iter();
+            all = named.map(|row| OwnRow { cell: row.cell, counts: row.counts }).collect();
+        }
+        rows.commit("b", &all, process.now.wall_ms);
+        process.import(&rows);
+        assert_eq!(count(&process.exchange.counts.roomless_rows), 15);
+        assert_eq!(process.seek(&rows), 0, "nobody has asked for any");
+        (0..25).for_each(|n| assert!(process.ask(&n.to_string(), 1)));
+        assert_eq!(process.seek(&rows), 25 * 3, "of three windows each");
+        (0..25).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
+        assert_eq!((process.seek(&rows), count(&process.exchange.counts.sought_keys)), (0, 25), "once");
+        // Until what was left out has expired.
+        process.ask("new", 1);
+        assert_eq!(process.seek(&rows), 3);
+        process.pass(2 * 3_600_000);
+        process.ask("newer", 1);
+        assert_eq!(process.seek(&rows), 0);
+    }
+}
+
+#[test]
+fn a_key_that_was_given_up_with_the_counts_of_others_gets_them_back() {
+    let mut process = Process::new(40, rules(HOUR));
+    let mut rows = Rows::default();
+    process.import(&rows);
+    assert!(process.ask("x", 1));
+    rows.commit("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    process.import(&rows);
+    (0..200).for_each(|n| assert!(process.ask(&format!("other{n}"), 1)));
+    process.seek(&rows);
+    assert!(process.ask("x", 5), "it was given up");
+    assert_eq!(process.seek(&rows), 3);
+    assert!(!process.ask("x", 1), "5 here and 95 there");
+    // A full reading hears everything that is missing.
+    process.exchange.doubt();
+    process.import(&rows);
+    process.ask("new", 1);
+    assert_eq!(process.seek(&rows), 0);
+}
+
+#[test]
+fn nothing_is_looked_up_as_long_as_nothing_is_missing() {
+    let mut process = Process::new(40, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    // While everything is still to be read, a key may lack something.
+    assert!(process.ask("x", 1));
+    process.import(&rows);
+    assert_eq!(process.seek(&rows), 0, "and does not, once it was");
+    assert!(!process.ask("x", 5));
+    // Keys that come and go and that nobody else counts.
+    for n in 0..200 {
+        assert!(process.ask(&format!("other{n}"), 1));
+        process.import(&rows);
+        process.ask("x", 0);
+    }
+    assert!(process.engine.stats().evicted > 100);
+    assert_eq!((process.seek(&rows), count(&process.exchange.counts.sought_keys)), (0, 0));
+}
+
+#[test]
+fn a_lookup_that_fails_is_tried_again_and_so_many_wait_at_most() {
+    let mut process = Process::new(100_000, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
+    assert_eq!(process.import_part(&rows, 1), ALL);
+    assert!(process.ask("y", 1), "it was not heard of");
+    let seeking = process.exchange.seek(process.now).unwrap();
+    assert_eq!(seeking.cells.len(), 3);
+    process.exchange.not_sought(seeking);
+    assert_eq!(process.seek(&rows), 3);
+    assert!(!process.ask("y", 5));
+    // More than are remembered; who finds no room is remembered with its next request.
+    let values: Vec<String> = (0..20_000).map(|n| format!("other{n}")).collect();
+    values.iter().for_each(|value| assert!(process.ask(value, 1)));
+    let first = process.seek(&rows);
+    assert!(first < 3 * 20_000, "{first}");
+    values.iter().for_each(|value| assert!(process.ask(value, 1)));
+    assert_eq!(first + process.seek(&rows), 3 * 20_000);
 }
 
 #[test]

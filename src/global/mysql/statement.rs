@@ -12,6 +12,7 @@ const SESSION: &str = include_str!("../sql/session.sql");
 const PUBLISH: &str = include_str!("../sql/publish.sql");
 const CHANGED_SINCE: &str = include_str!("../sql/changed_since.sql");
 const ALL_LIVE: &str = include_str!("../sql/all_live.sql");
+const CELLS: &str = include_str!("../sql/cells.sql");
 const DELETE_EXPIRED: &str = include_str!("../sql/delete_expired.sql");
 const COUNT_EXPIRED: &str = include_str!("../sql/count_expired.sql");
 const CLOCK: &str = include_str!("../sql/clock.sql");
@@ -64,6 +65,28 @@ pub fn all_live(from: Option<&CellName>, now_ms: u64) -> String {
     ];
     let names = [(":workspace_id", workspace), (":namespace", namespace), (":identifier", identifier)];
     names.iter().fold(filled(ALL_LIVE, &numbers), |sql, (place, hex)| sql.replace(place, &format!("x'{hex}'")))
+}
+
+/// All rows of some cells, of which there has to be one.
+pub fn cells(cells: &[CellName]) -> String {
+    let mut constants = String::new();
+    for (place, cell) in cells.iter().enumerate() {
+        let CellName { workspace, namespace, identifier, duration_ms, sequence } = cell;
+        let (workspace, namespace, identifier) = (hex(workspace), hex(namespace), hex(identifier));
+        // Writing into a string can't fail.
+        let _ = match place {
+            0 => write!(
+                constants,
+                "SELECT x'{workspace}' AS workspace_id,x'{namespace}' AS namespace,x'{identifier}' AS identifier,\
+                 {duration_ms} AS duration_ms,{sequence} AS sequence"
+            ),
+            _ => write!(
+                constants,
+                " UNION ALL SELECT x'{workspace}',x'{namespace}',x'{identifier}',{duration_ms},{sequence}"
+            ),
+        };
+    }
+    text(CELLS).replace(":cells", &constants)
 }
 
 /// Deletes rows that expired before.
@@ -136,6 +159,7 @@ mod tests {
             changed_since(1, 2),
             all_live(None, 3),
             all_live(Some(&row.cell), 3),
+            cells(&[row.cell.clone(), row.cell.clone()]),
             delete_expired(4, 5),
             count_expired(6),
             clock(),
