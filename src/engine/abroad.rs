@@ -167,7 +167,7 @@ impl Abroad {
     /// From here on nothing counts any more that other regions have counted; 0 if they have counted nothing.
     pub fn others_until_ms(&self, window_ms: u64) -> u64 {
         let newest = (0..CELLS).find(|back| self.hits[*back][0] > 0);
-        newest.map_or(0, |back| (self.newest + 2).saturating_sub(back as u64).saturating_mul(window_ms))
+        newest.map_or(0, |back| self.newest.saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
     }
 
     /// Another region has counted in this cell or in the one before.

@@ -13,10 +13,11 @@ use crate::global::row::{CellName, HeardRow};
 
 /// Cells of a key that count here: this one, the one before, and the next of a region whose clock is ahead.
 const KEY_CELLS: u64 = 3;
-/// Keys of one statement, so that it names 512 cells at most.
-const STATEMENT_KEYS: usize = 170;
+/// Keys of one statement. It has a `SELECT` for each of their cells, which servers read one within the other: few enough
+/// for the smallest stack.
+const STATEMENT_KEYS: usize = 84;
 /// Statements of one turn; what is left is for the next.
-pub const TURN_STATEMENTS: usize = 12;
+pub const TURN_STATEMENTS: usize = 24;
 
 /// Keys that are looked up by one statement.
 #[derive(Debug)]
