@@ -211,7 +211,8 @@ fn no_example_is_left_out() {
     assert_eq!(examples, driven.map(str::to_owned).into());
 }
 
-fn files_below(directory: &Path) -> BTreeSet<String> {
+/// By their paths from there.
+pub fn files_below(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(next) = directories.pop() {

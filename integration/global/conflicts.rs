@@ -44,7 +44,7 @@ async fn rows(store: &MySql) -> BTreeMap<Box<[u8]>, OwnRow> {
     let mut keep = |row: tidegate::global::row::HeardRow| {
         rows.insert(row.cell.identifier.clone(), OwnRow { cell: row.cell, counts: row.counts });
     };
-    store.all_live(&mut keep).await.unwrap();
+    store.all_live(None, &mut keep).await.unwrap();
     rows
 }
 

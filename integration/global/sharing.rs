@@ -146,6 +146,40 @@ descriptors:
     assert_eq!((found("hunter2"), found("correcthorse")), (0, 0));
 }
 
+/// A region with many keys, and one that has no room for all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_whose_counts_found_no_room_get_them_when_they_are_asked_for() {
+    const KEYS: usize = 100;
+    let mariadb = MariaDbServer::start();
+    migrate(&mariadb);
+    let start = |name: &str, keys_max: &str| {
+        let env = settings(&mariadb, name, "a,b");
+        let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Service::start_with(RULES, &["--keys-max", keys_max], &env)
+    };
+    // The small one keeps 50 keys that nobody there has asked for, and has room for all that are asked for here.
+    let (large, small) = (start("a", "1000"), start("b", "200"));
+    let descriptors: Vec<String> = (0..KEYS).map(|key| format!("hundred=k{key}")).collect();
+    for descriptor in &descriptors {
+        assert!(said(&large, cost(descriptor, 90)).await.starts_with("OK"));
+    }
+    let left_out = "tidegate_global_ignored_rows_total{reason=\"no_room\"}";
+    until(HEARD, "some find no room", || small.metric(left_out).filter(|count| *count >= 50.0));
+    until_equal(HEARD, KEYS as u64, || mariadb.number("SELECT COUNT(*) FROM ratelimit_window_counts"));
+    // Rows are read again for some seconds after they have changed; from then on, imports do not tell of them.
+    until_equal(HEARD, Some(0.0), || small.metric("tidegate_global_last_import_rows"));
+    // The first answer may come before it is known what others counted.
+    for descriptor in &descriptors {
+        assert!(said(&small, cost(descriptor, 1)).await.starts_with("OK"));
+    }
+    for descriptor in &descriptors {
+        until_counted(&small, descriptor, 91);
+        assert!(said(&small, cost(descriptor, 10)).await.starts_with("OVER"));
+    }
+    assert!(small.metric("tidegate_global_sought_keys_total").unwrap() >= 50.0);
+    assert_eq!(large.metric("tidegate_global_sought_keys_total"), Some(0.0), "nothing is missing there");
+}
+
 /// Started without Redis: the region is this process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_region_of_one_process_needs_no_redis() {

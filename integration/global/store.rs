@@ -70,7 +70,7 @@ fn row(identifier: &str, hits: u64, refunds: u64) -> OwnRow {
 
 async fn all(store: &MySql) -> Vec<HeardRow> {
     let mut rows = Vec::new();
-    store.all_live(&mut |row| rows.push(row)).await.unwrap();
+    store.all_live(None, &mut |row| rows.push(row)).await.unwrap();
     rows
 }
 
@@ -237,6 +237,81 @@ fn keys_of(server: &MariaDbServer, sql: &str) -> Vec<String> {
     lines.iter().map(key).collect()
 }
 
+/// How many rows a statement reads, temporary ones included.
+fn reads_of(server: &MariaDbServer, sql: &str) -> u64 {
+    let lines = server.sql(&format!("FLUSH STATUS; {sql}; SHOW SESSION STATUS LIKE 'Handler_read%'"));
+    let reads = lines.iter().filter_map(|line| line.strip_prefix("Handler_read_")?.split_once('\t'));
+    let reads: Vec<(&str, u64)> = reads.map(|(name, count)| (name, count.parse().unwrap())).collect();
+    println!("{reads:?}");
+    assert!(reads.len() > 5, "{reads:?}");
+    reads.iter().map(|(_, count)| count).sum()
+}
+
+#[tokio::test]
+async fn a_full_read_goes_on_from_any_cell() {
+    let (_server, store) = migrated().await;
+    let mut rows = Vec::new();
+    for identifier in [b"".as_slice(), b"\0", b"a", b"a ", b"ab", b"\xff\xff"] {
+        for duration_ms in [DAY_MS, 2 * DAY_MS] {
+            let cell = CellName { duration_ms, sequence: now_ms() / duration_ms, ..cell(identifier) };
+            let others = [
+                CellName { namespace: b"edge.apj".as_slice().into(), ..cell.clone() },
+                CellName { workspace: b"f".as_slice().into(), namespace: Box::default(), ..cell.clone() },
+                CellName { sequence: cell.sequence + 1, ..cell.clone() },
+            ];
+            rows.extend(
+                [cell].into_iter().chain(others).map(|cell| OwnRow { cell, counts: Counts { hits: 1, refunds: 0 } }),
+            );
+        }
+    }
+    for region in ["eu", "us"] {
+        store.publish(region, &rows).await.unwrap();
+    }
+    let whole = all(&store).await;
+    assert_eq!(whole.len(), 2 * rows.len());
+    assert!(whole.is_sorted_by(|a, b| a.cell <= b.cell), "the server's order is the one here");
+    for (at, from) in whole.iter().enumerate() {
+        let mut rest = Vec::new();
+        store.all_live(Some(&from.cell), &mut |row| rest.push(row)).await.unwrap();
+        // With all rows of that cell, of which there are two.
+        assert_eq!(rest, whole[at - at % 2..], "from {from:?}");
+    }
+}
+
+#[tokio::test]
+async fn cells_are_found_by_their_names() {
+    let (_server, store) = migrated().await;
+    let names = [b"".as_slice(), b"a", b"a ", b"\xff"];
+    for region in ["eu", "us"] {
+        let rows = names.map(|name| OwnRow { cell: cell(name), counts: Counts { hits: 3, refunds: 1 } });
+        store.publish(region, &rows).await.unwrap();
+    }
+    let whole = all(&store).await;
+    let found = async |cells: &[CellName]| {
+        let mut rows = Vec::new();
+        store.find(cells, &mut |row| rows.push(row)).await.unwrap();
+        rows
+    };
+    assert_eq!(found(&[]).await, []);
+    for at in 0..names.len() {
+        assert_eq!(found(&[cell(names[at])]).await, whole[2 * at..2 * at + 2]);
+    }
+    let yesterday = CellName { sequence: cell(b"a").sequence - 1, ..cell(b"a") };
+    let rule = CellName { namespace: b"edge.other".as_slice().into(), ..cell(b"a") };
+    assert_eq!(found(&[yesterday, rule.clone(), cell(b"b")]).await, []);
+    assert_eq!(found(&[cell(b"\xff"), rule, cell(b"")]).await, [&whole[..2], &whole[6..]].concat());
+    // As many as there may be, with names as long as they may be.
+    let long = |n: u64| CellName {
+        workspace: [b'w'; 191].into(),
+        namespace: [0xff; 255].into(),
+        identifier: [n.to_be_bytes().as_slice(), &[0; 247]].concat().into(),
+        ..cell(b"")
+    };
+    let many: Vec<CellName> = (0..512).map(long).collect();
+    store.publish("eu", &[OwnRow { cell: many[511].clone(), counts: Counts { hits: 1, refunds: 0 } }]).await.unwrap();
+    assert_eq!(found(&many).await.len(), 1);
+}
+
 #[tokio::test]
 async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_changed() {
     let (server, store) = migrated().await;
@@ -262,18 +337,29 @@ async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_cha
     assert_eq!(heard.len(), 200);
     assert!(heard.iter().step_by(2).all(|row| &*row.region == "eu" && row.counts.hits == 10));
     // 100 by the one index, twice 100 by the other, the distinct and the sorting between them.
-    let lines = server.sql(&format!("FLUSH STATUS; {changed_since}; SHOW SESSION STATUS LIKE 'Handler_read%'"));
-    let reads = lines.iter().filter_map(|line| line.strip_prefix("Handler_read_")?.split_once('\t'));
-    let reads: Vec<(&str, u64)> = reads.map(|(name, count)| (name, count.parse().unwrap())).collect();
-    println!("{reads:?}");
-    assert!(reads.len() > 5 && reads.iter().map(|(_, count)| count).sum::<u64>() < 1500, "{reads:?}");
+    let reads = reads_of(&server, &changed_since);
+    assert!(reads < 1500, "{reads}");
 
     let keys = keys_of(&server, &changed_since);
     assert!(keys.contains(&"r ref unique_window_region".to_owned()), "{keys:?}");
     assert!(keys.contains(&"ratelimit_window_counts range updated_at_idx".to_owned()), "{keys:?}");
-    let all_live = statement::all_live(now_ms);
-    assert_eq!(keys_of(&server, &all_live), ["ratelimit_window_counts index unique_window_region"]);
-    assert!(!server.sql(&format!("EXPLAIN {all_live}"))[0].contains("filesort"));
+    let some: Vec<CellName> = (0..100).map(changed_cell).collect();
+    let cells = statement::cells(&some);
+    assert!(
+        keys_of(&server, &cells).contains(&"r ref unique_window_region".to_owned()),
+        "{:?}",
+        keys_of(&server, &cells)
+    );
+    let reads = reads_of(&server, &cells);
+    assert!(reads < 1000, "{reads}");
+    let late = CellName { sequence: 4, ..cell(b"0999900") };
+    for from in [None, Some(&late)] {
+        let all_live = statement::all_live(from, now_ms);
+        assert_eq!(keys_of(&server, &all_live), ["ratelimit_window_counts range unique_window_region"]);
+        assert!(!server.sql(&format!("EXPLAIN {all_live}"))[0].contains("filesort"));
+    }
+    let reads = reads_of(&server, &statement::all_live(Some(&late), now_ms));
+    assert!(reads < 200, "100 rows are left: {reads}");
     let delete = statement::delete_expired(now_ms, 1000);
     assert_eq!(keys_of(&server, &delete), ["ratelimit_window_counts range expires_at_idx"]);
     assert!(!server.sql(&format!("EXPLAIN {delete}"))[0].contains("filesort"));
@@ -283,7 +369,7 @@ async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_cha
 
     let began = Instant::now();
     let mut count = 0;
-    store.all_live(&mut |_| count += 1).await.unwrap();
+    store.all_live(None, &mut |_| count += 1).await.unwrap();
     println!("full read of 1,000,100: {:?}", began.elapsed());
     assert_eq!(count, 1_000_100);
 }
@@ -344,7 +430,7 @@ async fn a_table_that_is_missing_or_different_names_what_to_run() {
     missing(&store.changed_since(1, &mut |_| ()).await.unwrap_err());
     server.sql("DROP TABLE ratelimit_window_counts");
     missing(&store.publish("eu", &[row("a", 1, 0)]).await.unwrap_err());
-    missing(&store.all_live(&mut |_| ()).await.unwrap_err());
+    missing(&store.all_live(None, &mut |_| ()).await.unwrap_err());
     // And it helps.
     store.migrate().await.unwrap();
     store.publish("eu", &[row("a", 1, 0)]).await.unwrap();

@@ -78,7 +78,12 @@ async fn calls_above_the_cap_are_refused_at_once_and_health_still_answers() {
         assert!(connection.send(&whole));
         assert_eq!(connection.read_to(DATA).expect("an answer").stream, 3);
     });
-    assert_eq!(service.post("/json", r#"{"domain":"d"}"#).status, 400);
+    let refused = service.post("/json", r#"{"domain":"d"}"#);
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(
+        refused.header("x-tidegate-error").is_some_and(|why| why.contains("TIDEGATE_MAX_IN_FLIGHT")),
+        "{refused:?}"
+    );
     let health = HealthClient::new(channel).check(HealthCheckRequest { service: "ratelimit".into() }).await;
     assert_eq!(health.expect("health answers").into_inner().status, 1, "overloaded is not dead");
     assert_eq!(service.get("/healthcheck").status, 200);

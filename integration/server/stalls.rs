@@ -2,7 +2,7 @@
 //! who says nothing for too long is sent away.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -102,6 +102,47 @@ fn messages_that_stall_take_no_more_than_there_may_be() {
     let stream = 2 * (room + 3) + 1;
     assert!(connection.send(&whole_call(stream)));
     assert_eq!(connection.read_to(DATA).expect("an answer").stream, stream);
+}
+
+#[test]
+fn bodies_that_stall_take_no_more_than_there_may_be() {
+    const BUDGET: usize = 200_000;
+    const ANNOUNCED: usize = 65_000;
+    let service = Service::start(RULES, &["--max-arriving-bytes", &BUDGET.to_string()]);
+    let room = BUDGET / ANNOUNCED;
+    let begun = |_| {
+        let mut stream = TcpStream::connect(service.http).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head =
+            format!("POST /json HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {ANNOUNCED}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&[b' '; 100]).unwrap();
+        stream
+    };
+    let mut waiting: Vec<TcpStream> = Vec::new();
+    // One after the other, so that it is known who has waited longest.
+    for open in 1..=room {
+        waiting.push(begun(open));
+        until_equal(PATIENCE, Some(open as f64), || service.metric("tidegate_in_flight"));
+    }
+    // Messages of the other port take from the same.
+    let mut connection = Connection::greeted(service.grpc);
+    let message = [&[0][..], &(ANNOUNCED as u32).to_be_bytes(), &[0; 100]].concat();
+    let message = [Frame::call(END_HEADERS, 1).bytes(), Frame::new(DATA, 0, 1, message).bytes()].concat();
+    assert!(connection.send(&message));
+    let late = begun(0);
+    for mut first in waiting.drain(..2) {
+        let mut answer = String::new();
+        first.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{answer}");
+        assert!(answer.contains("TIDEGATE_MAX_ARRIVING_BYTES"), "{answer}");
+    }
+    until_equal(PATIENCE, Some(room as f64), || service.metric("tidegate_in_flight"));
+    assert_eq!(service.metric("tidegate_errors_total{reason=\"overload\"}"), Some(2.0));
+    // A body that is there needs no room, and one that fits is waited for.
+    let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"x"}]}]}"#;
+    assert_eq!(service.post("/json", body).status, 200);
+    drop((waiting, late));
 }
 
 /// A client that stops in the middle of its headers, in one of three ways.

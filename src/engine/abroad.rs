@@ -170,6 +170,12 @@ impl Abroad {
         self.newest.saturating_add(2).saturating_mul(window_ms)
     }
 
+    /// From here on nothing counts any more that other regions have counted; 0 if they have counted nothing.
+    pub fn others_until_ms(&self, window_ms: u64) -> u64 {
+        let newest = (0..CELLS).find(|back| self.hits[*back][0] > 0);
+        newest.map_or(0, |back| self.newest.saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
+    }
+
     /// Another region has counted in this cell or in the one before.
     pub fn is_contested(&self, sequence: u64) -> bool {
         let is_present = |sequence: u64| self.cell(sequence).others.hits > 0;
@@ -366,6 +372,17 @@ mod tests {
         assert!(abroad.import(2000, 2000, counts(1), counts(0)));
         assert!(abroad.import(100, 100, counts(9), counts(0)));
         assert_eq!(abroad.others(100), 9);
+    }
+
+    #[test]
+    fn what_others_counted_matters_until_their_last_cell_has_expired() {
+        let mut abroad = Abroad::new(100);
+        abroad.import(100, 100, counts(0), counts(8));
+        assert_eq!(abroad.others_until_ms(WINDOW_MS), 0, "what the region itself has published is no other's");
+        abroad.import(99, 100, counts(5), counts(0));
+        assert_eq!(abroad.others_until_ms(WINDOW_MS), 101 * WINDOW_MS);
+        abroad.import(100, 100, counts(5), counts(8));
+        assert_eq!(abroad.others_until_ms(WINDOW_MS), 102 * WINDOW_MS);
     }
 
     #[test]

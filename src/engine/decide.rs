@@ -453,6 +453,9 @@ impl<'s> Spot<'s> {
         let Some(shared) = self.shared.as_deref_mut() else { return };
         let (shard, at) = (self.shard, self.at);
         table.note(shard, at, self.slot, shared);
+        if shared.is_unheard() {
+            table.seek(shard, at, self.slot, shared);
+        }
         let is_regional = check.reach != Reach::Process;
         if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted {
             shared.is_wanted = true;

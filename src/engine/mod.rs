@@ -14,6 +14,7 @@ pub mod gcra;
 pub mod index;
 pub mod key;
 pub mod layers;
+pub mod missing;
 pub mod outage;
 pub mod peek;
 pub mod reason;

@@ -36,6 +36,8 @@ const HOLDERS_SETTLE_MS: u32 = 50;
 const CELLS_SETTLED: u8 = 1;
 /// The number of holders was told twice, some time apart, and had hardly grown.
 const HOLDERS_SETTLED: u8 = 2;
+/// Counts of other regions may be missing: the key has to be looked up.
+const UNHEARD: u8 = 4;
 
 /// Nanoseconds of a millisecond.
 pub const MS_NS: u64 = 1_000_000;
@@ -105,8 +107,8 @@ pub struct Shared {
     /// Stands in the queue of what other regions should know.
     pub is_noted: bool,
     is_failed: bool,
-    /// What can't change behind our back any more: bits of [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`].
-    settled: u8,
+    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`].
+    marks: u8,
     /// Where its counts are shared.
     pub store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
@@ -189,7 +191,7 @@ impl Shared {
             is_wanted: false,
             is_noted: false,
             is_failed: false,
-            settled: 0,
+            marks: 0,
             store: Store::Origin,
             is_sensitive,
         }
@@ -237,7 +239,7 @@ impl Shared {
         *self.refunds_mut() = all;
         self.fresh_until_ms = 0;
         self.holders = 0;
-        self.settled = 0;
+        self.marks &= UNHEARD;
         // What is under way with the store before is about a key that is no more.
         self.generation = self.generation.wrapping_add(1);
         self.is_queued = false;
@@ -292,7 +294,7 @@ impl Shared {
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         self.sequence = sequence;
-        self.settled &= !CELLS_SETTLED;
+        self.marks &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         self.shares.advance(steps);
         let steps = steps.min(self.shares.cells());
@@ -336,16 +338,16 @@ impl Shared {
         let before = self.holders.max(8);
         let now_ms = mono_ms as u32;
         if self.holders == 0 || holders > before.saturating_add(before / 8) {
-            self.settled &= !HOLDERS_SETTLED;
+            self.marks &= !HOLDERS_SETTLED;
             self.holders_grew_ms = now_ms;
         } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
-            self.settled |= HOLDERS_SETTLED;
+            self.marks |= HOLDERS_SETTLED;
         }
         self.holders = holders;
     }
 
     pub fn are_holders_settled(&self) -> bool {
-        self.settled & HOLDERS_SETTLED != 0
+        self.marks & HOLDERS_SETTLED != 0
     }
 
     pub fn holders(&self) -> u32 {
@@ -447,6 +449,16 @@ impl Shared {
         self.rare.as_mut()?.abroad.as_mut()
     }
 
+    /// Whether counts of other regions may be missing, and nobody has looked them up.
+    #[inline(always)]
+    pub fn is_unheard(&self) -> bool {
+        self.marks & UNHEARD != 0
+    }
+
+    pub fn set_unheard(&mut self, is_unheard: bool) {
+        self.marks = if is_unheard { self.marks | UNHEARD } else { self.marks & !UNHEARD };
+    }
+
     /// A request asks for the key. True if none has before, and only other regions had.
     pub fn ask(&mut self) -> bool {
         self.known_abroad().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))
@@ -477,7 +489,7 @@ impl Shared {
         let is_exact = matches!(counter, Counter::Exact(_));
         let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
             true => counting,
-            false if self.settled & CELLS_SETTLED != 0 => 1,
+            false if self.marks & CELLS_SETTLED != 0 => 1,
             false => counting.min(2),
         };
         self.totals(counter, terms, least.max(oldest + 1))
@@ -519,7 +531,7 @@ impl Shared {
             self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
         }
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
-            self.settled |= CELLS_SETTLED;
+            self.marks |= CELLS_SETTLED;
         }
         self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
         self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;

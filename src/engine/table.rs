@@ -24,6 +24,7 @@ use crate::engine::abroad::Abroad;
 use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
+use crate::engine::missing::Missing;
 pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
 use crate::engine::shard::{Removed, Swept, floor_s};
 use crate::engine::share::Shared;
@@ -105,6 +106,7 @@ pub struct Table {
     regions: u32,
     noted: SegQueue<SlotRef>,
     hidden: SegQueue<SlotRef>,
+    missing: Missing,
     /// Keys that are here only because other regions have counted them.
     unasked: AtomicUsize,
     /// The second in which a search through all shards found nothing expired.
@@ -165,6 +167,7 @@ impl Table {
             regions,
             noted: SegQueue::new(),
             hidden: SegQueue::new(),
+            missing: Missing::default(),
             unasked: AtomicUsize::new(0),
             nothing_due_s: AtomicU32::new(0),
         }
@@ -256,6 +259,19 @@ impl Table {
         &self.hidden
     }
 
+    /// What other regions have told and is not here.
+    pub fn missing(&self) -> &Missing {
+        &self.missing
+    }
+
+    /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
+    /// the next request on it tries again.
+    #[cold]
+    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
+        shared.set_unheard(!is_done);
+    }
+
     /// How many regions share their counts; one if none does.
     pub fn regions(&self) -> u32 {
         self.regions
@@ -335,6 +351,7 @@ impl Table {
         self.note_due(number, shard);
         if let (slot, Some(shared)) = shard.both(at) {
             self.hide(number, at, slot, shared);
+            shared.set_unheard(slot.is_global && self.missing.is_any(now_ms));
         }
         Some(at)
     }
@@ -429,8 +446,11 @@ impl Table {
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
-        if let (_, Some(shared)) = shard.both(victim) {
+        if let (slot, Some(shared)) = shard.both(victim) {
             self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
+            if let Some(abroad) = shared.abroad() {
+                self.missing.leave_out(abroad.others_until_ms(slot.key().window_ms));
+            }
         }
         let Removed { is_unasked, bytes } = shard.remove(victim);
         if is_unasked {

@@ -4,11 +4,14 @@
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod importing;
+mod pass;
 mod publishing;
+mod seeking;
 #[cfg(test)]
 mod tests;
 
 pub use crate::global::exchange::importing::Hearing;
+pub use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,6 +24,7 @@ use crate::engine::key::Key;
 use crate::engine::share::Shared;
 use crate::engine::table::{Slot, SlotRef, Table};
 use crate::global::cadence::Cadence;
+use crate::global::exchange::pass::Pass;
 use crate::global::hidden::Hidden;
 use crate::global::names::Names;
 use crate::global::row::CellName;
@@ -58,6 +62,8 @@ pub struct ExchangeCounts {
     pub absurd_rows: AtomicU64,
     pub unknown_rows: AtomicU64,
     pub roomless_rows: AtomicU64,
+    /// Keys that were looked up, because something had been left out.
+    pub sought_keys: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -65,8 +71,12 @@ struct State {
     publishing: Cadence,
     importing: Cadence,
     /// The server's clock at the last reading.
+    clock_ms: Option<u64>,
+    /// The same, at the last one that heard all that had changed: the next begins there.
     watermark_ms: Option<u64>,
+    /// When everything is read the next time, and how far that has come, if it is under way.
     full_at_us: u64,
+    pass: Option<Pass>,
     /// Rows that the server refuses, until when they are left alone, and where they are from.
     refused: HashMap<CellName, (u64, SlotRef)>,
     hidden: Hidden,
@@ -83,7 +93,7 @@ impl State {
     /// The server's clock, as far as it is known.
     fn server_ms(&self, now: Now) -> Option<u64> {
         let since_us = now.mono_us.saturating_sub(self.imported_us?);
-        Some(self.watermark_ms?.saturating_add(since_us / 1000))
+        Some(self.clock_ms?.saturating_add(since_us / 1000))
     }
 }
 
@@ -120,8 +130,10 @@ impl Exchange {
         let state = State {
             publishing: Cadence::new(INTERVAL_US, now.mono_us, options.seed),
             importing: Cadence::new(INTERVAL_US, now.mono_us, options.seed.rotate_left(32)),
+            clock_ms: None,
             watermark_ms: None,
             full_at_us: 0,
+            pass: None,
             refused: HashMap::new(),
             hidden: Hidden::default(),
             seen: BTreeMap::new(),
@@ -130,6 +142,8 @@ impl Exchange {
             imported_us: None,
             random: options.seed | 1,
         };
+        // Until all of it is.
+        engine.table().missing().begin_reading();
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
     }
@@ -146,7 +160,7 @@ impl Exchange {
     pub fn set_rules(&self, ruleset: &Ruleset, now: Now) {
         *self.names.write() = Arc::new(Names::new(ruleset));
         let mut state = self.state.lock();
-        state.full_at_us = 0;
+        state.read_anew();
         state.importing.hasten(now.mono_us);
     }
 
@@ -188,7 +202,7 @@ impl Exchange {
         ExchangeStatus {
             contested_keys: state.contested.values().filter(|until_ms| **until_ms > now.wall_ms).count(),
             seen: state.seen.clone(),
-            server_ms: state.watermark_ms,
+            server_ms: state.clock_ms,
             is_publish_open: state.publishing.is_open(),
             is_import_open: state.importing.is_open(),
             publish_opened: state.publishing.opened,

@@ -10,10 +10,10 @@ use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 const SEEN_MAX: usize = 256;
 
 /// What to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// Everything that has not expired.
-    All,
+    /// Everything that has not expired, from this cell on if there is one: what comes before it was read before.
+    All { from: Option<CellName> },
     /// All rows of the cells of which one has changed since then, by the server's clock.
     Since { ms: u64 },
 }
@@ -76,6 +76,11 @@ impl Import {
             }
         }
         complete
+    }
+
+    /// The cell of the last row. More rows of it may follow.
+    pub fn reached(&self) -> Option<&CellName> {
+        self.at_hand.as_ref().map(|sum| &sum.cell)
     }
 
     /// No more rows: returns the last cell's sum.

@@ -13,6 +13,17 @@ struct Held {
     updated_at_ms: u64,
 }
 
+fn heard<'a>(cells: impl Iterator<Item = (&'a CellName, &'a BTreeMap<Box<str>, Held>)>) -> Vec<HeardRow> {
+    let rows = cells.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
+    rows.map(|(cell, region, held)| HeardRow {
+        cell: cell.clone(),
+        region: region.clone(),
+        counts: held.counts,
+        updated_at_ms: held.updated_at_ms,
+    })
+    .collect()
+}
+
 /// The rows of all regions.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
@@ -36,21 +47,18 @@ impl Rows {
     }
 
     /// What a reading says, all rows of a cell one after the other.
-    pub fn read(&self, reading: Reading, now_ms: u64) -> Vec<HeardRow> {
-        let is_read = |regions: &BTreeMap<Box<str>, Held>| match reading {
-            Reading::All => true,
-            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= ms),
+    pub fn read(&self, reading: &Reading, now_ms: u64) -> Vec<HeardRow> {
+        let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, Held>| match reading {
+            Reading::All { from } => from.as_ref().is_none_or(|from| cell >= from),
+            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };
         let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);
-        let read = live.filter(|(_, regions)| is_read(regions));
-        let rows = read.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
-        rows.map(|(cell, region, held)| HeardRow {
-            cell: cell.clone(),
-            region: region.clone(),
-            counts: held.counts,
-            updated_at_ms: held.updated_at_ms,
-        })
-        .collect()
+        heard(live.filter(|(cell, regions)| is_read(cell, regions)))
+    }
+
+    /// All rows of some cells.
+    pub fn find(&self, cells: &[CellName]) -> Vec<HeardRow> {
+        heard(cells.iter().filter_map(|cell| self.cells.get_key_value(cell)))
     }
 
     /// What a region's rows add up to.

@@ -62,9 +62,21 @@ impl MySql {
         self.read(self.connections.timeout(), |now_ms| statement::changed_since(since_ms, now_ms), each).await
     }
 
-    /// All rows that have not expired, like [`MySql::changed_since`].
-    pub async fn all_live(&self, each: EachRow<'_>) -> Result<u64, StoreError> {
-        self.read(LONG, statement::all_live, each).await
+    /// All rows that have not expired, from a cell on if one is given, in the order of cells. Otherwise like
+    /// [`MySql::changed_since`].
+    pub async fn all_live(&self, from: Option<&CellName>, each: EachRow<'_>) -> Result<u64, StoreError> {
+        self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
+    }
+
+    /// All rows of some cells, those of a cell one after the other. The caller keeps them few (256).
+    pub async fn find(&self, cells: &[CellName], each: EachRow<'_>) -> Result<(), StoreError> {
+        if cells.is_empty() {
+            return Ok(());
+        }
+        let within = self.connections.timeout();
+        let mut lease = self.connections.lease().await?;
+        let outcome = timeout(within, each_row(&mut lease.connection, statement::cells(cells), each)).await.ok();
+        lease.end(outcome, within)
     }
 
     /// Whether the table has what the statements need.
@@ -129,17 +141,23 @@ impl MySql {
         let mut lease = self.connections.lease().await?;
         let reading = async {
             let now_ms = number(&mut lease.connection, statement::clock()).await?;
-            let mut rows = sqlx::raw_sql(AssertSqlSafe(sql(now_ms))).fetch(&mut lease.connection);
-            while let Some(row) = rows.try_next().await? {
-                if let Some(row) = heard(&row) {
-                    each(row);
-                }
-            }
+            each_row(&mut lease.connection, sql(now_ms), each).await?;
             Ok(now_ms)
         };
         let outcome = timeout(within, reading).await.ok();
         lease.end(outcome, within)
     }
+}
+
+/// Tells every row that a statement reads and that makes sense.
+async fn each_row(connection: &mut MySqlConnection, sql: String, each: EachRow<'_>) -> Result<(), StoreError> {
+    let mut rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch(connection);
+    while let Some(row) = rows.try_next().await? {
+        if let Some(row) = heard(&row) {
+            each(row);
+        }
+    }
+    Ok(())
 }
 
 /// The first value of the first row.
@@ -181,7 +199,8 @@ mod tests {
         fn spawned(_: impl Future + Send) {}
         spawned(store.publish("eu", &[]));
         spawned(store.changed_since(0, &mut |_| ()));
-        spawned(store.all_live(&mut |_| ()));
+        spawned(store.all_live(None, &mut |_| ()));
+        spawned(store.find(&[], &mut |_| ()));
         spawned(store.check_schema());
         spawned(store.migrate());
         spawned(store.delete_expired(0, 1));

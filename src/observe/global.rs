@@ -89,6 +89,7 @@ pub struct GlobalFigures {
     refused_rows: u64,
     imported_rows: u64,
     created_keys: u64,
+    sought_keys: u64,
     rows_last_import: u64,
     /// Rows that were left out, by why.
     ignored_rows: [(&'static str, u64); 3],
@@ -112,6 +113,7 @@ impl GlobalFigures {
             refused_rows: count(&counts.refused_rows),
             imported_rows: count(&counts.imported_rows),
             created_keys: count(&counts.created_keys),
+            sought_keys: count(&counts.sought_keys),
             rows_last_import: count(&counts.rows_last_import),
             ignored_rows: [
                 ("absurd", count(&counts.absurd_rows)),
@@ -180,6 +182,7 @@ impl GlobalFigures {
             "imported_rows": self.imported_rows,
             "rows_last_import": self.rows_last_import,
             "created_keys": self.created_keys,
+            "sought_keys": self.sought_keys,
             "contested_keys": self.status.contested_keys,
             "waiting_keys": self.status.waiting,
             "imported_age_p99_us": self.ages.quantile_s(0.99).map(|seconds| seconds * 1e6),
@@ -196,6 +199,11 @@ impl GlobalFigures {
             "tidegate_global_created_keys_total",
             "Keys that are here only because other regions count them",
             self.created_keys,
+        )?;
+        page.counter(
+            "tidegate_global_sought_keys_total",
+            "Keys that were looked up, because counts of other regions had been left out or given up",
+            self.sought_keys,
         )?;
         page.gauge("tidegate_global_last_import_rows", "Rows at the last import", self.rows_last_import)?;
         let errors = self.errors.iter().map(|((turn, reason), count)| {

@@ -39,6 +39,8 @@ struct Waiting {
 struct Call {
     end: oneshot::Sender<Scarce>,
     bytes: usize,
+    /// It may be ended so that another one has its place.
+    gives_place: bool,
 }
 
 /// What a call has to give way for.
@@ -51,7 +53,9 @@ enum Scarce {
 impl Waiting {
     /// Ends the call that has waited longest. False if none waits.
     fn end_longest(&mut self, scarce: Scarce) -> bool {
-        let Some((_, call)) = self.calls.pop_first() else { return false };
+        let is_asked = |call: &Call| scarce == Scarce::Bytes || call.gives_place;
+        let longest = self.calls.iter().find(|(_, call)| is_asked(call)).map(|(number, _)| *number);
+        let Some(call) = longest.and_then(|number| self.calls.remove(&number)) else { return false };
         self.bytes -= call.bytes;
         // Whoever has gone needs no reason.
         let _ = call.end.send(scarce);
@@ -89,12 +93,21 @@ pub struct Place {
 
 impl Place {
     pub fn take(service: Arc<Service>) -> Place {
+        Place::new(service, true)
+    }
+
+    /// For a request to the HTTP port, which has few: it gives way only to others' bytes.
+    pub fn of_bytes(service: Arc<Service>) -> Place {
+        Place::new(service, false)
+    }
+
+    fn new(service: Arc<Service>, gives_place: bool) -> Place {
         let (end, ended) = oneshot::channel();
         let number = {
             let mut waiting = service.arrivals().0.lock();
             let number = waiting.next;
             waiting.next += 1;
-            waiting.calls.insert(number, Call { end, bytes: 0 });
+            waiting.calls.insert(number, Call { end, bytes: 0, gives_place });
             number
         };
         Place { service, number, ended }

@@ -14,7 +14,7 @@ use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::engine::Engine;
-use crate::global::exchange::{Exchange, ExchangeOptions, Now};
+use crate::global::exchange::{Exchange, ExchangeOptions, Now, TURN_STATEMENTS};
 use crate::global::import::Reading;
 use crate::global::mysql::MySql;
 use crate::global::mysql::error::{Remedy, StoreError};
@@ -27,6 +27,8 @@ use crate::server::service::wall_ms;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same complaint is made this often at most.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// How long lookups go on in one turn: the next import should not wait for them.
+const SEEK_MAX: Duration = Duration::from_millis(500);
 /// How often the table is looked for again when it was not as it has to be.
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -271,11 +273,11 @@ impl Global {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
         let mut clock = None;
-        if reading == Reading::All {
+        if matches!(reading, Reading::All { .. }) {
             match self.mysql.server_now_ms().await {
                 // A table that is too large to be read at once is followed from here on.
                 Ok(server_ms) => clock = Some(server_ms),
-                Err(error) => return self.import_failed(&error, reading),
+                Err(error) => return self.import_failed(&error, &reading),
             }
             // All keys are looked at, which takes its time.
             block_in_place(|| self.exchange.forget_told(&mut hearing));
@@ -283,32 +285,57 @@ impl Global {
         let outcome = {
             // The time of each row: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
-            match reading {
-                Reading::All => self.mysql.all_live(&mut each).await,
-                Reading::Since { ms } => self.mysql.changed_since(ms, &mut each).await,
+            match &reading {
+                Reading::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
+                Reading::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
             }
         };
         match outcome {
             Ok(server_ms) => {
-                let ages_ms = block_in_place(|| self.exchange.imported(hearing, reading, server_ms, self.now()));
+                let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
                 self.metrics.took(Turn::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
+                self.seek().await;
             }
-            Err(error @ StoreError::Timeout { .. }) if hearing.rows() > 0 && clock.is_some() => {
-                self.metrics.failed(Turn::Import, StoreFailure::of(&error));
-                self.warn(
-                    Turn::Import,
-                    &error,
-                    "not all counts of other regions could be read: following what changes",
-                );
-                let server_ms = clock.unwrap_or_default();
-                block_in_place(|| self.exchange.partly_imported(hearing, server_ms, self.now()));
-            }
-            Err(error) => self.import_failed(&error, reading),
+            Err(error) => match clock {
+                // Whoever ended it, this side, the server or what is between them: the next part goes on there.
+                Some(server_ms) if hearing.rows() > 0 => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(
+                        Turn::Import,
+                        &error,
+                        "not all counts of other regions could be read at once: following what changes, the rest comes in parts",
+                    );
+                    block_in_place(|| self.exchange.partly_imported(hearing, &reading, server_ms, self.now()));
+                }
+                _ => self.import_failed(&error, &reading),
+            },
         }
     }
 
-    fn import_failed(&self, error: &StoreError, reading: Reading) {
+    /// Looks up keys of which counts of other regions were left out. A failure is not one of the import: what others told
+    /// since was heard.
+    async fn seek(&self) {
+        let began = Instant::now();
+        for _ in 0..TURN_STATEMENTS {
+            let Some(mut seeking) = block_in_place(|| self.exchange.seek(self.now())) else { return };
+            let cells = std::mem::take(&mut seeking.cells);
+            let mut each = |row| self.exchange.found(&mut seeking, row, self.now());
+            match self.mysql.find(&cells, &mut each).await {
+                Ok(()) => self.exchange.sought(seeking, self.now()),
+                Err(error) => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(Turn::Import, &error, "counts of other regions can't be looked up now");
+                    return self.exchange.not_sought(seeking);
+                }
+            }
+            if began.elapsed() > SEEK_MAX {
+                return;
+            }
+        }
+    }
+
+    fn import_failed(&self, error: &StoreError, reading: &Reading) {
         self.metrics.failed(Turn::Import, StoreFailure::of(error));
         self.warn(Turn::Import, error, "counts of other regions can't be imported: the last known ones stay");
         if matches!(error, StoreError::Schema(_)) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use axum::routing::{any, get};
@@ -23,14 +23,15 @@ use tokio::time::timeout;
 
 use crate::observe::outcome::Failure;
 use crate::request::Unit;
+use crate::server::body::NoBody;
 use crate::server::connection::{Room, WhenFull};
 use crate::server::drain::Drain;
 use crate::server::line::Line;
-use crate::server::service::{Answered, Moment, Service};
+use crate::server::service::{Answered, Moment, NoAnswer, Service};
 use crate::server::skim::Announced;
 use crate::server::tls::Tls;
 use crate::server::wire::unit_number;
-use crate::server::{connection, grpc, wire};
+use crate::server::{body, connection, grpc, wire};
 
 /// Names the reason of a refusal: the body says the same to everybody.
 const ERROR_HEADER: &str = "x-tidegate-error";
@@ -52,6 +53,12 @@ impl Port {
     fn refuse(&self, failure: Failure, reason: &str) -> Response {
         self.service.outcomes().record_failure(failure);
         bad_request(reason)
+    }
+
+    /// There is no room for a request, or for its body: nothing is wrong with it.
+    fn refuse_for_now(&self, overload: &NoAnswer) -> Response {
+        self.service.outcomes().record_failure(overload.failure());
+        refused(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n", &overload.to_string())
     }
 }
 
@@ -144,14 +151,15 @@ fn readiness(port: &Port, is_ready: bool) -> String {
     text + if is_ready { "ready\n" } else { "not ready\n" }
 }
 
-/// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT.
+/// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT, 503 if there is no room for it.
 async fn json(State(port): State<Port>, body: Body) -> Response {
     let _in_flight = match port.service.enter() {
         Ok(in_flight) => in_flight,
-        Err(overload) => return port.refuse(overload.failure(), &overload.to_string()),
+        Err(overload) => return port.refuse_for_now(&overload),
     };
-    let body = match timeout(READ_TIMEOUT, to_bytes(body, port.body_bytes_max)).await {
+    let body = match timeout(READ_TIMEOUT, body::read(body, &port.service, port.body_bytes_max)).await {
         Ok(Ok(body)) => body,
+        Ok(Err(NoBody::Overload(overload))) => return port.refuse_for_now(&overload),
         Ok(Err(error)) => return port.refuse(Failure::Malformed, &error.to_string()),
         Err(_) => return port.refuse(Failure::Deadline, "the body took too long to arrive"),
     };
@@ -196,7 +204,11 @@ pub fn respond(status: StatusCode, content_type: &'static str, body: impl Into<B
 }
 
 fn bad_request(reason: &str) -> Response {
-    let mut response = respond(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Bad Request\n");
+    refused(StatusCode::BAD_REQUEST, "Bad Request\n", reason)
+}
+
+fn refused(status: StatusCode, text: &'static str, reason: &str) -> Response {
+    let mut response = respond(status, "text/plain; charset=utf-8", text);
     let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
     let printable: String = reason.chars().take(200).map(printable).collect();
     if let Ok(value) = HeaderValue::from_str(&printable) {

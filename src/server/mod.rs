@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod arrival;
+pub mod body;
 pub mod call;
 pub mod certificates;
 pub mod connection;

@@ -10,7 +10,7 @@ mod trouble;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::engine::layers::Store;
-use crate::global::exchange::Hearing;
+use crate::global::exchange::{Hearing, Seeking};
 use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::{Sending, Sent};
@@ -153,6 +153,11 @@ enum Event {
         reading: Reading,
         hearing: Box<Hearing>,
         rows: Option<(Vec<HeardRow>, u64)>,
+    },
+    /// Keys are looked up in the table, and what it has of them comes back.
+    Seek {
+        to: To,
+        seeking: Box<Seeking>,
     },
     Leave {
         to: To,
@@ -371,6 +376,7 @@ impl World {
             Event::Import { to } => self.import(to),
             Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),
             Event::ReadAnswered { to, reading, hearing, rows } => self.read_answered(to, reading, hearing, rows),
+            Event::Seek { to, seeking } => self.seek(to, seeking),
             Event::Leave { to } => self.leave(to),
             Event::Probe { process } => {
                 let now = self.now(process);

@@ -6,75 +6,61 @@ use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
 use crate::engine::table::{Entry, Slot, SlotRef};
-use crate::global::exchange::{Exchange, Now, State};
+use crate::global::exchange::{Exchange, Now};
 use crate::global::hidden::Kept;
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::Named;
 use crate::global::row::{CellName, HeardRow};
 use crate::rules::policy::Algorithm;
 
-/// How often everything is read, whatever has changed: it repairs what was missed.
-const FULL_INTERVAL_US: u64 = 600_000_000;
 /// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
 const OVERLAP_MS_MIN: u64 = 5_000;
 /// A server's clock that goes back by more than this is another server's.
 const CLOCK_BACK_MS: u64 = 1_000;
-/// After so long without an import everything is read.
-const BEHIND_US: u64 = 60_000_000;
 /// Ages that are remembered of one import.
 const AGES_MAX: usize = 1_024;
 
 /// What is heard during one import.
 #[derive(Debug)]
 pub struct Hearing {
-    import: Import,
+    pub(super) import: Import,
     /// When the rows changed that told something new.
     news_ms: Vec<u64>,
-    /// Everything is read, and what the table was told is not forgotten yet.
+    /// Everything is about to be read, and what the table was told is not forgotten yet.
     must_forget: bool,
 }
 
 impl Hearing {
+    pub(super) fn new(region: &str, must_forget: bool) -> Hearing {
+        Hearing { import: Import::new(region), news_ms: Vec::new(), must_forget }
+    }
+
     /// How many rows were heard.
     pub fn rows(&self) -> u64 {
         self.import.rows
     }
 }
 
-impl State {
-    /// When everything is read the next time.
-    fn plan_full(&mut self, now: Now) {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        self.full_at_us = now.mono_us + FULL_INTERVAL_US + (self.random >> 33) % (FULL_INTERVAL_US / 5);
-    }
-
-    /// So much may have changed since the last import that reading it takes as long as reading everything.
-    fn is_behind(&self, now: Now) -> bool {
-        self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)
-    }
-}
-
 impl Exchange {
     /// The table may have lost rows: at the next import everything is read, and told again as far as it is not there.
     pub fn doubt(&self) {
-        self.state.lock().full_at_us = 0;
+        self.state.lock().read_anew();
     }
 
-    /// What to read now. Every turn ends with [`Exchange::imported`] or [`Exchange::not_imported`].
+    /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
+    /// [`Exchange::not_imported`].
     pub fn reading(&self, now: Now) -> (Reading, Hearing) {
         let mut state = self.state.lock();
-        let reading = match state.watermark_ms {
-            Some(ms) if now.mono_us < state.full_at_us && !state.is_behind(now) => {
-                Reading::Since { ms: ms.saturating_sub(self.overlap_ms()) }
-            }
-            _ => Reading::All,
+        let since_ms = state.watermark_ms.unwrap_or(0).saturating_sub(self.overlap_ms());
+        let reading = match state.next_part(now) {
+            Some(pass) => Reading::All { from: pass.from.clone() },
+            None => Reading::Since { ms: since_ms },
         };
-        if reading == Reading::All {
-            // Before it is read: who asks for another one meanwhile gets it.
-            state.plan_full(now);
+        let is_start = reading == Reading::All { from: None };
+        if is_start {
+            self.table().missing().begin_reading();
         }
-        let import = Import::new(&self.options.region);
-        (reading, Hearing { import, news_ms: Vec::new(), must_forget: reading == Reading::All })
+        (reading, Hearing::new(&self.options.region, is_start))
     }
 
     fn overlap_ms(&self) -> u64 {
@@ -100,8 +86,29 @@ impl Exchange {
         }
     }
 
-    /// All rows were heard; the server's clock was at this when they were read.
-    pub fn imported(&self, mut hearing: Hearing, reading: Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    /// All rows were heard; the server's clock was at this when they were read. Returns how old news were.
+    pub fn imported(&self, hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+        let ages_ms = self.heard(hearing, reading, server_ms, now);
+        // One that is no longer known was not worth ending.
+        let is_whole = matches!(reading, Reading::All { .. }) && self.state.lock().pass.take().is_some();
+        if is_whole {
+            // What the table turned out not to hold is told again.
+            self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
+            self.all_heard(now);
+        }
+        ages_ms
+    }
+
+    /// Everything was to be read, and some was, but not to the end. The next part begins where this one ended; until then,
+    /// what has changed since the server's clock was at this is read.
+    pub fn partly_imported(&self, hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+        let reached = hearing.import.reached().cloned();
+        let ages_ms = self.heard(hearing, reading, server_ms, now);
+        self.state.lock().part_ended(reached, now);
+        ages_ms
+    }
+
+    fn heard(&self, mut hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
         self.forget_told(&mut hearing);
         if let Some(sum) = hearing.import.end() {
             self.take(&mut hearing, &sum, now);
@@ -109,46 +116,38 @@ impl Exchange {
         self.counts.imported_rows.fetch_add(hearing.import.rows, Ordering::Relaxed);
         self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
         self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
-        if reading == Reading::All {
-            // What the table turned out not to hold is told again.
-            self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
-        }
         let mut state = self.state.lock();
         for (region, updated_at_ms) in &hearing.import.seen {
             let seen = state.seen.entry(region.clone()).or_default();
             *seen = updated_at_ms.max(seen).to_owned();
         }
-        if state.watermark_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
+        if state.clock_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
             // Another server answers: what it dated before our watermark was never read.
-            state.full_at_us = 0;
+            state.read_anew();
         }
         state.hidden.expire(now.wall_ms);
-        state.watermark_ms = Some(server_ms);
+        state.clock_ms = Some(server_ms);
+        if !matches!(reading, Reading::All { from: Some(_) }) {
+            // What has changed before the cell that such a reading begins at was not heard.
+            state.watermark_ms = Some(server_ms);
+        }
         state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
         state.imported_us = Some(now.mono_us);
         state.importing.ended(true, now.mono_us);
         hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
     }
 
-    /// Everything was to be read, and some was, but not in the time there is. What has changed since the server's clock
-    /// was at this is read from now on; the rest is heard when it changes, or with the next full reading.
-    pub fn partly_imported(&self, hearing: Hearing, server_ms: u64, now: Now) -> Vec<u64> {
-        let ages_ms = self.imported(hearing, Reading::Since { ms: server_ms }, server_ms, now);
-        let mut state = self.state.lock();
-        state.full_at_us = state.full_at_us.min(now.mono_us + FULL_INTERVAL_US / 2);
-        ages_ms
-    }
-
     /// A reading has failed. What it heard is taken over all the same; the next one hears it again.
-    pub fn not_imported(&self, reading: Reading, now: Now) {
+    pub fn not_imported(&self, reading: &Reading, now: Now) {
         let mut state = self.state.lock();
-        // Statements that others gave up on may be done late, and dated early: a full reading finds them.
-        let again_us = now.mono_us + self.overlap_ms() * 1000;
-        state.full_at_us = if reading == Reading::All { 0 } else { state.full_at_us.min(again_us) };
+        if matches!(reading, Reading::Since { .. }) {
+            // Statements that others gave up on may be done late, and dated early: a full reading finds them.
+            state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
+        }
         state.importing.ended(false, now.mono_us);
     }
 
-    fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
+    pub(super) fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
         let current = now.wall_ms / duration_ms;
         if sequence.abs_diff(current) > 1 {
@@ -191,7 +190,7 @@ impl Exchange {
             return is_news;
         }
         if !table.count_unasked() {
-            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+            self.leave_out(sum);
             return false;
         }
         let key = Key::new(named.space, &terms, identifier);
@@ -211,6 +210,7 @@ impl Exchange {
                         Entry { key, hash, terms, counter, store: Store::Origin, is_sensitive: false, is_global: true };
                     let Some(slot) = table.insert(&mut shard, &[], entry, now.wall_ms) else {
                         table.count_asked();
+                        self.leave_out(sum);
                         return false;
                     };
                     let (slot_at, Some(shared)) = shard.both(slot) else { return false };
@@ -261,9 +261,15 @@ impl Exchange {
             expires_at_ms: sum.cell.expires_at_ms(),
         };
         if !self.state.lock().hidden.keep(digest, kept, self.table().keys_max().div_ceil(4)) {
-            self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+            self.leave_out(sum);
         }
         false
+    }
+
+    /// There is no room for what a row says.
+    fn leave_out(&self, sum: &CellSum) {
+        self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
+        self.table().missing().leave_out(sum.cell.expires_at_ms());
     }
 
     /// Whether sensitive keys were made that have not been compared with what others told.

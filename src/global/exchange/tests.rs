@@ -17,6 +17,8 @@ use crate::settings::secret::Secret;
 use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;
+/// From the start.
+const ALL: Reading = Reading::All { from: None };
 
 fn rules(limit: &str) -> Ruleset {
     let text = format!("{{domain: d, descriptors: [{{key: k, {limit}}}]}}");
@@ -92,11 +94,43 @@ impl Process {
     fn import(&mut self, rows: &Rows) -> Reading {
         self.pass(1000);
         let (reading, mut hearing) = self.exchange.reading(self.now);
-        for row in rows.read(reading, self.now.wall_ms) {
+        for row in rows.read(&reading, self.now.wall_ms) {
             self.exchange.hear(&mut hearing, row, self.now);
         }
-        self.exchange.imported(hearing, reading, self.now.wall_ms, self.now);
+        self.exchange.imported(hearing, &reading, self.now.wall_ms, self.now);
         reading
+    }
+
+    /// Imports from a server that gets through so many rows of a full reading before the time is up.
+    fn import_part(&mut self, rows: &Rows, most: usize) -> Reading {
+        self.pass(1000);
+        let (reading, mut hearing) = self.exchange.reading(self.now);
+        let read = rows.read(&reading, self.now.wall_ms);
+        let is_cut = matches!(reading, Reading::All { .. }) && read.len() > most;
+        let heard = if is_cut { &read[..most] } else { &read };
+        let server_ms = self.now.wall_ms;
+        heard.iter().for_each(|row| self.exchange.hear(&mut hearing, row.clone(), self.now));
+        if matches!(reading, Reading::All { .. }) {
+            self.pass(60_000);
+        }
+        match is_cut {
+            true => self.exchange.partly_imported(hearing, &reading, server_ms, self.now),
+            false => self.exchange.imported(hearing, &reading, server_ms, self.now),
+        };
+        reading
+    }
+
+    /// Looks up what may be missing, and returns how many cells that were.
+    fn seek(&mut self, rows: &Rows) -> usize {
+        let mut cells = 0;
+        while let Some(mut seeking) = self.exchange.seek(self.now) {
+            cells += seeking.cells.len();
+            for row in rows.find(&seeking.cells) {
+                self.exchange.found(&mut seeking, row, self.now);
+            }
+            self.exchange.sought(seeking, self.now);
+        }
+        cells
     }
 
     fn pass(&mut self, ms: u64) {
@@ -142,6 +176,99 @@ fn keys_that_only_others_ask_for_are_bounded() {
 }
 
 #[test]
+fn keys_whose_rows_found_no_room_are_looked_up_when_they_are_asked_for() {
+    for sensitive in ["", "sensitive: true, "] {
+        let mut process = Process::new(40, rules(&format!("{sensitive}{HOUR}")));
+        let mut rows = Rows::default();
+        let mut all: Vec<OwnRow> = (0..25).map(|n| row_of_b(&n.to_string(), 95, process.now)).collect();
+        if !sensitive.is_empty() {
+            // What they are named by, learned from a process that has asked for them.
+            let mut other = Process::new(100, rules(&format!("{sensitive}{HOUR}")));
+            (0..25).for_each(|n| assert!(other.ask(&n.to_string(), 95)));
+            let mut names = Rows::default();
+            other.publish(&mut names, Sent::Done);
+            let named = names.read(&ALL, other.now.wall_ms).into_iter();
+            all = named.map(|row| OwnRow { cell: row.cell, counts: row.counts }).collect();
+        }
+        rows.commit("b", &all, process.now.wall_ms);
+        process.import(&rows);
+        assert_eq!(count(&process.exchange.counts.roomless_rows), 15);
+        assert_eq!(process.seek(&rows), 0, "nobody has asked for any");
+        (0..25).for_each(|n| assert!(process.ask(&n.to_string(), 1)));
+        assert_eq!(process.seek(&rows), 25 * 3, "of three windows each");
+        (0..25).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
+        assert_eq!((process.seek(&rows), count(&process.exchange.counts.sought_keys)), (0, 25), "once");
+        // Until what was left out has expired.
+        process.ask("new", 1);
+        assert_eq!(process.seek(&rows), 3);
+        process.pass(2 * 3_600_000);
+        process.ask("newer", 1);
+        assert_eq!(process.seek(&rows), 0);
+    }
+}
+
+#[test]
+fn a_key_that_was_given_up_with_the_counts_of_others_gets_them_back() {
+    let mut process = Process::new(40, rules(HOUR));
+    let mut rows = Rows::default();
+    process.import(&rows);
+    assert!(process.ask("x", 1));
+    rows.commit("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    process.import(&rows);
+    (0..200).for_each(|n| assert!(process.ask(&format!("other{n}"), 1)));
+    process.seek(&rows);
+    assert!(process.ask("x", 5), "it was given up");
+    assert_eq!(process.seek(&rows), 3);
+    assert!(!process.ask("x", 1), "5 here and 95 there");
+    // A full reading hears everything that is missing.
+    process.exchange.doubt();
+    process.import(&rows);
+    process.ask("new", 1);
+    assert_eq!(process.seek(&rows), 0);
+}
+
+#[test]
+fn nothing_is_looked_up_as_long_as_nothing_is_missing() {
+    let mut process = Process::new(40, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &[row_of_b("x", 95, process.now)], process.now.wall_ms);
+    // While everything is still to be read, a key may lack something.
+    assert!(process.ask("x", 1));
+    process.import(&rows);
+    assert_eq!(process.seek(&rows), 0, "and does not, once it was");
+    assert!(!process.ask("x", 5));
+    // Keys that come and go and that nobody else counts.
+    for n in 0..200 {
+        assert!(process.ask(&format!("other{n}"), 1));
+        process.import(&rows);
+        process.ask("x", 0);
+    }
+    assert!(process.engine.stats().evicted > 100);
+    assert_eq!((process.seek(&rows), count(&process.exchange.counts.sought_keys)), (0, 0));
+}
+
+#[test]
+fn a_lookup_that_fails_is_tried_again_and_so_many_wait_at_most() {
+    let mut process = Process::new(100_000, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
+    assert_eq!(process.import_part(&rows, 1), ALL);
+    assert!(process.ask("y", 1), "it was not heard of");
+    let seeking = process.exchange.seek(process.now).unwrap();
+    assert_eq!(seeking.cells.len(), 3);
+    process.exchange.not_sought(seeking);
+    assert_eq!(process.seek(&rows), 3);
+    assert!(!process.ask("y", 5));
+    // More than are remembered; who finds no room is remembered with its next request.
+    let values: Vec<String> = (0..20_000).map(|n| format!("other{n}")).collect();
+    values.iter().for_each(|value| assert!(process.ask(value, 1)));
+    let first = process.seek(&rows);
+    assert!(first < 3 * 20_000, "{first}");
+    values.iter().for_each(|value| assert!(process.ask(value, 1)));
+    assert_eq!(first + process.seek(&rows), 3 * 20_000);
+}
+
+#[test]
 fn a_failed_turn_is_repeated_and_a_row_that_is_refused_comes_later() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
@@ -178,12 +305,12 @@ fn what_the_table_has_lost_is_told_again() {
     let mut rows = Rows::default();
     assert!(process.ask("x", 60));
     process.publish(&mut rows, Sent::Done);
-    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.import(&rows), ALL);
     rows = Rows::default();
     assert!(matches!(process.import(&rows), Reading::Since { .. }));
     assert_eq!(process.publish(&mut rows, Sent::Done), 0, "nobody has noticed");
     process.exchange.doubt();
-    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.import(&rows), ALL);
     assert_eq!(process.publish(&mut rows, Sent::Done), 1);
     assert_eq!(rows.total("a").hits, 60);
 }
@@ -192,19 +319,19 @@ fn what_the_table_has_lost_is_told_again() {
 fn a_failed_reading_leads_to_a_full_one() {
     let mut process = Process::new(100, rules(HOUR));
     let rows = Rows::default();
-    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.import(&rows), ALL);
     assert!(matches!(process.import(&rows), Reading::Since { .. }));
     let (reading, _) = process.exchange.reading(process.now);
-    process.exchange.not_imported(reading, process.now);
+    process.exchange.not_imported(&reading, process.now);
     assert!(matches!(process.import(&rows), Reading::Since { .. }));
     process.pass(10_000);
-    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.import(&rows), ALL);
     // And one that asks for it while everything is read gets it.
     process.exchange.doubt();
     let (reading, hearing) = process.exchange.reading(process.now);
     process.exchange.doubt();
-    process.exchange.imported(hearing, reading, process.now.wall_ms, process.now);
-    assert_eq!(process.import(&rows), Reading::All);
+    process.exchange.imported(hearing, &reading, process.now.wall_ms, process.now);
+    assert_eq!(process.import(&rows), ALL);
 }
 
 #[test]
@@ -212,16 +339,88 @@ fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
     rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
-    let (reading, mut hearing) = process.exchange.reading(process.now);
-    assert_eq!(reading, Reading::All);
-    let first = rows.read(reading, process.now.wall_ms).remove(0);
-    process.exchange.hear(&mut hearing, first, process.now);
-    process.exchange.partly_imported(hearing, process.now.wall_ms, process.now);
+    assert_eq!(process.import_part(&rows, 1), ALL);
     assert!(!process.ask("x", 6) && process.ask("y", 1), "what was heard counts");
     process.pass(20_000);
     rows.commit("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
     assert!(matches!(process.import(&rows), Reading::Since { .. }));
     assert!(!process.ask("y", 1));
+}
+
+/// Names of one digit, so that their order is that of the numbers.
+fn ten_of_b(now: Now) -> Vec<OwnRow> {
+    (0..10).map(|n| row_of_b(&n.to_string(), 95, now)).collect()
+}
+
+#[test]
+fn a_table_of_which_only_the_beginning_was_ever_read_is_read_to_its_end() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
+    (0..10).for_each(|n| assert!(process.ask(&n.to_string(), 1)));
+    let mut parts = Vec::new();
+    for _ in 0..150 {
+        if let Reading::All { from } = process.import_part(&rows, 4) {
+            parts.push(from.map(|from| from.identifier));
+        }
+    }
+    // Each begins with the cell that the one before ended in: there may be more rows of it.
+    let expected = [None, Some((*b"\x013").into()), Some((*b"\x016").into())];
+    assert_eq!(parts, expected, "and then not again for a while");
+    (0..10).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
+}
+
+#[test]
+fn what_changes_between_the_parts_of_a_full_reading_is_heard() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
+    assert_eq!(process.import_part(&rows, 4), ALL);
+    // The first is in a part that is over, and no import succeeds until the next part is due.
+    rows.commit("b", &[row_of_b("0", 99, process.now)], process.now.wall_ms);
+    process.pass(30_000);
+    assert!(matches!(process.import_part(&rows, 10), Reading::All { from: Some(_) }));
+    assert!(process.ask("0", 2), "95 are known");
+    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(!process.ask("0", 1), "2 here and 99 there");
+}
+
+#[test]
+fn a_full_reading_in_parts_is_begun_anew_when_nobody_knows_what_has_changed() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
+    assert_eq!(process.import_part(&rows, 4), ALL);
+    process.pass(61_000);
+    assert_eq!(process.import_part(&rows, 4), ALL, "it was away for too long");
+    process.exchange.doubt();
+    assert_eq!(process.import_part(&rows, 4), ALL, "the table may have lost rows");
+    process.reload(rules("rate_limit: {requests_per_unit: 200, unit: hour}"));
+    assert_eq!(process.import_part(&rows, 4), ALL, "rows that meant nothing may now mean something");
+    // A reading that fails keeps the place.
+    process.pass(30_000);
+    let (reading, _) = process.exchange.reading(process.now);
+    assert!(matches!(reading, Reading::All { from: Some(_) }));
+    process.exchange.not_imported(&reading, process.now);
+    assert_eq!(process.import_part(&rows, 10), reading);
+}
+
+#[test]
+fn what_the_table_has_lost_is_told_again_after_the_last_part() {
+    let mut process = Process::new(100, rules(HOUR));
+    let mut rows = Rows::default();
+    assert!(process.ask("x", 60));
+    process.publish(&mut rows, Sent::Done);
+    process.import(&rows);
+    rows = Rows::default();
+    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
+    process.exchange.doubt();
+    assert_eq!(process.import_part(&rows, 6), ALL);
+    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "it may be in the part that was not read");
+    process.pass(30_000);
+    assert!(matches!(process.import_part(&rows, 6), Reading::All { from: Some(_) }));
+    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert_eq!(rows.total("a").hits, 60);
 }
 
 #[test]
@@ -230,8 +429,8 @@ fn another_server_behind_the_name_is_read_from_the_start() {
     let rows = Rows::default();
     process.import(&rows);
     let (reading, hearing) = process.exchange.reading(process.now);
-    process.exchange.imported(hearing, reading, process.now.wall_ms - 60_000, process.now);
-    assert_eq!(process.import(&rows), Reading::All);
+    process.exchange.imported(hearing, &reading, process.now.wall_ms - 60_000, process.now);
+    assert_eq!(process.import(&rows), ALL);
 }
 
 #[test]
@@ -248,7 +447,7 @@ fn rules_that_change_change_what_is_shared() {
     assert_eq!(count(&process.exchange.counts.unknown_rows), 1);
     process.reload(rules(HOUR));
     assert!(process.ask("x", 1));
-    assert_eq!(process.import(&rows), Reading::All);
+    assert_eq!(process.import(&rows), ALL);
     assert!(!process.ask("x", 1), "61 and 95");
 }
 
@@ -262,13 +461,13 @@ fn a_rule_that_becomes_sensitive_tells_no_more_values() {
     assert!(process.ask("hunter2", 10));
     process.publish(&mut rows, Sent::Done);
     let identifiers: Vec<Box<[u8]>> =
-        rows.read(Reading::All, process.now.wall_ms).into_iter().map(|row| row.cell.identifier).collect();
+        rows.read(&ALL, process.now.wall_ms).into_iter().map(|row| row.cell.identifier).collect();
     assert_eq!(identifiers.len(), 2);
     let plain = identifiers.iter().filter(|identifier| identifier.ends_with(b"hunter2")).count();
     assert_eq!(plain, 1, "the one from before");
     assert_eq!(rows.total("a").hits, 60 + 70);
     // What others tell is found by the digest.
-    let mut heard = rows.read(Reading::All, process.now.wall_ms).into_iter();
+    let mut heard = rows.read(&ALL, process.now.wall_ms).into_iter();
     let digest = heard.find(|row| row.counts.hits == 70).unwrap().cell;
     rows.commit("b", &[OwnRow { cell: digest, counts: Counts { hits: 30, refunds: 0 } }], process.now.wall_ms);
     process.import(&rows);
@@ -296,9 +495,9 @@ fn a_reading_that_takes_long_moves_no_key_back() {
     let mut row = row_of_b("x", 5, process.now);
     row.cell = CellName { duration_ms: 10_000, sequence: process.now.wall_ms / 10_000, ..row.cell };
     others.commit("b", &[row], process.now.wall_ms);
-    for row in others.read(Reading::All, process.now.wall_ms) {
+    for row in others.read(&ALL, process.now.wall_ms) {
         process.exchange.hear(&mut hearing, row, process.now);
     }
-    process.exchange.imported(hearing, reading, process.now.wall_ms, process.now);
+    process.exchange.imported(hearing, &reading, process.now.wall_ms, process.now);
     assert!(!process.ask("x", 36) && process.ask("x", 35), "60 here and 5 there");
 }

@@ -12,6 +12,7 @@ const SESSION: &str = include_str!("../sql/session.sql");
 const PUBLISH: &str = include_str!("../sql/publish.sql");
 const CHANGED_SINCE: &str = include_str!("../sql/changed_since.sql");
 const ALL_LIVE: &str = include_str!("../sql/all_live.sql");
+const CELLS: &str = include_str!("../sql/cells.sql");
 const DELETE_EXPIRED: &str = include_str!("../sql/delete_expired.sql");
 const COUNT_EXPIRED: &str = include_str!("../sql/count_expired.sql");
 const CLOCK: &str = include_str!("../sql/clock.sql");
@@ -51,9 +52,41 @@ pub fn changed_since(since_ms: u64, now_ms: u64) -> String {
     filled(CHANGED_SINCE, &[(":since_ms", since_ms), (":now_ms", now_ms)])
 }
 
-/// All rows that have not expired.
-pub fn all_live(now_ms: u64) -> String {
-    filled(ALL_LIVE, &[(":now_ms", now_ms)])
+/// All rows that have not expired, from a cell on if one is given.
+pub fn all_live(from: Option<&CellName>, now_ms: u64) -> String {
+    let [workspace, namespace, identifier] = match from {
+        Some(from) => [&from.workspace, &from.namespace, &from.identifier].map(|name| hex(name)),
+        None => Default::default(),
+    };
+    let numbers = [
+        (":now_ms", now_ms),
+        (":duration_ms", from.map_or(0, |from| from.duration_ms)),
+        (":sequence", from.map_or(0, |from| from.sequence)),
+    ];
+    let names = [(":workspace_id", workspace), (":namespace", namespace), (":identifier", identifier)];
+    names.iter().fold(filled(ALL_LIVE, &numbers), |sql, (place, hex)| sql.replace(place, &format!("x'{hex}'")))
+}
+
+/// All rows of some cells, of which there has to be one.
+pub fn cells(cells: &[CellName]) -> String {
+    let mut constants = String::new();
+    for (place, cell) in cells.iter().enumerate() {
+        let CellName { workspace, namespace, identifier, duration_ms, sequence } = cell;
+        let (workspace, namespace, identifier) = (hex(workspace), hex(namespace), hex(identifier));
+        // Writing into a string can't fail.
+        let _ = match place {
+            0 => write!(
+                constants,
+                "SELECT x'{workspace}' AS workspace_id,x'{namespace}' AS namespace,x'{identifier}' AS identifier,\
+                 {duration_ms} AS duration_ms,{sequence} AS sequence"
+            ),
+            _ => write!(
+                constants,
+                " UNION ALL SELECT x'{workspace}',x'{namespace}',x'{identifier}',{duration_ms},{sequence}"
+            ),
+        };
+    }
+    text(CELLS).replace(":cells", &constants)
 }
 
 /// Deletes rows that expired before.
@@ -112,7 +145,7 @@ mod tests {
             sequence: u64::MAX,
         };
         let row = OwnRow { cell, counts: Counts { hits: 7, refunds: 2 } };
-        let publish = publish("eu", &[row.clone(), row]);
+        let publish = publish("eu", &[row.clone(), row.clone()]);
         let value = format!(
             "(x'65646765',x'',x'273b2044524f5000ff',60000,{max},x'6575',7,2,{max},UNIX_TIMESTAMP(SYSDATE(3))*1000)",
             max = u64::MAX
@@ -124,7 +157,9 @@ mod tests {
             publish,
             session(1, 60),
             changed_since(1, 2),
-            all_live(3),
+            all_live(None, 3),
+            all_live(Some(&row.cell), 3),
+            cells(&[row.cell.clone(), row.cell.clone()]),
             delete_expired(4, 5),
             count_expired(6),
             clock(),
@@ -133,6 +168,8 @@ mod tests {
             assert!(!sql.contains("--") && !sql.contains(" :"), "{sql}");
         }
         assert!(changed_since(17, 18).contains("updated_at >= 17 AND expires_at > 18"));
+        assert!(all_live(None, 3).contains("workspace_id = x'' AND namespace = x'' AND identifier > x''"));
+        assert!(all_live(Some(&row.cell), 3).contains("AND duration_ms = 60000 AND sequence >= 18446744073709551615"));
         assert!(delete_expired(4, 5).ends_with("< 4\nORDER BY expires_at, pk\nLIMIT 5"));
     }
 }

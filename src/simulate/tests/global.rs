@@ -249,3 +249,27 @@ fn rows_follow_hot_keys_not_requests() {
     world.run_until(60 * SECOND_US);
     assert_eq!(world.rows.changed, changed);
 }
+
+/// A key that was given up came back without what others had counted, until they counted more.
+#[test]
+fn keys_that_come_and_go_do_not_lose_what_others_have_counted() {
+    const KEYS: usize = 40;
+    for seed in 0..5 {
+        let limit = "{requests_per_unit: 100, unit: hour}";
+        let mut world = World::new(Setup { regions: 2, keys_max: 16, ..Setup::new(seed, 1, limit) });
+        // One after the other, with time to tell of each: no region has room for all of them.
+        for key in 0..KEYS {
+            world.request_at((1 + 2 * key as u64) * SECOND_US, 0, Asked { key, hits: 90 });
+        }
+        world.run_until(100 * SECOND_US);
+        // The other region comes by three times. The first request on a key may find it unknown; the second does not.
+        for turn in 0..3 * KEYS as u64 {
+            let asked = Asked { key: turn as usize % KEYS, hits: 4 };
+            world.request_at((100 + 4 * turn) * SECOND_US, 1, asked);
+            world.request_at((103 + 4 * turn) * SECOND_US, 1, asked);
+        }
+        world.run_until(600 * SECOND_US);
+        let totals: Vec<u64> = (0..KEYS).map(|key| world.oracle.total(key)).collect();
+        assert!(totals.iter().all(|total| *total <= 90 + 4 * 4), "seed {seed}: {totals:?}");
+    }
+}

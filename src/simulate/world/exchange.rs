@@ -1,6 +1,6 @@
 //! Rows to the table that regions share, and what comes back.
 
-use crate::global::exchange::{Exchange, Hearing};
+use crate::global::exchange::{Exchange, Hearing, Seeking};
 use crate::global::import::Reading;
 use crate::global::publish::{Sending, Sent, Then};
 use crate::global::row::{HeardRow, OwnRow};
@@ -132,7 +132,7 @@ impl World {
         let now_ms = self.now_ms();
         let (at_us, rows) = match self.is_cut(from.process, false) {
             true => (self.now_us + TABLE_TIMEOUT_US, None),
-            false => (self.now_us + self.table_delay_us(), Some((self.rows.read(reading, now_ms), now_ms))),
+            false => (self.now_us + self.table_delay_us(), Some((self.rows.read(&reading, now_ms), now_ms))),
         };
         self.at(at_us, Event::ReadAnswered { to: from, reading, hearing, rows });
     }
@@ -145,15 +145,34 @@ impl World {
         rows: Option<(Vec<HeardRow>, u64)>,
     ) {
         let now = self.now(to.process);
+        let mut seeking = None;
         if let Some(exchange) = self.exchange(to) {
             match rows {
                 Some((rows, server_ms)) => {
                     rows.into_iter().for_each(|row| exchange.hear(&mut hearing, row, now));
-                    exchange.imported(*hearing, reading, server_ms, now);
+                    exchange.imported(*hearing, &reading, server_ms, now);
+                    seeking = exchange.seek(now);
                 }
-                None => exchange.not_imported(reading, now),
+                None => exchange.not_imported(&reading, now),
             }
         }
+        if let Some(seeking) = seeking {
+            let at_us = self.now_us + self.table_delay_us() + self.table_delay_us();
+            self.at(at_us, Event::Seek { to, seeking: Box::new(seeking) });
+        }
         self.plan_import(to);
+    }
+
+    pub(super) fn seek(&mut self, to: To, mut seeking: Box<Seeking>) {
+        self.oracle.statements += 1;
+        let now = self.now(to.process);
+        let is_cut = self.is_cut(to.process, true) || self.is_cut(to.process, false);
+        let Some(exchange) = self.exchange(to) else { return };
+        if is_cut {
+            return exchange.not_sought(*seeking);
+        }
+        let rows = self.rows.find(&seeking.cells);
+        rows.into_iter().for_each(|row| exchange.found(&mut seeking, row, now));
+        exchange.sought(*seeking, now);
     }
 }

@@ -1,0 +1,108 @@
+//! Keys that requests ask for here and of which counts of other regions may be missing: they are looked up by name.
+//!
+//! Counts are missing when there was no room for them, when they were given up with their key, or when the table could not
+//! be read to its end ([`crate::engine::missing`]). Lookups go along with imports, so many keys at a time; no request waits
+//! for one. Where nothing is missing, no key is looked up.
+
+use std::sync::atomic::Ordering;
+
+use crate::engine::table::SlotRef;
+use crate::global::exchange::{Exchange, Hearing, Now};
+use crate::global::names::Names;
+use crate::global::row::{CellName, HeardRow};
+
+/// Cells of a key that count here: this one, the one before, and the next of a region whose clock is ahead.
+const KEY_CELLS: u64 = 3;
+/// Keys of one statement. It has a `SELECT` for each of their cells, which servers read one within the other: few enough
+/// for the smallest stack.
+const STATEMENT_KEYS: usize = 84;
+/// Statements of one turn; what is left is for the next.
+pub const TURN_STATEMENTS: usize = 24;
+
+/// Keys that are looked up by one statement.
+#[derive(Debug)]
+pub struct Seeking {
+    keys: Vec<SlotRef>,
+    /// What they are named in the table, in its order and each once.
+    pub cells: Vec<CellName>,
+    hearing: Hearing,
+}
+
+impl Exchange {
+    /// The keys to look up next, if there are any. Ends with [`Exchange::sought`] or [`Exchange::not_sought`].
+    pub fn seek(&self, now: Now) -> Option<Seeking> {
+        let missing = self.table().missing();
+        if missing.sought() == 0 {
+            return None;
+        }
+        // Rows name sensitive keys by digests, which have to be known before the rows come.
+        self.reveal(now);
+        let names = self.names.read().clone();
+        let (mut keys, mut cells) = (Vec::new(), Vec::new());
+        while keys.len() < STATEMENT_KEYS
+            && let Some(at) = missing.next()
+        {
+            if self.name_cells(at, &names, now, &mut cells) {
+                keys.push(at);
+            }
+        }
+        cells.sort_unstable();
+        cells.dedup();
+        (!keys.is_empty()).then(|| Seeking { keys, cells, hearing: Hearing::new(&self.options.region, false) })
+    }
+
+    /// Adds the cells of a key. False if it is gone, or of this region alone.
+    fn name_cells(&self, at: SlotRef, names: &Names, now: Now, cells: &mut Vec<CellName>) -> bool {
+        let mut shard = self.table().lock(at.shard);
+        let Some((slot, shared)) = shard.at(at).filter(|(slot, _)| slot.is_global) else { return false };
+        let key = slot.key();
+        let Some(named) = names.of_space(key.space) else { return false };
+        let identifier = self.identifier(&key, named.is_sensitive || shared.is_sensitive);
+        let first = (now.wall_ms / key.window_ms).saturating_sub(1);
+        cells.extend((first..first + KEY_CELLS).map(|sequence| CellName {
+            workspace: named.workspace.clone(),
+            namespace: named.namespace.clone(),
+            identifier: identifier.clone(),
+            duration_ms: key.window_ms,
+            sequence,
+        }));
+        true
+    }
+
+    /// Takes a row over that was found.
+    pub fn found(&self, seeking: &mut Seeking, row: HeardRow, now: Now) {
+        self.hear(&mut seeking.hearing, row, now);
+    }
+
+    /// All rows of the keys were heard.
+    pub fn sought(&self, mut seeking: Seeking, now: Now) {
+        if let Some(sum) = seeking.hearing.import.end() {
+            self.take(&mut seeking.hearing, &sum, now);
+        }
+        self.counts.imported_rows.fetch_add(seeking.hearing.rows(), Ordering::Relaxed);
+        self.counts.sought_keys.fetch_add(seeking.keys.len() as u64, Ordering::Relaxed);
+    }
+
+    /// They could not be looked up: the next turn tries again.
+    pub fn not_sought(&self, seeking: Seeking) {
+        for at in seeking.keys {
+            let mut shard = self.table().lock(at.shard);
+            if let Some((slot, shared)) = shard.at(at) {
+                shared.set_unheard(true);
+                self.table().seek(at.shard, at.slot, slot, shared);
+            }
+        }
+    }
+
+    /// Everything was heard. Unless something was left out meanwhile, no key lacks anything.
+    pub(super) fn all_heard(&self, now: Now) {
+        let missing = self.table().missing();
+        missing.end_reading();
+        self.for_all(|_, _, _, shared| {
+            if !missing.is_any(now.wall_ms) {
+                shared.set_unheard(false);
+            }
+        });
+        while !missing.is_any(now.wall_ms) && missing.next().is_some() {}
+    }
+}
