@@ -257,8 +257,8 @@ impl Origin {
 
     /// Brings the cells of a part up to what they are told.
     fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
-        let mut part = part.clone();
-        part.cells.iter_mut().for_each(|told| *told = bounded_told(told, part.window_ms));
+        let cells = part.cells.iter().map(|told| bounded_told(told, part)).collect();
+        let part = Part { cells, ..*part };
         let is_changed = match part.measure {
             Measure::Gcra { limit } => self.open_bucket(call, &part, limit, time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
@@ -317,9 +317,11 @@ impl Origin {
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch));
-        // Of what was not told, only what has not drained where it was admitted.
-        bucket.add(news.hits.min(told.ttl_ms));
-        bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
+        // Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
+        // level any more.
+        let left = saturating(told.ttl_ms, news.refunds);
+        bucket.add(news.hits.min(left));
+        bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(left));
         bucket.refund(news.refunds);
         let is_changed = is_made || is_drained || is_raised || news.is_field_new;
         SmallVec::from_elem(is_changed, 1)
@@ -784,6 +786,16 @@ mod tests {
         let told = replay(A, bucket(Told { asked: 2, ..told(9) }));
         let sum = origin.call(&told, 31_001).parts[0][0];
         assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
+    }
+
+    #[test]
+    fn what_was_given_back_before_it_was_told_is_given_back_once() {
+        let mut origin = Origin::default();
+        let level = |origin: &mut Origin, told| heard(origin, &replay(A, bucket(told))).level.whole;
+        let given_back = Told { asked: 1, ttl_ms: 1, ..told(2) };
+        assert_eq!(level(&mut origin, given_back), 1);
+        origin.clear();
+        assert_eq!(level(&mut origin, Told { ttl_ms: 0, ..told(3) }), 0, "all of it has drained");
     }
 
     #[test]

@@ -105,7 +105,9 @@ pub(super) fn bounded(count: u64) -> u64 {
 }
 
 /// What is told of a cell, as far as the origin can hold it.
-pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
+pub(super) fn bounded_told(told: &Told, part: &Part) -> Told {
+    // Redis deletes at once what is to be kept for 0 ms. Of a bucket it is a level, and that may be 0.
+    let ttl_ms_min = if let Measure::Gcra { .. } = part.measure { 0 } else { 1 };
     Told {
         sequence: told.sequence,
         is_seated: told.is_seated,
@@ -113,12 +115,11 @@ pub(super) fn bounded_told(told: &Told, window_ms: u64) -> Told {
         acked: bounded(told.acked),
         epoch: bounded(told.epoch),
         floor: bounded(told.floor),
-        floor_rest: told.floor_rest.min(window_ms.saturating_sub(1)),
+        floor_rest: told.floor_rest.min(part.window_ms.saturating_sub(1)),
         asked: bounded(told.asked),
         asked_acked: bounded(told.asked_acked),
         refunds_floor: bounded(told.refunds_floor),
-        // Redis deletes at once what is to be kept for 0 ms.
-        ttl_ms: told.ttl_ms.clamp(1, COUNT_MAX),
+        ttl_ms: told.ttl_ms.clamp(ttl_ms_min, COUNT_MAX),
         row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
         abroad: bounded(told.abroad),
     }
@@ -151,7 +152,7 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
     };
     numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
     for told in &part.cells {
-        let told = bounded_told(told, part.window_ms);
+        let told = bounded_told(told, part);
         let (key, refunds_floor_or_rest) = match part.measure {
             Measure::Gcra { .. } => (bucket_key(&part.key), told.floor_rest),
             Measure::Sum | Measure::Sliding { .. } => (cell_key(&part.key, told.sequence), told.refunds_floor),
