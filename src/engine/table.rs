@@ -23,6 +23,7 @@ use crate::engine::abroad::Abroad;
 use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
+use crate::engine::pinned::Pinned;
 pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
 use crate::engine::shard::{Swept, floor_s};
 use crate::engine::share::Shared;
@@ -276,9 +277,9 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that
+    /// the decision at hand still needs. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
-    pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> Option<u32> {
+    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: Entry<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
@@ -302,7 +303,7 @@ impl Table {
 
     /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
     #[cold]
-    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
@@ -312,7 +313,7 @@ impl Table {
     }
 
     #[cold]
-    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) {
+    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return;
         }
@@ -327,7 +328,7 @@ impl Table {
             if neighbour.is_barren(now_ms) {
                 continue;
             }
-            if let Some(victim) = neighbour.victim(now_ms, &[]) {
+            if let Some(victim) = neighbour.victim(now_ms, Pinned::none()) {
                 self.evict(&mut neighbour, victim, false);
                 return;
             }
@@ -337,7 +338,7 @@ impl Table {
             }
         }
         if !self.evict_any(shard, pinned, now_ms) {
-            let _ = self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, &[], now_ms));
+            let _ = self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), now_ms));
         }
     }
 
@@ -350,7 +351,7 @@ impl Table {
     }
 
     /// Gives up a key whether it is over its limit or not. False if there is none.
-    fn evict_any(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned) else { return false };
         let is_over = shard.is_over(victim, now_ms);
         self.evict(shard, victim, is_over);
@@ -377,7 +378,7 @@ impl Table {
             };
             // The next search goes on here.
             self.neighbour.store(at, Ordering::Relaxed);
-            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, &[], now_ms);
+            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, Pinned::none(), now_ms);
             if swept.removed > 0 {
                 return true;
             }
@@ -408,7 +409,7 @@ impl Table {
     }
 
     /// Sweeps a part of a locked shard.
-    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &[u32], now_ms: u64) -> Swept {
+    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &Pinned, now_ms: u64) -> Swept {
         let swept = shard.expire(now_ms, looks_max, pinned);
         self.note_due(number, shard);
         if swept.removed > 0 {
@@ -437,7 +438,7 @@ impl Table {
             for number in 0..self.shards() {
                 if self.due_s[number as usize].load(Ordering::Relaxed) <= now_s {
                     let mut shard = self.lock(number);
-                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, &[], now_ms).is_whole;
+                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, Pinned::none(), now_ms).is_whole;
                 }
             }
         }

@@ -145,8 +145,8 @@ pub struct Ask {
 pub struct Need {
     /// Into the call's parts.
     pub part: usize,
-    /// Of a bucket the burst.
-    pub limit: u32,
+    /// Of a bucket the burst. With what later needs of its request have in the count already, more than any rule has.
+    pub limit: u64,
     pub hits: u64,
     /// The quota group it belongs to, `None` if it denies alone.
     pub quota: Option<u16>,

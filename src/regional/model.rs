@@ -338,7 +338,7 @@ impl Origin {
             let open = &open[need.part];
             let wanted = saturating(saturating(open.running, waiting), bounded(need.hits));
             let new = wanted.saturating_sub(self.field(call.process, &open.part).own);
-            fits.push(self.effective(&open.part).saturating_add(new) <= need.limit.into());
+            fits.push(self.effective(&open.part).saturating_add(new) <= bounded(need.limit));
         }
 
         let needs = || ask.needs.iter().zip(&fits);
@@ -535,7 +535,7 @@ mod tests {
         Call { process, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
     }
 
-    fn need(hits: u64, limit: u32) -> Need {
+    fn need(hits: u64, limit: u64) -> Need {
         Need { part: 0, limit, hits, quota: None }
     }
 
@@ -762,7 +762,7 @@ mod tests {
     fn a_full_cell_is_over_any_limit() {
         let mut origin = Origin::default();
         let full = Told { asked: u64::MAX, ..told(u64::MAX) };
-        let reply = origin.call(&check(A, fixed(full), &[ask(&[need(0, u32::MAX)])]), TIME_MS);
+        let reply = origin.call(&check(A, fixed(full), &[ask(&[need(0, COUNT_MAX - 1)])]), TIME_MS);
         assert!(!reply.verdicts[0].is_admitted);
         assert_eq!((reply.parts[0][0].sum, reply.parts[0][0].refunds), (COUNT_MAX, 0));
     }

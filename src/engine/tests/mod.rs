@@ -6,7 +6,9 @@ mod model;
 mod policy;
 mod scenarios;
 pub(crate) mod seed;
+mod steps;
 mod table;
+mod twins;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};
