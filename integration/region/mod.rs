@@ -9,4 +9,5 @@ mod identity;
 mod quota;
 pub mod restart;
 mod stores;
+mod twins;
 pub mod waiting;

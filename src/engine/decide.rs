@@ -8,21 +8,23 @@
 //! Then it says what to ask the origin, charges nothing but what is charged whatever happens, and is made again with the
 //! answer, or without one.
 
-use std::slice;
-
 use smallvec::{SmallVec, smallvec};
 
 use crate::engine::abroad::View;
 use crate::engine::batch::decide_all;
 use crate::engine::counter::{Counter, window_end_ms};
 use crate::engine::few::decide_few;
+use crate::engine::given_back::GivenBack;
 use crate::engine::key::Key;
 pub use crate::engine::layers::{Reach, Store};
 use crate::engine::outage::{self, Endured};
+use crate::engine::pinned::Pinned;
 use crate::engine::share::Shared;
 pub use crate::engine::standing::{Answered, Asking, Cause, Consult, Question, Settled, StoreView, Why};
 use crate::engine::standing::{Standing, is_judged, standing};
+use crate::engine::steps;
 use crate::engine::table::{Entry, Shard, Slot, Table};
+use crate::engine::twins::Twins;
 use crate::rules::limit::Terms;
 use crate::rules::policy::{OnOutage, Scope};
 
@@ -166,6 +168,26 @@ pub struct Outcome {
     pub verdicts: SmallVec<[Verdict; 4]>,
     /// Not empty: nothing is decided, this is to be asked first.
     pub questions: SmallVec<[Question; 2]>,
+    /// What was given back on keys that come more than once.
+    pub given_back: Option<Box<GivenBack>>,
+}
+
+impl Outcome {
+    /// Nothing is decided yet.
+    pub(super) const fn new() -> Outcome {
+        Outcome { is_over: false, verdicts: SmallVec::new_const(), questions: SmallVec::new_const(), given_back: None }
+    }
+}
+
+/// For each group, whether a check of it is over.
+#[derive(Debug)]
+pub(crate) struct GroupsOver(SmallVec<[bool; 8]>);
+
+impl GroupsOver {
+    #[inline]
+    pub(crate) fn contains(&self, group: usize) -> bool {
+        self.0.get(group).copied().unwrap_or(false)
+    }
 }
 
 /// Decides a request. `is_shadow` is the global mode in which nothing is denied and everything is charged.
@@ -206,7 +228,7 @@ fn decide_several(
         (5..=8, false) => decide_few::<8, false>,
         _ => return decide_all(table, checks, groups, is_shadow, now_ms, consult),
     };
-    let mut outcome = Outcome { is_over: false, verdicts: SmallVec::new(), questions: SmallVec::new() };
+    let mut outcome = Outcome::new();
     if !few(table, checks, groups, is_shadow, now_ms, consult, &mut outcome) {
         outcome = decide_all(table, checks, groups, is_shadow, now_ms, consult);
     }
@@ -228,31 +250,34 @@ fn decide_one<const ALONE: bool>(
     let hash = table.hash(&check.key);
     let number = table.shard_of(hash);
     let is_quiet = is_shadow || groups[check.group].is_shadow;
+    // Whoever shares with nobody asks nobody, and looks once.
+    let is_counted = !ALONE && consult.is_again && check.charging == Charging::Always;
+    let counted = if is_counted { i64::try_from(check.hits).unwrap_or(i64::MAX) } else { 0 };
+    let twins = Twins { waiting: 0, counted };
     let mut shard = table.lock(number);
     let known = shard.find(&check.key, hash);
     let (mut verdict, standing) = match known {
         Some(at) => {
             let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
             spot.touch(table, check);
-            assess::<ALONE>(check, &mut spot.slot.counter, spot.shared, 0, is_quiet, now_ms, consult)
+            assess::<ALONE>(check, &mut spot.slot.counter, spot.shared, twins, is_quiet, now_ms, consult)
         }
-        None => assess_unknown::<ALONE>(check, 0, is_quiet, now_ms, consult),
+        None => assess_unknown::<ALONE>(check, twins, is_quiet, now_ms, consult),
     };
-    let (checks, verdicts) = (slice::from_ref(check), slice::from_ref(&verdict));
-    let is_over = !is_shadow && verdict.is_over && denies(checks, groups, verdicts);
+    let is_over = !is_shadow && verdict.is_over && is_denied_by(groups, |group| group == check.group);
     let asks = match standing {
         Standing::Asks(why) if !is_over => Some(why),
         _ => None,
     };
     let is_charged = match check.charging {
         Charging::Together => {
-            asks.is_none() && !is_over && charges_group(checks, groups, verdicts, check.group, is_shadow)
+            asks.is_none() && !is_over && is_charged(&groups[check.group], verdict.is_over, is_shadow)
         }
         Charging::Always | Charging::Refund => !consult.is_again,
     };
     let is_counted = is_charged && check.hits > 0;
     let at = match known {
-        None if is_counted && is_kept(table, check) => insert(table, &mut shard, &[], check, hash, now_ms),
+        None if is_counted && is_kept(table, check) => insert(table, &mut shard, Pinned::none(), check, hash, now_ms),
         known => known,
     };
     if let Some(at) = at {
@@ -271,9 +296,10 @@ fn decide_one<const ALONE: bool>(
     conclude(&mut verdict, check, charged, 0);
     let question = |why| {
         let store = check.reach.store().unwrap_or(Store::Origin);
-        Question { check: 0, store, is_judged: is_judged(check, is_quiet), why }
+        Question { check: 0, store, is_judged: is_judged(check, is_quiet), counted_after: 0, why }
     };
-    Outcome { is_over, verdicts: smallvec![verdict], questions: asks.map(question).into_iter().collect() }
+    let questions = asks.map(question).into_iter().collect();
+    Outcome { is_over, verdicts: smallvec![verdict], questions, given_back: None }
 }
 
 /// What a counter says to a check, and who decides it.
@@ -282,18 +308,18 @@ pub(super) fn assess<const ALONE: bool>(
     check: &Check<'_>,
     counter: &mut Counter,
     mut shared: Option<&mut Shared>,
-    waiting: u64,
+    twins: Twins,
     is_quiet: bool,
     now_ms: u64,
     consult: &Consult<'_>,
 ) -> (Verdict, Standing) {
-    let mut verdict = judge(check.view(counter, shared.as_deref()), check, waiting, now_ms, consult);
+    let mut verdict = judge(check.view(counter, shared.as_deref()), check, twins, now_ms, consult);
     if ALONE {
         return (verdict, Standing::AT_LEISURE);
     }
-    let standing = standing(check, &verdict, counter, shared.as_deref_mut(), waiting, is_quiet, consult);
+    let standing = standing(check, &verdict, counter, shared.as_deref_mut(), twins.waiting, is_quiet, consult);
     if let Standing::Paused { .. } | Standing::Without(_) = standing {
-        heed(&standing, check, waiting, counter, shared, now_ms, consult, &mut verdict);
+        heed(&standing, check, twins, counter, shared, now_ms, consult, &mut verdict);
     }
     (verdict, standing)
 }
@@ -302,12 +328,12 @@ pub(super) fn assess<const ALONE: bool>(
 #[cold]
 pub(super) fn assess_unknown<const ALONE: bool>(
     check: &Check<'_>,
-    waiting: u64,
+    twins: Twins,
     is_quiet: bool,
     now_ms: u64,
     consult: &Consult<'_>,
 ) -> (Verdict, Standing) {
-    assess::<ALONE>(check, &mut Counter::new(&check.terms, now_ms), None, waiting, is_quiet, now_ms, consult)
+    assess::<ALONE>(check, &mut Counter::new(&check.terms, now_ms), None, twins, is_quiet, now_ms, consult)
 }
 
 /// What it means for a verdict that somebody else decides.
@@ -315,7 +341,7 @@ pub(super) fn assess_unknown<const ALONE: bool>(
 fn heed(
     standing: &Standing,
     check: &Check<'_>,
-    waiting: u64,
+    twins: Twins,
     counter: &mut Counter,
     shared: Option<&mut Shared>,
     now_ms: u64,
@@ -326,18 +352,17 @@ fn heed(
         Standing::Memory { .. } | Standing::Asks(_) => {}
         Standing::Paused { wait_ms } => {
             verdict.is_over = true;
-            let hits = waiting.saturating_add(check.hits);
-            verdict.wait_for(check.view(counter, shared.as_deref()), &check.terms, hits, now_ms);
+            verdict.wait_for(check.view(counter, shared.as_deref()), &check.terms, twins.needed(check), now_ms);
             verdict.reset_ms = verdict.reset_ms.max(wait_ms);
         }
         Standing::Without(cause) => {
             let live = live(check, consult);
-            let Consult { mono_ms, is_again, .. } = *consult;
+            let mono_ms = consult.mono_ms;
             let shared = shared.map(|shared| {
                 shared.follow(counter);
                 &*shared
             });
-            Endured { check, waiting, live, mono_ms, now_ms, is_again }.judge(counter, shared, verdict);
+            Endured { check, twins, live, mono_ms, now_ms }.judge(counter, shared, verdict);
             verdict.basis = Basis::Without(cause, check.on_outage);
         }
     }
@@ -511,7 +536,7 @@ pub(super) fn is_kept(table: &Table, check: &Check<'_>) -> bool {
 pub(super) fn insert(
     table: &Table,
     shard: &mut Shard,
-    pinned: &[u32],
+    pinned: &Pinned,
     check: &Check<'_>,
     hash: u64,
     now_ms: u64,
@@ -526,22 +551,20 @@ pub(super) fn insert(
     table.insert(shard, pinned, Entry { key, hash, terms, counter, store, is_sensitive, is_global }, now_ms)
 }
 
-/// What a counter says to a check. Hits that are charged whatever happens are in it already when the request comes again.
+/// What a counter says to a check.
 #[inline(always)]
-fn judge(mut view: View<'_>, check: &Check<'_>, waiting: u64, now_ms: u64, consult: &Consult<'_>) -> Verdict {
-    let Check { terms, hits, charging, .. } = check;
+fn judge(mut view: View<'_>, check: &Check<'_>, twins: Twins, now_ms: u64, consult: &Consult<'_>) -> Verdict {
+    let Check { terms, charging, .. } = check;
     if *charging == Charging::Refund {
-        let (available, reset_ms) = refunded(view, check, waiting, now_ms, consult);
+        let (available, reset_ms) = refunded(view, check, twins, now_ms, consult);
         return Verdict::within(available, reset_ms);
     }
     let mut look = view.look(terms, now_ms);
-    if *charging == Charging::Always && consult.is_again {
-        look.available = look.available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
-    }
-    let needed = waiting.saturating_add(*hits);
+    look.available = twins.available_before(look.available, terms);
+    let needed = twins.needed(check);
     let is_over = !u64::try_from(look.available).is_ok_and(|available| available >= needed);
     let (reset_ms, is_hopeless) = match is_over {
-        false => (view.resets_at_ms(terms, &look, needed).saturating_sub(now_ms), false),
+        false => (view.resets_at_ms(terms, &look, twins.uncounted(check)).saturating_sub(now_ms), false),
         true => wait(view, terms, needed, now_ms),
     };
     Verdict { is_over, is_hopeless, ..Verdict::within(look.available, reset_ms) }
@@ -549,7 +572,7 @@ fn judge(mut view: View<'_>, check: &Check<'_>, waiting: u64, now_ms: u64, consu
 
 /// What is available after a refund, which is given back right after, and the time until the limit starts afresh.
 #[cold]
-fn refunded(mut view: View<'_>, check: &Check<'_>, waiting: u64, now_ms: u64, consult: &Consult<'_>) -> (i64, u64) {
+fn refunded(mut view: View<'_>, check: &Check<'_>, twins: Twins, now_ms: u64, consult: &Consult<'_>) -> (i64, u64) {
     let Check { terms, hits, .. } = check;
     view.look(terms, now_ms);
     let mut refunded = view.counter.clone();
@@ -558,23 +581,38 @@ fn refunded(mut view: View<'_>, check: &Check<'_>, waiting: u64, now_ms: u64, co
     }
     let mut refunded = View { counter: &mut refunded, ..view };
     let look = refunded.look(terms, now_ms);
-    (look.available, refunded.resets_at_ms(terms, &look, waiting).saturating_sub(now_ms))
+    let available = twins.available_before(look.available, terms);
+    (available, refunded.resets_at_ms(terms, &look, twins.waiting).saturating_sub(now_ms))
 }
 
-pub(crate) fn is_group_over(checks: &[Check<'_>], verdicts: &[Verdict], group: usize) -> bool {
-    checks.iter().zip(verdicts).any(|(check, verdict)| check.group == group && verdict.is_over)
+/// Finds the groups that a check of is over, in one walk: the largest request has thousands of both.
+pub(crate) fn groups_over(checks: &[Check<'_>], groups: &[Group], verdicts: &[Verdict]) -> GroupsOver {
+    let mut over = SmallVec::new();
+    for (check, verdict) in checks.iter().zip(verdicts) {
+        steps::count();
+        if verdict.is_over {
+            if over.is_empty() {
+                over.resize(groups.len(), false);
+            }
+            over[check.group] = true;
+        }
+    }
+    GroupsOver(over)
 }
 
 /// Denied by any group that denies alone, or by all quota groups together.
 #[inline]
-pub(crate) fn denies(checks: &[Check<'_>], groups: &[Group], verdicts: &[Verdict]) -> bool {
-    if !verdicts.iter().any(|verdict| verdict.is_over) {
-        return false;
-    }
+pub(crate) fn denies(groups: &[Group], over: &GroupsOver) -> bool {
+    !over.0.is_empty() && is_denied_by(groups, |group| over.contains(group))
+}
+
+#[inline]
+fn is_denied_by(groups: &[Group], is_over: impl Fn(usize) -> bool) -> bool {
     let mut quota_groups = 0;
     let mut quota_groups_over = 0;
     for (index, group) in groups.iter().enumerate() {
-        let is_over = !group.is_shadow && is_group_over(checks, verdicts, index);
+        steps::count();
+        let is_over = !group.is_shadow && is_over(index);
         if group.is_quota {
             quota_groups += 1;
             quota_groups_over += usize::from(is_over);
@@ -587,14 +625,8 @@ pub(crate) fn denies(checks: &[Check<'_>], groups: &[Group], verdicts: &[Verdict
 
 /// In an admitted request, a quota group that is over is the only one not charged.
 #[inline]
-pub(super) fn charges_group(
-    checks: &[Check<'_>],
-    groups: &[Group],
-    verdicts: &[Verdict],
-    group: usize,
-    is_shadow: bool,
-) -> bool {
-    is_shadow || groups[group].is_shadow || !groups[group].is_quota || !is_group_over(checks, verdicts, group)
+pub(super) fn is_charged(group: &Group, is_over: bool, is_shadow: bool) -> bool {
+    is_shadow || group.is_shadow || !group.is_quota || !is_over
 }
 
 /// Fills in what only the overall verdict settles.

@@ -7,9 +7,10 @@
 
 use parking_lot::MutexGuard;
 
-use crate::engine::decide::{Charging, Check, Group, Outcome, Spot, assess, charges_group, conclude, denies};
+use crate::engine::decide::{Charging, Check, Group, Outcome, Spot, assess, conclude, denies, groups_over, is_charged};
 use crate::engine::standing::{Consult, Standing};
 use crate::engine::table::{Shard, Table};
+use crate::engine::twins::Twins;
 
 type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
 
@@ -45,7 +46,9 @@ pub(super) fn decide_few<const N: usize, const ALONE: bool>(
         spot.touch(table, check);
         let is_quiet = is_shadow || groups[check.group].is_shadow;
         let (counter, shared) = (&mut spot.slot.counter, spot.shared.as_deref_mut());
-        let (mut verdict, standing) = assess::<ALONE>(check, counter, shared, 0, is_quiet, now_ms, consult);
+        // Keys in shards of their own are different keys.
+        let twins = Twins::default();
+        let (mut verdict, standing) = assess::<ALONE>(check, counter, shared, twins, is_quiet, now_ms, consult);
         let Standing::Memory { urgent_at: at } = standing else { return false };
         *urgent_at = at;
         is_any_over |= verdict.is_over;
@@ -77,10 +80,11 @@ fn charge_some(
     held: &mut [Option<Held<'_>>],
     outcome: &mut Outcome,
 ) -> bool {
-    let is_over = !is_shadow && denies(checks, groups, &outcome.verdicts);
+    let over = groups_over(checks, groups, &outcome.verdicts);
+    let is_over = !is_shadow && denies(groups, &over);
     outcome.is_over = is_over;
     for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
-        let is_charged = !is_over && charges_group(checks, groups, &outcome.verdicts, check.group, is_shadow);
+        let is_charged = !is_over && is_charged(&groups[check.group], over.contains(check.group), is_shadow);
         let verdict = &mut outcome.verdicts[index];
         let Some(Held { spot, urgent_at }) = held else { return false };
         if is_charged {

@@ -11,20 +11,25 @@ pub mod decide;
 pub mod exact;
 mod few;
 pub mod gcra;
+pub mod given_back;
 pub mod index;
 pub mod key;
+mod kin;
 pub mod layers;
 pub mod missing;
 pub mod outage;
 pub mod peek;
+pub mod pinned;
 pub mod reason;
 pub mod shard;
 pub mod share;
 mod shares;
 pub mod standing;
+pub(crate) mod steps;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod twins;
 pub mod weight;
 pub mod window;
 
@@ -34,6 +39,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Verdict, Why, decide};
+use crate::engine::given_back::GivenBack;
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use crate::engine::layers::{Held, Layers, Reach, Store};
 use crate::engine::table::{Table, TableStats};
@@ -206,6 +212,8 @@ pub struct Inquiry {
     pub questions: SmallVec<[Asked; 2]>,
     /// A quota group that the store is not asked about is not over, so quotas deny nothing.
     pub has_free_quota: bool,
+    /// What this look has given back, for the next one to know. Only the first look gives back.
+    pub given_back: Option<Box<GivenBack>>,
 }
 
 /// One key to ask about.
@@ -216,6 +224,8 @@ pub struct Asked {
     pub key: OwnedKey,
     pub terms: Terms,
     pub hits: u64,
+    /// See [`Question::counted_after`].
+    pub counted_after: i64,
     /// `None` to read how it stands, otherwise whether it fits, and as part of which quota group.
     pub judged: Option<Option<u16>>,
     /// What other regions have counted is left out.
@@ -271,13 +281,16 @@ impl Engine {
         let mut identifiers = IdentifierBuffer::default();
         let found: SmallVec<[Found<'r>; 2]> =
             request.descriptors().iter().map(|descriptor| find(domain, descriptor, &mut identifiers)).collect();
-        let replaced: SmallVec<[&str; 2]> = found
+        let mut replaced: SmallVec<[&str; 2]> = found
             .iter()
             .filter(|found| found.override_terms.is_none())
             .filter_map(|found| found.rule)
             .flat_map(Rule::replaces)
             .map(|name| &**name)
             .collect();
+        // Many descriptors may name the same few.
+        replaced.sort_unstable();
+        replaced.dedup();
 
         let mut checks: SmallVec<[Check<'_>; 4]> = SmallVec::new();
         let mut limits: SmallVec<[(Option<&'r Limit>, Option<Class>); 4]> = SmallVec::new();
@@ -298,7 +311,7 @@ impl Engine {
                 groups.push(Group { is_shadow: false, is_quota: modes.quota });
                 continue;
             };
-            let kept = rule.limits().iter().filter(|limit| !replaced.contains(&&*limit.name));
+            let kept = rule.limits().iter().filter(|limit| replaced.binary_search(&&*limit.name).is_err());
             let before = checks.len();
             for limit in kept {
                 let held = self.layers.hold(&limit.terms, Some(&limit.policy), consult.is_cut_off);
@@ -316,7 +329,7 @@ impl Engine {
         let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms, consult);
         if !outcome.questions.is_empty() {
             let classes = limits.iter().map(|(_, class)| *class);
-            return Attempt::Asks(inquiry(&checks, &groups, &outcome, &classes.collect::<SmallVec<[_; 4]>>()));
+            return Attempt::Asks(inquiry(&checks, &groups, outcome, &classes.collect::<SmallVec<[_; 4]>>()));
         }
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
@@ -349,7 +362,8 @@ impl Engine {
                 status.kind = StatusKind::Limited(limited);
             }
         }
-        let is_globally_shadowed = modes.shadow && is_any_over && decide::denies(&checks, &groups, &outcome.verdicts);
+        let would_deny = || decide::denies(&groups, &decide::groups_over(&checks, &groups, &outcome.verdicts));
+        let is_globally_shadowed = modes.shadow && is_any_over && would_deny();
         Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses, outage_policy })
     }
 
@@ -460,16 +474,18 @@ fn check<'a>(
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values. The nearer store is asked first, and
 /// only judges if the farther one is still to be asked.
-fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome, classes: &[Option<Class>]) -> Inquiry {
+fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[Option<Class>]) -> Inquiry {
     let of = |store: Store| outcome.questions.iter().filter(move |question| question.store == store);
     let store = if of(Store::Origin).next().is_some() { Store::Origin } else { Store::Owner };
     let charges = store == Store::Owner || of(Store::Owner).next().is_none();
-    let is_asked = |group: usize| of(store).any(|asked| asked.is_judged && checks[asked.check].group == group);
-    let is_free = |(at, group): (usize, &Group)| {
-        group.is_quota && !is_asked(at) && (group.is_shadow || !decide::is_group_over(checks, &outcome.verdicts, at))
-    };
+    let mut is_asked: SmallVec<[bool; 4]> = SmallVec::from_elem(false, groups.len());
+    of(store).filter(|asked| asked.is_judged).for_each(|asked| is_asked[checks[asked.check].group] = true);
+    let over = decide::groups_over(checks, groups, &outcome.verdicts);
+    let is_free =
+        |(at, group): (usize, &Group)| group.is_quota && !is_asked[at] && (group.is_shadow || !over.contains(at));
     let has_free_quota = groups.iter().enumerate().any(is_free);
     let asked = |question: &Question| {
+        steps::count();
         let check = &checks[question.check];
         let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
         Asked {
@@ -477,6 +493,7 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome, classes: &
             key: OwnedKey::new(&check.key, check.is_sensitive, check.is_global()),
             terms: check.terms,
             hits: check.hits,
+            counted_after: question.counted_after,
             judged: question.is_judged.then_some(quota),
             is_cut_off: check.is_cut_off,
             is_strict: check.scope == Scope::Strict,
@@ -491,6 +508,7 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: &Outcome, classes: &
         checks: checks.len(),
         questions: of(store).map(asked).collect(),
         has_free_quota,
+        given_back: outcome.given_back,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::engine::counter::{Counter, rate, window_end_ms};
 use crate::engine::decide::{Charging, Check, Verdict};
 use crate::engine::gcra::Bucket;
 use crate::engine::share::{MS_NS, Shared};
+use crate::engine::twins::Twins;
 use crate::rules::limit::Terms;
 use crate::rules::policy::{Algorithm, OnOutage};
 
@@ -19,14 +20,11 @@ const RETRY_MS: u64 = 1000;
 /// What is known at the moment of a decision without its store.
 pub struct Endured<'a> {
     pub check: &'a Check<'a>,
-    /// Hits of earlier checks of the request on the same key.
-    pub waiting: u64,
+    pub twins: Twins,
     /// Processes that share the store, as it last told.
     pub live: u32,
     pub mono_ms: u64,
     pub now_ms: u64,
-    /// Hits that are charged whatever happens are in the counts already.
-    pub is_again: bool,
 }
 
 /// Hits that never fit into a part of the limit, but into all of it, are not hopeless: who comes again after the outage is
@@ -76,7 +74,7 @@ impl Endured<'_> {
     }
 
     fn needed(&self) -> u64 {
-        self.waiting.saturating_add(self.check.hits)
+        self.twins.needed(self.check)
     }
 
     /// What the store denied a moment ago, it would deny again.
@@ -95,17 +93,14 @@ impl Endured<'_> {
         if let Counter::Gcra(bucket) = counter {
             return self.hold_bucket_to_share(bucket, shared, verdict);
         }
-        let Check { terms, charging, hits, .. } = self.check;
+        let Check { terms, .. } = self.check;
         let terms = Terms { limit: (terms.limit / self.live.max(1)).max(1), ..*terms };
         let mut own = match shared {
             Some(shared) => shared.own_counts(counter),
             None => Counter::new(&terms, self.now_ms),
         };
         let mut view = View { counter: &mut own, abroad: None, is_cut_off: false };
-        let mut available = view.look(&terms, self.now_ms).available;
-        if *charging == Charging::Always && self.is_again {
-            available = available.saturating_add(i64::try_from(*hits).unwrap_or(i64::MAX));
-        }
+        let available = self.twins.available_before(view.look(&terms, self.now_ms).available, &terms);
         verdict.available = verdict.available.min(available);
         if i128::from(available) < i128::from(self.needed()) {
             let by_memory = std::mem::replace(verdict, Verdict { is_over: true, ..*verdict });
@@ -119,10 +114,9 @@ impl Endured<'_> {
     fn hold_bucket_to_share(&self, bucket: &Bucket, shared: Option<&Shared>, verdict: &mut Verdict) {
         let (rate, live) = (rate(&self.check.terms), u64::from(self.live.max(1)));
         let empty_ns = bucket.empty_at_ms(&rate, 0).saturating_mul(MS_NS).max(shared.map_or(0, Shared::held_until_ns));
-        let mut level_ns = empty_ns.saturating_sub(self.now_ms.saturating_mul(MS_NS));
-        if self.check.charging == Charging::Always && self.is_again {
-            level_ns = level_ns.saturating_sub(rate.drains_in_ns(self.check.hits.saturating_mul(live)));
-        }
+        let level_ns = empty_ns.saturating_sub(self.now_ms.saturating_mul(MS_NS));
+        let counted = u64::try_from(self.twins.counted).unwrap_or(0);
+        let level_ns = level_ns.saturating_sub(rate.drains_in_ns(counted.saturating_mul(live)));
         let (whole_ns, hit_ns) = (rate.drains_in_ns(rate.burst.into()), rate.drains_in_ns(1).max(1));
         let available = whole_ns.saturating_sub(level_ns) / hit_ns / live;
         verdict.available = verdict.available.min(i64::try_from(available).unwrap_or(i64::MAX));
@@ -158,10 +152,7 @@ impl Endured<'_> {
         let terms = Terms { limit, burst: times(burst), ..self.check.terms };
         let mut view = self.check.view(counter, shared);
         let look = view.look(&terms, self.now_ms);
-        let mut available = look.available;
-        if self.check.charging == Charging::Always && self.is_again {
-            available = available.saturating_add(i64::try_from(self.check.hits).unwrap_or(i64::MAX));
-        }
+        let available = self.twins.available_before(look.available, &terms);
         if i128::from(available) < i128::from(self.needed()) {
             verdict.wait_for(view, &terms, self.needed(), self.now_ms);
             return;

@@ -11,6 +11,7 @@ use crate::engine::counter::Counter;
 use crate::engine::index::{Index, Tag};
 use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::layers::Store;
+use crate::engine::pinned::Pinned;
 use crate::engine::share::Shared;
 use crate::engine::weight::Weight;
 use crate::engine::window::{Cell, Cells};
@@ -368,7 +369,7 @@ impl Shard {
     }
 
     /// Removes what has expired, but looks at a few slots only and goes on there the next time.
-    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &[u32]) -> Swept {
+    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> Swept {
         let now_s = floor_s(now_ms);
         let mut swept = Swept::default();
         if self.notes.next_due_s > now_s {
@@ -394,7 +395,7 @@ impl Shard {
             if expires_at_ms > now_ms {
                 self.notes.due_s[self.notes.sweep.at] = ceil_s(expires_at_ms);
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(ceil_s(expires_at_ms));
-            } else if is_pinned(pinned, number) {
+            } else if pinned.contains(number) {
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
             } else {
                 let Removed { is_unasked, bytes } = self.remove(number);
@@ -438,10 +439,10 @@ impl Shard {
     }
 
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &[u32]) -> Option<(u8, bool)> {
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned) -> Option<(u8, bool)> {
         let (slot, shared) = self.both(number);
         let abroad = shared.as_deref().and_then(Shared::abroad);
-        if !slot.is_taken || is_pinned(pinned, number) || slot.is_over(abroad, now_ms) {
+        if !slot.is_taken || pinned.contains(number) || slot.is_over(abroad, now_ms) {
             return None;
         }
         Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))
@@ -451,7 +452,7 @@ impl Shard {
     ///
     /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
     /// replace each other rather than them.
-    pub fn victim(&mut self, now_ms: u64, pinned: &[u32]) -> Option<u32> {
+    pub fn victim(&mut self, now_ms: u64, pinned: &Pinned) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
@@ -485,19 +486,19 @@ impl Shard {
     }
 
     /// Whether every key here is one of these.
-    fn are_all(&self, pinned: &[u32]) -> bool {
+    fn are_all(&self, pinned: &Pinned) -> bool {
         pinned.len() == self.slots.len() - self.notes.free.len()
     }
 
     /// Any slot at all, over its limit or not: the last resort.
-    pub fn sacrifice(&mut self, pinned: &[u32]) -> Option<u32> {
+    pub fn sacrifice(&mut self, pinned: &Pinned) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
         }
         let slots = self.slots.len();
         for _ in 0..slots {
             let number = self.next_under_hand();
-            if self.slot(number).is_taken && !is_pinned(pinned, number) {
+            if self.slot(number).is_taken && !pinned.contains(number) {
                 return Some(number);
             }
         }
@@ -509,11 +510,6 @@ impl Shard {
     pub fn looks(&self) -> u64 {
         self.notes.looks
     }
-}
-
-/// Whether a slot is one of these, which are sorted: the largest request has thousands.
-fn is_pinned(pinned: &[u32], number: u32) -> bool {
-    pinned.binary_search(&number).is_ok()
 }
 
 /// The part of the hash that the index uses; another part chooses the shard.

@@ -589,8 +589,9 @@ impl Shared {
                 *held_until_ns = 0;
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
-                    // Of what is pending, that which has drained here meanwhile is no more.
-                    let pending = pending.min(bucket.hits_within(&rate));
+                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
+                    // the level.
+                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
                     // As of now: the origin's clock may be any time away from this one.
                     let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
                     bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);

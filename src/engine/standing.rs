@@ -8,10 +8,9 @@ use smallvec::SmallVec;
 use crate::engine::allowance::Headroom;
 use crate::engine::counter::Counter;
 use crate::engine::decide::{Charging, Check, Verdict};
+use crate::engine::given_back::GivenBack;
 use crate::engine::layers::{Reach, Store};
 use crate::engine::share::{Freshness, Shared};
-use crate::rules::limit::Terms;
-use crate::rules::policy::Algorithm;
 
 /// What a store said about one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +48,8 @@ pub struct Consult<'a> {
     pub is_cut_off: bool,
     /// The request was looked at before: what is charged whatever happens is charged.
     pub is_again: bool,
+    /// What it has given back then.
+    pub given_back: Option<&'a GivenBack>,
 }
 
 /// What a decision knows of one store.
@@ -98,6 +99,7 @@ impl<'a> Consult<'a> {
         owner: StoreView::new(1, Asking::Never(Cause::Outage)),
         is_cut_off: false,
         is_again: false,
+        given_back: None,
     };
 
     pub fn of(&self, store: Store) -> &StoreView<'a> {
@@ -150,13 +152,16 @@ pub struct Question {
     pub store: Store,
     /// Whether it fits; otherwise only how it stands.
     pub is_judged: bool,
+    /// To judge the check by what comes before it in the request, so many more hits than its limit may be counted: those
+    /// of later checks on its key that are in the count already, less what was given back, and less the hits of earlier
+    /// ones that the store is not asked about.
+    pub counted_after: i64,
     pub why: Why,
 }
 
 fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) -> Headroom {
     // A bucket is full at its burst, whatever its rate.
-    let Terms { limit, burst, algorithm, .. } = check.terms;
-    let limit = if algorithm == Algorithm::Gcra { burst } else { limit };
+    let limit = check.terms.capacity();
     Headroom { limit, slack_permille, holders: shared.holders(), is_settled: shared.are_holders_settled(), live }
 }
 

@@ -25,6 +25,7 @@ use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
 use crate::engine::missing::Missing;
+use crate::engine::pinned::Pinned;
 pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
 use crate::engine::shard::{Removed, Swept, floor_s};
 use crate::engine::share::Shared;
@@ -329,9 +330,9 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs, sorted and each once. `None` if there is room for none but those: a request that
+    /// the decision at hand still needs. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
-    pub fn insert(&self, shard: &mut Shard, pinned: &[u32], entry: Entry<'_>, now_ms: u64) -> Option<u32> {
+    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: Entry<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
@@ -358,7 +359,7 @@ impl Table {
 
     /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
     #[cold]
-    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
@@ -367,7 +368,7 @@ impl Table {
 
     /// Gives up a key for another. False if there is none.
     #[cold]
-    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return true;
         }
@@ -381,7 +382,7 @@ impl Table {
             if neighbour.is_barren(now_ms) {
                 continue;
             }
-            if self.evict_cool(&mut neighbour, &[], now_ms) {
+            if self.evict_cool(&mut neighbour, Pinned::none(), now_ms) {
                 return true;
             }
             searched += neighbour.slots();
@@ -390,7 +391,7 @@ impl Table {
             }
         }
         self.evict_any(shard, pinned, now_ms)
-            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, &[], now_ms))
+            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), now_ms))
     }
 
     /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
@@ -402,7 +403,7 @@ impl Table {
     }
 
     /// Gives up a key whether it is over its limit or not. False if there is none.
-    fn evict_any(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned) else { return false };
         let is_over = shard.is_over(victim, now_ms);
         self.evict(shard, victim, is_over);
@@ -429,7 +430,7 @@ impl Table {
             };
             // The next search goes on here.
             self.neighbour.store(at, Ordering::Relaxed);
-            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, &[], now_ms);
+            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, Pinned::none(), now_ms);
             if swept.removed > 0 {
                 return true;
             }
@@ -465,7 +466,7 @@ impl Table {
     }
 
     /// Sweeps a part of a locked shard.
-    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &[u32], now_ms: u64) -> Swept {
+    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &Pinned, now_ms: u64) -> Swept {
         let swept = shard.expire(now_ms, looks_max, pinned);
         self.note_due(number, shard);
         if swept.removed > 0 {
@@ -495,7 +496,7 @@ impl Table {
             for number in 0..self.shards() {
                 if self.due_s[number as usize].load(Ordering::Relaxed) <= now_s {
                     let mut shard = self.lock(number);
-                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, &[], now_ms).is_whole;
+                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, Pinned::none(), now_ms).is_whole;
                 }
             }
         }
@@ -512,7 +513,10 @@ impl Table {
                 for number in 0..self.shards() {
                     let mut shard = self.lock(number);
                     let mut turns = 0..ROOM_TURNS;
-                    while self.is_over_capacity() && turns.next().is_some() && give_up(self, &mut shard, &[], now_ms) {
+                    while self.is_over_capacity()
+                        && turns.next().is_some()
+                        && give_up(self, &mut shard, Pinned::none(), now_ms)
+                    {
                         is_any = true;
                     }
                 }
@@ -521,7 +525,7 @@ impl Table {
     }
 
     /// Gives up a key that is not over its limit. False if there is none.
-    fn evict_cool(&self, shard: &mut Shard, pinned: &[u32], now_ms: u64) -> bool {
+    fn evict_cool(&self, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         let Some(victim) = shard.victim(now_ms, pinned) else { return false };
         self.evict(shard, victim, false);
         true

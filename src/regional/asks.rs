@@ -4,12 +4,12 @@
 //! the same totals must not be under way at once. Whoever comes meanwhile waits, and all who wait go together in the next
 //! call. Calls for one key are spaced, so that a hot key costs the origin the same for any number of processes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use smallvec::SmallVec;
 
 use crate::engine::decide::{Answered, Settled};
-use crate::engine::{Asked, Inquiry};
+use crate::engine::{Asked, Inquiry, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
@@ -74,8 +74,10 @@ impl Waiting {
         self.calls = self.calls.saturating_sub(1);
         self.has_read |= is_read;
         self.is_admitted &= verdict.is_admitted;
+        let over: HashSet<u16> = verdict.over.iter().copied().collect();
         for (need, question) in questions.iter().enumerate() {
-            let is_over = verdict.over.iter().any(|over| usize::from(*over) == need);
+            steps::count();
+            let is_over = u16::try_from(need).is_ok_and(|need| over.contains(&need));
             let check = self.inquiry.questions[*question].check;
             if let Some(answer) = self.answers.get_mut(check) {
                 *answer = if is_over { Answered::Over } else { Answered::Fits };
@@ -83,15 +85,20 @@ impl Waiting {
         }
     }
 
-    /// Judges by what reads have found to be available: within a request, a key counts down.
-    pub fn judge(&mut self, available: impl Fn(&OriginKey) -> Option<i64>) {
-        for (at, asked) in self.inquiry.questions.iter().enumerate() {
-            let Some(available) = available(&self.keys[at]).filter(|_| asked.judged.is_some()) else { continue };
-            let twins = self.keys[..at].iter().zip(&self.inquiry.questions);
-            let before = twins
-                .filter(|(key, twin)| **key == self.keys[at] && self.answers.get(twin.check) == Some(&Answered::Fits));
-            let needed = before.fold(asked.hits, |sum, (_, twin)| sum.saturating_add(twin.hits));
+    /// Judges by what reads have found to be counted: within a request, a key counts down.
+    pub fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
+        let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
+        for (key, asked) in self.keys.iter().zip(&self.inquiry.questions) {
+            steps::count();
+            let Some(counted) = counted.get(key).filter(|_| asked.judged.is_some()) else { continue };
+            let capacity = i64::from(asked.terms.capacity());
+            let available = capacity.saturating_sub(*counted).saturating_add(asked.counted_after).min(capacity);
+            let before = waiting.entry(*key).or_default();
+            let needed = before.saturating_add(asked.hits);
             let fits = u64::try_from(available).is_ok_and(|available| available >= needed);
+            if fits {
+                *before = needed;
+            }
             if let Some(answer) = self.answers.get_mut(asked.check) {
                 *answer = if fits { Answered::Fits } else { Answered::Over };
             }
@@ -111,19 +118,20 @@ impl Waiting {
         Settled { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
     }
 
-    fn is_over(&self, asked: &Asked) -> bool {
-        self.answers.get(asked.check) == Some(&Answered::Over)
-    }
-
-    /// Whether a need of the group did not fit.
-    pub fn is_group_over(&self, quota: Option<u16>) -> bool {
-        self.inquiry.questions.iter().any(|asked| asked.judged == Some(quota) && self.is_over(asked))
+    /// The quota groups of needs that did not fit; `None` stands for needs that deny alone.
+    pub fn groups_over(&self) -> HashSet<Option<u16>> {
+        let is_over = |asked: &&Asked| {
+            steps::count();
+            self.answers.get(asked.check) == Some(&Answered::Over)
+        };
+        self.inquiry.questions.iter().filter(is_over).filter_map(|asked| asked.judged).collect()
     }
 
     fn is_admitted_by_all(&self) -> bool {
-        let quotas = || self.inquiry.questions.iter().filter_map(|asked| asked.judged.flatten());
-        let are_quotas_over = quotas().next().is_some() && quotas().all(|quota| self.is_group_over(Some(quota)));
-        !self.is_group_over(None) && (self.inquiry.has_free_quota || !are_quotas_over)
+        let over = self.groups_over();
+        let mut quotas = self.inquiry.questions.iter().filter_map(|asked| asked.judged.flatten()).peekable();
+        let are_quotas_over = quotas.peek().is_some() && quotas.all(|quota| over.contains(&Some(quota)));
+        !over.contains(&None) && (self.inquiry.has_free_quota || !are_quotas_over)
     }
 }
 
@@ -157,14 +165,15 @@ impl Asks {
     /// Starts a request on its way: it goes now if all of its keys are free, otherwise it waits for the first that is
     /// not. True if it goes.
     pub fn start(&mut self, id: AskId, now_us: u64) -> bool {
-        self.start_with(id, &[], now_us)
+        self.start_with(id, &HashSet::new(), now_us)
     }
 
     /// The same for a request that goes together with others, which have made the keys of `together` busy.
-    fn start_with(&mut self, id: AskId, together: &[OriginKey], now_us: u64) -> bool {
+    fn start_with(&mut self, id: AskId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
         let Some(waiting) = self.waiting.get(&id) else { return false };
         let keys = waiting.keys.clone();
         for key in &keys {
+            steps::count();
             if together.contains(key) {
                 continue;
             }
@@ -239,7 +248,7 @@ impl Asks {
     /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
     /// one call is started after it.
     pub fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
-        let mut together = Vec::new();
+        let mut together = HashSet::new();
         // Whoever is left in the queue stays behind these.
         let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
         let mut started = Vec::with_capacity(ids.len());
@@ -284,6 +293,7 @@ mod tests {
             checks: 1,
             questions: SmallVec::new(),
             has_free_quota: false,
+            given_back: None,
         };
         Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
     }

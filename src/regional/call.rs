@@ -137,7 +137,8 @@ pub struct Told {
     /// The cell's refunds as the process knows them.
     pub refunds_floor: u64,
     /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
-    /// hits are in it by the process's own view: of what it has not told, no more than that can still be there.
+    /// hits are in it by the process's own view: of what it has not told, no more than that, and what it has given back,
+    /// can still be there.
     pub ttl_ms: u64,
     /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
     /// it saw that; and what all other regions have. Only asks take them into account, and nothing of them is kept.
@@ -156,8 +157,8 @@ pub struct Ask {
 pub struct Need {
     /// Into the call's parts.
     pub part: usize,
-    /// Of a bucket the burst.
-    pub limit: u32,
+    /// Of a bucket the burst. With what later needs of its request have in the count already, more than any rule has.
+    pub limit: u64,
     pub hits: u64,
     /// The quota group it belongs to, `None` if it denies alone.
     pub quota: Option<u16>,

@@ -352,9 +352,8 @@ impl Origin {
 
     /// Brings the cells of a part up to what they are told.
     fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
-        let mut part = part.clone();
-        let cells = part.cells.iter().map(|told| bounded_told(told, &part)).collect();
-        part.cells = cells;
+        let cells = part.cells.iter().map(|told| bounded_told(told, part)).collect();
+        let part = Part { cells, ..*part };
         let is_changed = match part.measure {
             Measure::Gcra { limit, burst } => self.open_bucket(call, &part, (limit, burst), time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
@@ -423,9 +422,11 @@ impl Origin {
         let is_met = bucket.meet(call, told, part.window_ms, time_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch, most));
-        // Of what was not told, only what has not drained where it was admitted.
-        bucket.add(news.hits.min(told.ttl_ms), most);
-        bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(told.ttl_ms));
+        // Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
+        // level any more.
+        let left = saturating(told.ttl_ms, news.refunds);
+        bucket.add(news.hits.min(left), most);
+        bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(left));
         bucket.refund(news.refunds);
         let is_changed = is_made || is_met || is_drained || is_raised || news.is_field_new;
         SmallVec::from_elem(is_changed, 1)
@@ -442,7 +443,7 @@ impl Origin {
             let open = &open[need.part];
             let wanted = saturating(saturating(open.running, waiting), bounded(need.hits));
             let new = wanted.saturating_sub(self.field(call.process, &open.part).own);
-            fits.push(self.effective(&open.part).saturating_add(new) <= need.limit.into());
+            fits.push(self.effective(&open.part).saturating_add(new) <= bounded(need.limit));
         }
 
         let needs = || ask.needs.iter().zip(&fits);
@@ -654,7 +655,7 @@ mod tests {
         Call { process, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
     }
 
-    fn need(hits: u64, limit: u32) -> Need {
+    fn need(hits: u64, limit: u64) -> Need {
         Need { part: 0, limit, hits, quota: None }
     }
 
@@ -927,7 +928,7 @@ mod tests {
     fn a_full_cell_is_over_any_limit() {
         let mut origin = Origin::default();
         let full = Told { asked: u64::MAX, ..told(u64::MAX) };
-        let reply = origin.call(&check(A, fixed(full), &[ask(&[need(0, u32::MAX)])]), TIME_MS);
+        let reply = origin.call(&check(A, fixed(full), &[ask(&[need(0, COUNT_MAX - 1)])]), TIME_MS);
         assert!(!reply.verdicts[0].is_admitted);
         assert_eq!((reply.parts[0][0].sum, reply.parts[0][0].refunds), (COUNT_MAX, 0));
     }
@@ -951,6 +952,16 @@ mod tests {
         let told = replay(A, bucket(Told { asked: 2, ..told(9) }));
         let sum = origin.call(&told, 31_001).parts[0][0];
         assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
+    }
+
+    #[test]
+    fn what_was_given_back_before_it_was_told_is_given_back_once() {
+        let mut origin = Origin::default();
+        let level = |origin: &mut Origin, told| heard(origin, &replay(A, bucket(told))).level.whole;
+        let given_back = Told { asked: 1, ttl_ms: 1, ..told(2) };
+        assert_eq!(level(&mut origin, given_back), 1);
+        origin.clear();
+        assert_eq!(level(&mut origin, Told { ttl_ms: 0, ..told(3) }), 0, "all of it has drained");
     }
 
     #[test]

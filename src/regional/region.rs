@@ -20,6 +20,7 @@ use crate::engine::counter::Counter;
 use crate::engine::decide::{Asking, Cause, StoreView};
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::layers::Store;
+use crate::engine::pinned::Pinned;
 use crate::engine::share::{Moment, Shared};
 use crate::engine::table::{Entry, Slot, SlotRef, Table};
 use crate::engine::{Engine, Inquiry};
@@ -479,7 +480,7 @@ impl Region {
             let OwnedKey { is_sensitive, is_global, .. } = *key;
             let store = self.store();
             let entry = Entry { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
-            table.insert(&mut shard, &[], entry, now.wall_ms)
+            table.insert(&mut shard, Pinned::none(), entry, now.wall_ms)
         })?;
         let (found, shared) = shard.both(slot);
         // Under other rules the key may be another store's by now.

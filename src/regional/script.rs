@@ -143,7 +143,7 @@ pub fn encode(call: &Call) -> Invocation {
         numbers.push(ask.needs.len() as u64);
         for need in &ask.needs {
             let quota = need.quota.map_or(0, |quota| u64::from(quota) + 1);
-            numbers.extend([need.part as u64 + 1, need.limit.into(), bounded(need.hits), quota]);
+            numbers.extend([need.part as u64 + 1, bounded(need.limit), bounded(need.hits), quota]);
         }
     }
     Invocation { keys, args: vec![call.process.to_string().into_bytes(), numbers.into_json()] }

@@ -24,6 +24,14 @@ pub struct Terms {
     pub burst: u32,
 }
 
+impl Terms {
+    /// How many hits fit on a fresh key.
+    #[inline(always)]
+    pub fn capacity(&self) -> u32 {
+        if self.algorithm == Algorithm::Gcra { self.burst } else { self.limit }
+    }
+}
+
 /// Names a family of keys: the digest of domain and rule id. It outlives reloads, so counters do too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Space([u64; 2]);

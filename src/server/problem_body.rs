@@ -3,6 +3,8 @@
 //!
 //! It says nothing that the headers do not say: the names that the operator gave to limits, never rules or keys.
 
+use std::collections::HashSet;
+
 use serde_json::json;
 
 use crate::engine::{Decision, Status, StatusKind};
@@ -21,12 +23,8 @@ pub fn problem_body(decision: &Decision<'_>) -> Vec<u8> {
         StatusKind::Limited(limited) => limited.limit.map(|limit| &*limit.name),
         StatusKind::Unmatched | StatusKind::Unlimited => None,
     });
-    let mut names: Vec<&str> = Vec::new();
-    for name in denying {
-        if !name.is_empty() && !names.contains(&name) {
-            names.push(name);
-        }
-    }
+    let mut seen: HashSet<&str> = HashSet::new();
+    let names: Vec<&str> = denying.filter(|name| !name.is_empty() && seen.insert(name)).collect();
     let wait_s = decision.retry_after_ms().map(seconds);
     let detail = match wait_s {
         Some(1) => "Too many requests. Try again in 1 second.".to_owned(),

@@ -298,6 +298,7 @@ impl Service {
             owner: view(Store::Owner),
             is_cut_off: self.is_cut_off(),
             is_again: false,
+            given_back: None,
         }
     }
 
@@ -469,8 +470,9 @@ impl Service {
             let (asking, strict) = (at_once(view.asking), at_once(view.strict));
             StoreView { asking, strict, ..view }
         };
-        let consult =
-            Consult { origin: hurried(consult.origin), owner: hurried(consult.owner), is_again: true, ..consult };
+        let (origin, owner) = (hurried(consult.origin), hurried(consult.owner));
+        let given_back = inquiry.given_back.as_deref();
+        let consult = Consult { origin, owner, is_again: true, given_back, ..consult };
         match attempt(&consult) {
             Attempt::Decided(decision) => {
                 let (answer, finished) = self.conclude(message, &request, rules, &decision, at.instant);
@@ -494,13 +496,14 @@ impl Service {
     ) -> Result<Answer, NoAnswer> {
         let Later { rules, mut inquiry, mut heard, began, _place } = later;
         let request = self.read(message)?;
+        let given_back = inquiry.given_back.take();
         loop {
             let of_store = &mut heard[inquiry.store as usize];
             self.ask(inquiry, began, call_ends, of_store).await;
             let now = self.consult(Instant::now());
             let [origin, owner] = &heard;
-            let consult =
-                Consult { origin: origin.view(now.origin), owner: owner.view(now.owner), is_again: true, ..now };
+            let (origin, owner) = (origin.view(now.origin), owner.view(now.owner));
+            let consult = Consult { origin, owner, is_again: true, given_back: given_back.as_deref(), ..now };
             match self.engine.attempt(&rules.ruleset, &request, self.options.modes, wall_ms(), &consult) {
                 Attempt::Decided(decision) => return Ok(self.conclude(message, &request, &rules, &decision, began).0),
                 Attempt::Asks(again) => inquiry = again,

@@ -6,7 +6,9 @@ mod model;
 mod policy;
 mod scenarios;
 pub(crate) mod seed;
+mod steps;
 mod table;
+mod twins;
 mod weight;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};

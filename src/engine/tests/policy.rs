@@ -48,7 +48,14 @@ fn shared() -> Shared {
 
 fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
     let view = |asking| StoreView::new(3, asking);
-    Consult { mono_ms: 5000, origin: view(origin), owner: view(owner), is_cut_off: false, is_again: false }
+    Consult {
+        mono_ms: 5000,
+        origin: view(origin),
+        owner: view(owner),
+        is_cut_off: false,
+        is_again: false,
+        given_back: None,
+    }
 }
 
 const OUT: Asking<'static> = Asking::Never(Cause::Outage);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::engine::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::layers::Store;
+use crate::engine::pinned::Pinned;
 use crate::engine::table::{Entry, Slot, SlotRef};
 use crate::global::exchange::{Exchange, Now};
 use crate::global::hidden::Kept;
@@ -208,7 +209,7 @@ impl Exchange {
                     let counter = Counter::new(&terms, now.wall_ms);
                     let entry =
                         Entry { key, hash, terms, counter, store: Store::Origin, is_sensitive: false, is_global: true };
-                    let Some(slot) = table.insert(&mut shard, &[], entry, now.wall_ms) else {
+                    let Some(slot) = table.insert(&mut shard, Pinned::none(), entry, now.wall_ms) else {
                         table.count_asked();
                         self.leave_out(sum);
                         return false;

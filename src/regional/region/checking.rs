@@ -1,18 +1,20 @@
 //! Checks: requests on their way to the origin and back, alone or together with others.
 
+use std::collections::{HashMap, HashSet};
+
 use smallvec::SmallVec;
 
 use crate::engine::abroad::View;
 use crate::engine::counter::Counter;
 use crate::engine::key::OwnedKey;
+use crate::engine::steps;
 use crate::engine::{Asked, Inquiry};
 use crate::regional::asks::{AskId, AskOutcome, Waiting};
-use crate::regional::call::{Ask, Call, Need, OriginKey, Part, Reply};
+use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, UnderWay, random};
 use crate::rules::limit::Terms;
-use crate::rules::policy::Algorithm;
 
 /// Between two checks of a key, for each process that holds it: a hot key costs the origin the same for any number.
 const SPACING_US: u64 = 100;
@@ -51,27 +53,31 @@ pub(super) struct Check {
 impl Region {
     /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
     pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<Outgoing> {
-        // By Cluster slot, in order; 0 for all without one. Requests over several slots are judged side by side.
-        let mut groups: Vec<(u16, bool, Vec<CheckedAsk>)> = Vec::new();
+        // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
+        let mut groups: Vec<(bool, Vec<CheckedAsk>)> = Vec::new();
+        let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
         for id in ids {
             let Some(waiting) = state.asks.waiting.get_mut(id) else { continue };
-            let mut slots: SmallVec<[u16; 2]> = waiting.keys.iter().map(|key| self.cluster_slot(key)).collect();
-            let of_question = slots.clone();
-            slots.sort_unstable();
-            slots.dedup();
-            waiting.calls = slots.len();
-            let charges = slots.len() == 1 && waiting.inquiry.charges;
-            for slot in slots {
-                let questions =
-                    of_question.iter().enumerate().filter(|(_, other)| **other == slot).map(|(question, _)| question);
-                let ask = CheckedAsk { id: *id, questions: questions.collect(), is_read: false };
-                match groups.iter_mut().find(|(other, same, _)| *other == slot && *same == charges) {
-                    Some((_, _, asks)) => asks.push(ask),
-                    None => groups.push((slot, charges, vec![ask])),
-                }
+            let slots = waiting.keys.iter().map(|key| self.cluster_slot(key));
+            let mut questions: SmallVec<[(u16, usize); 2]> = slots.zip(0..).collect();
+            questions.sort_unstable();
+            let of_slots = || questions.chunk_by(|one, other| one.0 == other.0);
+            waiting.calls = of_slots().count();
+            let charges = waiting.calls == 1 && waiting.inquiry.charges;
+            for of_slot in of_slots() {
+                let number = *numbers.entry((of_slot[0].0, charges)).or_insert_with(|| {
+                    groups.push((charges, Vec::new()));
+                    groups.len() - 1
+                });
+                let question = |(_, question): &(u16, usize)| {
+                    steps::count();
+                    *question
+                };
+                let questions = of_slot.iter().map(question).collect();
+                groups[number].1.push(CheckedAsk { id: *id, questions, is_read: false });
             }
         }
-        groups.into_iter().map(|(_, charges, asks)| self.check_call(state, asks, charges, now)).collect()
+        groups.into_iter().map(|(charges, asks)| self.check_call(state, asks, charges, now)).collect()
     }
 
     fn cluster_slot(&self, key: &OriginKey) -> u16 {
@@ -81,6 +87,7 @@ impl Region {
     fn check_call(&self, state: &mut State, mut asks: Vec<CheckedAsk>, charges: bool, now: Now) -> Outgoing {
         let mut keys: Vec<CheckedKey> = Vec::new();
         let mut parts: Vec<Part> = Vec::new();
+        let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
         let mut wire_asks = Vec::new();
         let mut until_us = now.mono_us;
         for ask in &mut asks {
@@ -89,9 +96,10 @@ impl Region {
             let mut needs: SmallVec<[Need; 2]> = SmallVec::new();
             let mut judged: SmallVec<[usize; 2]> = SmallVec::new();
             for question in &ask.questions {
+                steps::count();
                 let asked = &waiting.inquiry.questions[*question];
                 let origin = waiting.keys[*question];
-                let part = keys.iter().position(|key| key.origin == origin).unwrap_or_else(|| {
+                let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
                     let sequences = part.cells.iter().map(|cell| cell.sequence).collect();
                     let Asked { terms, is_cut_off, is_strict, .. } = *asked;
@@ -100,9 +108,7 @@ impl Region {
                     parts.len() - 1
                 });
                 let Some(quota) = asked.judged else { continue };
-                let Terms { limit, burst, algorithm, .. } = asked.terms;
-                let limit = if algorithm == Algorithm::Gcra { burst } else { limit };
-                needs.push(Need { part, limit, hits: asked.hits, quota });
+                needs.push(Need { part, limit: judged_limit(asked, &parts[part]), hits: asked.hits, quota });
                 judged.push(*question);
             }
             let is_unseated = |need: &Need| parts[need.part].cells.iter().any(|cell| !cell.is_seated);
@@ -112,7 +118,7 @@ impl Region {
                 judged.clear();
             } else if waiting.inquiry.has_free_quota && needs.iter().any(|need: &Need| need.quota.is_some()) {
                 // Stands for the quota groups that the origin is not asked about: they pass, so quotas deny nothing.
-                needs.push(Need { part: needs[0].part, limit: u32::MAX, hits: 0, quota: Some(u16::MAX) });
+                needs.push(Need { part: needs[0].part, limit: COUNT_MAX, hits: 0, quota: Some(u16::MAX) });
             }
             ask.questions = judged;
             wire_asks.push(Ask { needs });
@@ -195,21 +201,22 @@ impl Region {
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
             // Whoever gave up is not charged; what the origin has charged for it, the next hit takes over.
             let is_there = state.asks.waiting.contains_key(&ask.id);
-            let is_over = |need: usize| verdict.over.iter().any(|over| usize::from(*over) == need);
-            let is_group_over = |quota: Option<u16>| {
-                quota.is_some() && wire.needs.iter().enumerate().any(|(at, other)| other.quota == quota && is_over(at))
-            };
+            let over: HashSet<usize> = verdict.over.iter().map(|over| usize::from(*over)).collect();
+            let is_of_quota = |(at, need): (usize, &Need)| need.quota.filter(|_| over.contains(&at));
+            let over_quotas: HashSet<u16> = wire.needs.iter().enumerate().filter_map(is_of_quota).collect();
             for (at, need) in wire.needs.iter().enumerate() {
-                if is_over(at) {
+                steps::count();
+                let is_group_over = need.quota.is_some_and(|quota| over_quotas.contains(&quota));
+                if over.contains(&at) {
                     let least = denied[need.part].map_or(need.hits, |hits| hits.min(need.hits));
                     denied[need.part] = Some(least);
-                } else if is_there && check.call.charges && verdict.is_admitted && !is_group_over(need.quota) {
+                } else if is_there && check.call.charges && verdict.is_admitted && !is_group_over {
                     admitted[need.part] = admitted[need.part].saturating_add(need.hits);
                 }
             }
         }
         let has_read = check.asks.iter().any(|ask| ask.is_read);
-        let mut available: Vec<Option<i64>> = Vec::with_capacity(check.keys.len());
+        let mut counted: HashMap<OriginKey, i64> = HashMap::new();
         let mut holders = 1;
         for (((key, heard), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
             let jitter = random(state);
@@ -229,8 +236,8 @@ impl Region {
                 });
                 (is_dirty, shared.holders(), left)
             });
-            available.push(taken.as_ref().and_then(|((_, _, left), _)| *left));
-            let Some(((is_dirty, key_holders, _), at)) = taken else { continue };
+            let Some(((is_dirty, key_holders, left), at)) = taken else { continue };
+            counted.extend(left.map(|left| (key.origin, i64::from(key.terms.capacity()).saturating_sub(left))));
             holders = holders.max(key_holders);
             if is_dirty {
                 self.enqueue(at);
@@ -241,8 +248,7 @@ impl Region {
             let Some(waiting) = state.asks.waiting.get_mut(&ask.id) else { continue };
             waiting.hear(verdict, &ask.questions, ask.is_read);
             if ask.is_read {
-                let at = |origin: &OriginKey| check.keys.iter().position(|key| key.origin == *origin);
-                waiting.judge(|origin| at(origin).and_then(|at| available[at]));
+                waiting.judge(&counted);
             }
             if waiting.calls > 0 {
                 continue;
@@ -270,8 +276,9 @@ impl Region {
     /// A request over several slots of a Cluster was admitted by each: it is charged here, and the origin hears of it at
     /// once.
     fn charge_here(&self, waiting: &Waiting, now: Now) {
+        let over = waiting.groups_over();
         let is_charged = |asked: &&Asked| {
-            asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !waiting.is_group_over(quota))
+            asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !over.contains(&quota))
         };
         for asked in waiting.inquiry.questions.iter().filter(is_charged) {
             let charged = self.with_slot(&asked.key, &asked.terms, now, |slot, shared| {
@@ -332,6 +339,21 @@ impl Region {
             }
         }
     }
+}
+
+/// The limit that the origin judges a question by: what of later checks on the key is counted already must not make it too
+/// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
+fn judged_limit(asked: &Asked, part: &Part) -> u64 {
+    let newest = &part.cells[0];
+    let own = match part.measure {
+        Measure::Sum => part.cells.iter().fold(0, |sum: u64, told| sum.saturating_add(told.own)),
+        Measure::Sliding { .. } => newest.own,
+        Measure::Gcra { .. } => newest.own.min(newest.ttl_ms),
+    };
+    let after = asked.counted_after.min(i64::try_from(own).unwrap_or(i64::MAX));
+    let limit = u64::from(asked.terms.capacity()).saturating_add_signed(after);
+    // Below what a full cell holds, which is over any limit.
+    limit.min(COUNT_MAX - 1)
 }
 
 /// How long a key denies without asking after the origin has denied so many hits: until about a hundredth of the limit

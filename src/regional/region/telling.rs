@@ -190,6 +190,7 @@ impl Region {
                 key: OwnedKey::new(&key, shared.is_sensitive, slot.is_global),
                 terms,
                 hits: 0,
+                counted_after: 0,
                 judged: None,
                 is_cut_off: false,
                 is_strict: false,
@@ -215,6 +216,7 @@ impl Region {
             checks: 0,
             questions: SmallVec::from_iter([asked]),
             has_free_quota: false,
+            given_back: None,
         };
         let waiting = Waiting::new(inquiry, SmallVec::from_iter([key]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.asks.enter(waiting);

@@ -201,7 +201,9 @@ impl Chaos {
                 let quota = (self.rng.random_range(0..3) == 0).then(|| self.rng.random_range(0..3));
                 let part = self.rng.random_range(0..parts.len());
                 let hits = if self.rng.random_range(0..3) > 0 { self.rng.random_range(0..4) } else { self.count() };
-                needs.push(Need { part, limit: self.limit(), hits, quota });
+                let is_raised = self.rng.random_range(0..6) == 0;
+                let limit = if is_raised { self.count() } else { self.limit().into() };
+                needs.push(Need { part, limit, hits, quota });
             }
             asks.push(Ask { needs });
         }
@@ -281,7 +283,7 @@ fn sliding(own: u64) -> Part {
     Part { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
 }
 
-fn check(part: Part, hits: u64, limit: u32) -> Call {
+fn check(part: Part, hits: u64, limit: u64) -> Call {
     let asks = vec![Ask { needs: smallvec![Need { part: 0, limit, hits, quota: None }] }];
     Call { process: ProcessId(1), nonce: 5, charges: true, parts: vec![part], asks }
 }

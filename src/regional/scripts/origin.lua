@@ -472,10 +472,13 @@ local function bucket(key, before_key, at, window, limit)
   end
 
   if is_seated then
+    local asked_told = n[at + 5]
     if own > from then
       local added = own - from
-      -- Of what was not told, only what has not drained where it was admitted.
-      local left = added < n[at + 8] and added or n[at + 8]
+      -- Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
+      -- level any more.
+      local left = n[at + 8] + (asked_told > asked_from and asked_told - asked_from or 0)
+      left = added < left and added or left
       w = filled(cell, w, left)
       v = v + added < MAX and v + added or MAX
     end
@@ -483,7 +486,6 @@ local function bucket(key, before_key, at, window, limit)
       field = own
       cell.write = ALL
     end
-    local asked_told = n[at + 5]
     if asked_told > asked then
       if asked_told > asked_from then
         w = w - (asked_told - asked_from)

@@ -1,0 +1,33 @@
+//! Slots of a shard that the decision at hand still needs: no other key takes their place.
+
+use std::collections::BTreeSet;
+
+use crate::engine::steps;
+
+/// A set that a large request adds to as it goes: it may have thousands of keys in one shard.
+#[derive(Debug, Default)]
+pub struct Pinned(BTreeSet<u32>);
+
+impl Pinned {
+    pub fn none() -> &'static Pinned {
+        static NONE: Pinned = Pinned(BTreeSet::new());
+        &NONE
+    }
+
+    pub fn add(&mut self, slot: u32) {
+        steps::count();
+        self.0.insert(slot);
+    }
+
+    pub fn contains(&self, slot: u32) -> bool {
+        self.0.contains(&slot)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

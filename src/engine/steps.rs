@@ -1,0 +1,22 @@
+//! What a decision costs, in steps: in tests those that could grow faster than the request are counted. Otherwise nothing
+//! is.
+
+#[cfg(test)]
+thread_local! {
+    static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// One step of a search or a list over the checks of a request.
+#[inline(always)]
+pub(crate) fn count() {
+    #[cfg(test)]
+    STEPS.set(STEPS.get() + 1);
+}
+
+/// The steps that something takes on this thread.
+#[cfg(test)]
+pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = STEPS.get();
+    let done = work();
+    (done, STEPS.get() - before)
+}

@@ -1,0 +1,274 @@
+//! The same key more than once in a request: a process that asks its stores says what one says that counts alone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::decide::{Asking, Consult, Store, StoreView};
+use crate::engine::layers::{Layers, Place};
+use crate::engine::{Attempt, Inquiry};
+use crate::regional::asks::{AskId, AskOutcome};
+use crate::regional::breaker::BreakerOptions;
+use crate::regional::call::ProcessId;
+use crate::regional::keying::Keying;
+use crate::regional::model::Origin;
+use crate::regional::region::{Effects, Now, Outgoing, Region, RegionOptions};
+use crate::request::Unit;
+use crate::settings::secret::Secret;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: e, rate_limit: {requests_per_unit: 4, unit: year}}
+  - {key: tight, rate_limit: {requests_per_unit: 6, unit: hour, slack: 0}}
+  - {key: fixed, rate_limit: {requests_per_unit: 5, unit: hour, slack: 0, algorithm: fixed_window}}
+  - {key: exact, rate_limit: {requests_per_unit: 5, unit: hour, slack: 0, algorithm: exact_window}}
+  - {key: bucket, rate_limit: {requests_per_unit: 9, unit: hour, slack: 0, algorithm: gcra, burst: 4}}
+  - {key: accepted, rate_limit: {requests_per_unit: 5, unit: hour, slack: 0, charge: accepted}}
+  - {key: always, rate_limit: {requests_per_unit: 5, unit: hour, slack: 0, charge: always}}
+  - {key: shadow, shadow_mode: true, rate_limit: {requests_per_unit: 4, unit: hour, slack: 0}}
+  - {key: q, quota_mode: true, rate_limit: {requests_per_unit: 2, unit: hour, slack: 0}}
+  - key: both
+    quota_mode: true
+    rate_limits:
+      - {requests_per_unit: 6, unit: hour, slack: 0}
+      - {requests_per_unit: 3, unit: day, slack: 0}
+  - {key: strict, rate_limit: {requests_per_unit: 5, unit: hour, scope: strict}}
+  - {key: here, rate_limit: {requests_per_unit: 5, unit: hour, scope: local}}
+";
+
+const KEYS: [&str; 12] = [
+    "e=x",
+    "tight=x",
+    "fixed=x",
+    "exact=x",
+    "bucket=x",
+    "accepted=x",
+    "always=x",
+    "shadow=x",
+    "q=x",
+    "both=x",
+    "strict=x",
+    "here=x",
+];
+
+/// A store and this process's side of it.
+struct Stored {
+    region: Region,
+    origin: Origin,
+}
+
+impl Stored {
+    fn new(engine: &Arc<Engine>, store: Store, is_cluster: bool, seed: u64) -> Stored {
+        let options = RegionOptions {
+            store,
+            process: ProcessId(1),
+            keying: Keying::new(Secret::new("twins")),
+            is_cluster,
+            deadline_us: 500_000,
+            breaker: BreakerOptions::default(),
+            seed,
+        };
+        Stored { region: Region::new(engine.clone(), options), origin: Origin::default() }
+    }
+
+    /// Makes the calls until there are none, and says what requests are told.
+    fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(AskId, AskOutcome)> {
+        let mut told = Vec::new();
+        let mut calls: VecDeque<Outgoing> = VecDeque::new();
+        loop {
+            calls.extend(effects.calls);
+            told.extend(effects.told);
+            let Some(outgoing) = calls.pop_front() else { return told };
+            let reply = self.origin.call(&outgoing.call, now.wall_ms);
+            effects = self.region.replied(outgoing.id, &reply, now);
+        }
+    }
+
+    /// Asks, and waits for as long as it takes.
+    fn ask(&mut self, inquiry: Inquiry, now: &mut Now) -> AskOutcome {
+        let (id, effects) = self.region.ask(inquiry, now.mono_us + 500_000, *now);
+        let mut told = self.serve(effects, *now);
+        for _ in 0..1000 {
+            if let Some((_, outcome)) = told.into_iter().find(|(other, _)| *other == id) {
+                return outcome;
+            }
+            now.mono_us += 1000;
+            let effects = self.region.poll(*now);
+            told = self.serve(effects, *now);
+        }
+        panic!("the origin answers whoever asks");
+    }
+}
+
+/// A process with an origin, and an owner of strict limits, which answer at once and are nobody else's.
+pub(super) struct Fleet {
+    engine: Arc<Engine>,
+    stores: [Stored; 2],
+    now: Now,
+}
+
+impl Fleet {
+    pub(super) fn new(is_cluster: bool, seed: u64) -> Fleet {
+        let place = Place { region: 0, regions: 1 };
+        let layers =
+            Layers { is_regional: true, is_global: false, owner: Some(Store::Owner), place, slack_permille: 500 };
+        let engine = Arc::new(Engine::with(4000, layers).hashed_by(Random::new(seed).hasher()));
+        let stores = [Store::Origin, Store::Owner].map(|store| Stored::new(&engine, store, is_cluster, seed));
+        Fleet { engine, stores, now: Now { wall_ms: START_MS, mono_us: 10_000_000 } }
+    }
+
+    /// Some milliseconds later, with a heartbeat, and what is pending told or not.
+    fn pass(&mut self, wait: Wait) {
+        let (wall_ms, mono_ms) = match wait {
+            Wait::Moment => (0, 5),
+            Wait::Flush => (0, 60),
+            // From then on nothing of before counts, and no key is paused.
+            Wait::Windows => (3 * Unit::Year.window_ms(), 3 * Unit::Hour.window_ms()),
+        };
+        self.now.wall_ms += wall_ms;
+        self.now.mono_us += mono_ms * 1000;
+        for stored in &mut self.stores {
+            stored.region.beaten(true, self.now);
+            if wait != Wait::Moment {
+                let effects = stored.region.poll(self.now);
+                stored.serve(effects, self.now);
+            }
+        }
+    }
+
+    /// As the service does.
+    pub(super) fn said(&mut self, rules: &Ruleset, asks: &[Ask<'_>], modes: Modes) -> String {
+        let request = request("d", asks);
+        let mut heard: [Option<AskOutcome>; 2] = [None, None];
+        let mut given_back = None;
+        let mut is_again = false;
+        loop {
+            let view = |store: Store| {
+                let view = self.stores[store as usize].region.view();
+                match &heard[store as usize] {
+                    Some(AskOutcome::Settled(settled)) => {
+                        let asking = Asking::Settled(settled);
+                        StoreView { asking, strict: asking, ..view }
+                    }
+                    Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),
+                    Some(AskOutcome::Again | AskOutcome::Read(_)) | None => view,
+                }
+            };
+            let (origin, owner) = (view(Store::Origin), view(Store::Owner));
+            let mono_ms = self.now.mono_ms();
+            let given = given_back.as_deref();
+            let consult = Consult { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
+            let mut inquiry = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &consult) {
+                Attempt::Decided(decision) => return said(&decision),
+                Attempt::Asks(inquiry) => inquiry,
+            };
+            if !is_again {
+                given_back = inquiry.given_back.take();
+                is_again = true;
+            }
+            let store = inquiry.store as usize;
+            heard[store] = Some(self.stores[store].ask(inquiry, &mut self.now));
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Moment,
+    Flush,
+    Windows,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    wait: Wait,
+    asks: Vec<(usize, Hits, Option<u32>)>,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let number = || prop_oneof![20 => 0u64..4, 1 => Just(1 << 33)];
+    let hits = prop_oneof![
+        4 => number().prop_map(Hits::OfRequest),
+        3 => number().prop_map(Hits::Own),
+        2 => number().prop_map(Hits::Refund),
+    ];
+    let limit = prop_oneof![4 => Just(None), 1 => (0u32..8).prop_map(Some), 1 => Just(Some(u32::MAX))];
+    let ask = (any::<prop::sample::Index>(), hits, limit);
+    let wait = prop_oneof![6 => Just(Wait::Moment), 2 => Just(Wait::Flush), 1 => Just(Wait::Windows)];
+    // Of few keys, so that some come again.
+    let step = (wait, prop::collection::vec(0..KEYS.len(), 1..4), prop::collection::vec(ask, 1..7));
+    let step = step.prop_map(|(wait, keys, asks)| Step {
+        wait,
+        asks: asks.into_iter().map(|(of, hits, limit)| (keys[of.index(keys.len())], hits, limit)).collect(),
+    });
+    prop::collection::vec(step, 1..25)
+}
+
+fn unit(key: usize) -> Unit {
+    if KEYS[key].starts_with("e=") { Unit::Year } else { Unit::Hour }
+}
+
+fn asks(step: &Step) -> Vec<Ask<'static>> {
+    let is_bucket = |key: usize| KEYS[key].starts_with("bucket");
+    // A bucket drains by the limit that was last asked about, so it has one.
+    let limit = |key: usize, number: u32| {
+        let requests_per_unit = if is_bucket(key) { number.max(1) } else { number };
+        LimitOverride { requests_per_unit, unit: unit(key) }
+    };
+    // And it does not hold much more than its limit, so it does not tell what such hits have taken.
+    let bounded = |key: usize, hits: u64| if is_bucket(key) { hits.min(4) } else { hits };
+    let ask = |(key, hits, number): &(usize, Hits, Option<u32>)| Ask {
+        entries: KEYS[*key],
+        hits: match *hits {
+            Hits::OfRequest(hits) => Hits::OfRequest(bounded(*key, hits)),
+            Hits::Own(hits) => Hits::Own(bounded(*key, hits)),
+            Hits::Refund(hits) => Hits::Refund(bounded(*key, hits)),
+        },
+        limit: number.map(|number| limit(*key, number)),
+    };
+    step.asks.iter().map(ask).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #[test]
+    fn a_process_that_asks_says_what_one_says_that_counts_alone(
+        steps in steps(),
+        is_cluster in prop::bool::weighted(0.3),
+        shadow in prop::bool::weighted(0.1),
+        quota in prop::bool::weighted(0.2),
+        seed in any::<u64>(),
+    ) {
+        let (rules, modes) = (ruleset(RULES), Modes { shadow, quota });
+        let alone = Engine::new(4000).hashed_by(Random::new(seed).hasher());
+        let mut fleet = Fleet::new(is_cluster, seed);
+        for (number, step) in steps.iter().enumerate() {
+            fleet.pass(step.wait);
+            let asks = asks(step);
+            let expected = said(&alone.decide(&rules, &request("d", &asks), modes, fleet.now.wall_ms));
+            let found = fleet.said(&rules, &asks, modes);
+            prop_assert_eq!(found, expected, "step {} of {:#?}", number, steps);
+        }
+    }
+}
+
+fn both(asks: &[Ask<'_>]) -> [String; 2] {
+    let rules = ruleset(RULES);
+    let expected = said(&Engine::new(100).decide(&rules, &request("d", asks), Modes::default(), START_MS));
+    [Fleet::new(false, seed::seed()).said(&rules, asks, Modes::default()), expected]
+}
+
+#[test]
+fn hits_of_later_descriptors_made_earlier_ones_too_many() {
+    let year = |requests_per_unit| Some(LimitOverride { requests_per_unit, unit: Unit::Year });
+    let peek = Ask { limit: year(1), ..ask_for("e=x", Hits::Own(0)) };
+    let [found, expected] = both(&[peek, ask_for("e=x", Hits::Own(2))]);
+    assert_eq!((&*found, &*expected), ("OK: OK 1, OK 2", "OK: OK 1, OK 2"));
+    let [found, expected] = both(&[ask_for("q=x", Hits::Own(1)), ask_for("q=x", Hits::Own(2))]);
+    assert_eq!((&*found, &*expected), ("OK: OK 1, OVER 0", "OK: OK 1, OVER 0"));
+    let [found, expected] = both(&[ask_for("tight=x", Hits::OfRequest(1)), ask_for("tight=x", Hits::OfRequest(2))]);
+    assert_eq!((&*found, &*expected), ("OK: OK 5, OK 3", "OK: OK 5, OK 3"));
+}
