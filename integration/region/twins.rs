@@ -29,6 +29,7 @@ fn requests() -> Vec<(Vec<RateLimitDescriptor>, &'static str)> {
         (vec![descriptor("e=2"), descriptor("e=2")], "OK: OK 3, OK 2"),
         (vec![descriptor("e=2"), descriptor("q=3"), refund("e=2", 2)], "OK: OK 1, OK 1, OK 3"),
         (vec![descriptor("s=2"), descriptor("s=2"), descriptor_for("s=2", 2)], "OK: OK 3, OK 2, OK 0"),
+        (vec![descriptor("q=4"), descriptor_for("q=4", 2)], "OK: OK 1, OVER 0"),
     ]
 }
 
