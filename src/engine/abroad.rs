@@ -5,6 +5,8 @@
 //! region's count, for a process that has lost its origin: it never becomes part of what is told or published. What the
 //! process has accepted since it first saw the row can't be in it, and counts on top of that bound.
 
+use std::num::NonZeroU64;
+
 use crate::engine::counter::{Counter, Look};
 use crate::engine::weight::heap_bytes;
 use crate::engine::window::{Cell, Cells, Weighing};
@@ -62,21 +64,28 @@ struct AbroadCell {
 /// The hits of a cell, or its refunds: those of others, of the row, those that were told, and those since the row was seen.
 type Column = [u64; 4];
 
+fn after(sequence: u64) -> NonZeroU64 {
+    NonZeroU64::MIN.saturating_add(sequence)
+}
+
 /// A key's part in the world.
 #[derive(Clone, Debug)]
 pub struct Abroad {
-    /// The sequence of the first cell; the others are those before it.
-    newest: u64,
+    /// The sequence after that of the first cell; the other cells are those before it. Never 0, so that a key that has none
+    /// of this needs no word to say so.
+    after_newest: NonZeroU64,
     hits: [Column; CELLS],
     /// Few keys are ever refunded.
     refunds: Option<Box<[Column; CELLS]>>,
-    /// No request of this process has asked for the key.
-    pub is_unasked: bool,
 }
 
 impl Abroad {
     pub fn new(sequence: u64) -> Abroad {
-        Abroad { newest: sequence, hits: [Column::default(); CELLS], refunds: None, is_unasked: false }
+        Abroad { after_newest: after(sequence), hits: [Column::default(); CELLS], refunds: None }
+    }
+
+    fn newest(&self) -> u64 {
+        self.after_newest.get() - 1
     }
 
     /// What it takes beside its place.
@@ -85,7 +94,7 @@ impl Abroad {
     }
 
     fn cell(&self, sequence: u64) -> AbroadCell {
-        let back = self.newest.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
+        let back = self.newest().checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
         back.filter(|back| *back < CELLS).map_or(AbroadCell::default(), |back| self.cell_at(back))
     }
 
@@ -109,19 +118,19 @@ impl Abroad {
         if sequence > current.saturating_add(1) || sequence.saturating_add(1) < current {
             return None;
         }
-        if self.newest > current.saturating_add(1) {
+        if self.newest() > current.saturating_add(1) {
             // The clock was wrong, and is right again.
-            *self = Abroad { is_unasked: self.is_unasked, ..Abroad::new(current) };
+            *self = Abroad::new(current);
         }
-        if let Some(steps) = sequence.checked_sub(self.newest).filter(|steps| *steps > 0) {
+        if let Some(steps) = sequence.checked_sub(self.newest()).filter(|steps| *steps > 0) {
             let steps = usize::try_from(steps).map_or(CELLS, |steps| steps.min(CELLS));
             for columns in [Some(&mut self.hits), self.refunds.as_deref_mut()].into_iter().flatten() {
                 columns.rotate_right(steps);
                 columns[..steps].fill(Column::default());
             }
-            self.newest = sequence;
+            self.after_newest = after(sequence);
         }
-        usize::try_from(self.newest - sequence).ok().filter(|back| *back < CELLS)
+        usize::try_from(self.newest() - sequence).ok().filter(|back| *back < CELLS)
     }
 
     /// Takes over what the table says about a cell. True if others have told more than was known.
@@ -153,7 +162,7 @@ impl Abroad {
 
     /// This process has accepted hits in a cell.
     pub fn accept(&mut self, sequence: u64, hits: u64) {
-        let back = self.newest.checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
+        let back = self.newest().checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
         if let Some([.., since]) = back.and_then(|back| self.hits.get_mut(back)) {
             *since = since.saturating_add(hits);
         }
@@ -167,13 +176,13 @@ impl Abroad {
 
     /// From here on nothing of it counts any more.
     pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
-        self.newest.saturating_add(2).saturating_mul(window_ms)
+        self.newest().saturating_add(2).saturating_mul(window_ms)
     }
 
     /// From here on nothing counts any more that other regions have counted; 0 if they have counted nothing.
     pub fn others_until_ms(&self, window_ms: u64) -> u64 {
         let newest = (0..CELLS).find(|back| self.hits[*back][0] > 0);
-        newest.map_or(0, |back| self.newest.saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
+        newest.map_or(0, |back| self.newest().saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
     }
 
     /// Another region has counted in this cell or in the one before.

@@ -38,6 +38,8 @@ const CELLS_SETTLED: u8 = 1;
 const HOLDERS_SETTLED: u8 = 2;
 /// Counts of other regions may be missing: the key has to be looked up.
 const UNHEARD: u8 = 4;
+/// No request of this process has asked for the key.
+const UNASKED: u8 = 8;
 
 /// Nanoseconds of a millisecond.
 pub const MS_NS: u64 = 1_000_000;
@@ -107,7 +109,8 @@ pub struct Shared {
     /// Stands in the queue of what other regions should know.
     pub is_noted: bool,
     is_failed: bool,
-    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`].
+    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
+    /// [`UNASKED`].
     marks: u8,
     /// Where its counts are shared.
     pub store: Store,
@@ -239,7 +242,7 @@ impl Shared {
         *self.refunds_mut() = all;
         self.fresh_until_ms = 0;
         self.holders = 0;
-        self.marks &= UNHEARD;
+        self.marks &= UNHEARD | UNASKED;
         // What is under way with the store before is about a key that is no more.
         self.generation = self.generation.wrapping_add(1);
         self.is_queued = false;
@@ -461,7 +464,14 @@ impl Shared {
 
     /// A request asks for the key. True if none has before, and only other regions had.
     pub fn ask(&mut self) -> bool {
-        self.known_abroad().is_some_and(|abroad| std::mem::take(&mut abroad.is_unasked))
+        let is_unasked = self.marks & UNASKED != 0;
+        self.marks &= !UNASKED;
+        is_unasked
+    }
+
+    /// The key is made because other regions have counted it.
+    pub fn set_unasked(&mut self) {
+        self.marks |= UNASKED;
     }
 
     /// What others should know of the key, if anything.
@@ -668,6 +678,6 @@ mod tests {
     #[test]
     fn a_part_takes_ninety_six_bytes() {
         assert_eq!(std::mem::size_of::<Shared>(), 96);
-        assert_eq!(std::mem::size_of::<Rare>(), 128);
+        assert_eq!(std::mem::size_of::<Rare>(), 120);
     }
 }

@@ -215,7 +215,8 @@ impl Exchange {
                         return false;
                     };
                     let (slot_at, Some(shared)) = shard.both(slot) else { return false };
-                    shared.abroad_mut(slot_at.counter.sequence()).is_unasked = true;
+                    shared.abroad_mut(slot_at.counter.sequence());
+                    shared.set_unasked();
                     self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
                     SlotRef { shard: number, slot, generation: shared.generation }
                 }
