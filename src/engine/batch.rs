@@ -80,7 +80,7 @@ pub(super) fn decide_all(
     let over = groups_over(checks, groups, verdicts);
     let is_over = !is_shadow && batch.is_denied(groups, verdicts, &over);
     if !is_over && batch.seen.iter().any(|seen| seen.asks.is_some()) {
-        outcome.questions = batch.questions(groups, &over, is_shadow);
+        outcome.questions = batch.questions(groups, verdicts, &over, is_shadow);
     }
     let is_asked = !outcome.questions.is_empty();
     for (index, check) in checks.iter().enumerate() {
@@ -325,7 +325,13 @@ impl Batch<'_, '_> {
     }
 
     /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
-    fn questions(&self, groups: &[Group], over: &GroupsOver, is_shadow: bool) -> SmallVec<[Question; 2]> {
+    fn questions(
+        &self,
+        groups: &[Group],
+        verdicts: &[Verdict],
+        over: &GroupsOver,
+        is_shadow: bool,
+    ) -> SmallVec<[Question; 2]> {
         // Whoever has charged has decided: nobody is asked after it.
         if self.consult.all_settled().any(|settled| settled.is_charged && settled.is_admitted) {
             return SmallVec::new();
@@ -337,31 +343,41 @@ impl Batch<'_, '_> {
         };
         let is_asked = [Store::Origin, Store::Owner].map(asks);
         let counted_after = self.counted_after(groups, is_shadow);
-        let mut questions = SmallVec::new();
+        let mut questions: SmallVec<[Question; 2]> = SmallVec::new();
+        let mut spent: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
         for (index, check) in self.checks.iter().enumerate() {
             steps::count();
-            let Some(store) = check.reach.store().filter(|store| is_asked[*store as usize]) else { continue };
-            // What its policy has decided, nobody is asked about.
-            if let Some(Asking::Never(_)) = self.consult.asking(check) {
-                continue;
-            }
-            let is_quiet = is_shadow || groups[check.group].is_shadow;
-            // A quota that is over by another of its limits is not charged, so the farthest must not charge it.
-            let is_spent = groups[check.group].is_quota && !is_quiet && over.contains(check.group);
-            if store == Store::Owner && is_spent {
-                continue;
-            }
-            let counted_after = counted_after.get(index).copied().unwrap_or(0);
-            // What was given back after it may show that it was over: then there is nothing to ask.
-            let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
-            let is_judged = is_judged(check, is_quiet) && can_fit;
-            let asks = self.seen[index].asks;
-            if is_judged || asks.is_some() {
-                let why = asks.unwrap_or(Why::Together);
-                questions.push(Question { check: index, store, is_judged, counted_after, why });
-            }
+            let question = self.question(index, is_asked, &counted_after, is_shadow || groups[check.group].is_shadow);
+            // What no store is to judge stays as it is.
+            spent[check.group] |= verdicts[index].is_over && !question.is_some_and(|question| question.is_judged);
+            questions.extend(question);
         }
+        // A quota that is over by another of its limits is not charged, so no store must charge it. The nearer ones may
+        // still find that what memory takes for over is not.
+        questions.retain(|question| {
+            let group = self.checks[question.check].group;
+            let is_quota = groups[group].is_quota && !groups[group].is_shadow && !is_shadow;
+            let is_spent = if question.store == Store::Owner { over.contains(group) } else { spent[group] };
+            !(is_quota && is_spent)
+        });
         questions
+    }
+
+    /// What to ask about a check, if its store is asked at all.
+    fn question(&self, index: usize, is_asked: [bool; 2], counted_after: &[i64], is_quiet: bool) -> Option<Question> {
+        let check = &self.checks[index];
+        let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
+        // What its policy has decided, nobody is asked about.
+        if let Some(Asking::Never(_)) = self.consult.asking(check) {
+            return None;
+        }
+        let counted_after = counted_after.get(index).copied().unwrap_or(0);
+        // What was given back after it may show that it was over: then there is nothing to ask.
+        let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
+        let is_judged = is_judged(check, is_quiet) && can_fit;
+        let asks = self.seen[index].asks;
+        let why = asks.unwrap_or(Why::Together);
+        (is_judged || asks.is_some()).then_some(Question { check: index, store, is_judged, counted_after, why })
     }
 
     /// For each check what [`Question::counted_after`] says; empty if all keys are different.
