@@ -58,7 +58,7 @@ fn what_a_key_takes_is_said_as_the_cap_counts_it() {
     for row in [
         format!("| of this process alone | {KEY_BYTES} |"),
         format!("| shared through Redis or MySQL | {SHARED_KEY_BYTES} |"),
-        format!("| with values of 39 to {IDENTIFIER_BYTES_MAX} bytes,"),
+        format!("come to 39 to {IDENTIFIER_BYTES_MAX} bytes |"),
     ] {
         assert!(table.contains(&row), "docs/operations.md lacks: {row}");
     }

@@ -37,6 +37,10 @@
 //! | key | (domain, rule id, identifier, window); the identifier is the values that the rule leaves open |
 //! | cell, sequence | the count of a key in one fixed window; `sequence = floor(now / window)` |
 //! | effective | what counts against the limit now: `current + floor(previous * (D - elapsed) / D)` |
+//! | check, twins | one limit that a request has to pass; checks of a request on the same key |
+//! | sub-cell | a sixteenth of an exact window |
+//! | seated | a cell of which the process knows its own field at the origin |
+//! | weight | what a key takes in memory beside its slot |
 //! | slot, shard, table | where a key's counter lives, behind whose lock, all of them |
 //! | origin | the region's Redis |
 //! | owner | the Redis that decides strict limits for everybody; with one region that is its origin |
@@ -53,6 +57,7 @@
 //! | publish, import | from memory to that table, from that table to memory |
 //! | abroad | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
+//! | missing | counts of other regions that were left out here, and are looked up by name |
 
 // What is both part of the tests here and of `fuzz/` names the crate from outside.
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::support::flood::Flood;
 use crate::support::harness::{Service, free_port, run, tidegate};
 use crate::support::kubernetes_objects::workload;
 
-/// The heaviest keys that clients can make: exact windows, shared, with values that are just short enough to be kept.
+/// Usual keys, and heavy ones: exact windows of many hits, with values that are just short enough to be kept.
 const RULES: &str = "
 domain: d
 descriptors:

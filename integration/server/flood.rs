@@ -1,7 +1,7 @@
 //! Ten million distinct keys against a table of one million: memory stays bounded, who is over the limit stays denied, and
 //! keys in use keep their counts.
 
-use crate::support::flood::Flood;
+use crate::support::flood::{BATCH, Flood};
 use crate::support::harness::{Service, answer, ask, ask_one, descriptor_for, in_short, said};
 
 const RULES: &str = "
@@ -16,8 +16,6 @@ const KEYS_MAX: u64 = 1_000_000;
 const DENIED: u64 = 1000;
 /// Keys in regular use, far from their limit.
 const MEMBERS: u64 = 320;
-/// Descriptors in a request, as many as are allowed.
-const BATCH: u64 = 32;
 /// Values of 32 bytes, as identifiers often are.
 const FLOOD: Flood = Flood { key: "user", value_bytes: 32, hits: 1, keys: KEYS };
 

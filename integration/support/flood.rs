@@ -11,14 +11,14 @@ use crate::support::frames::{Connection, DATA, END_HEADERS, END_STREAM, Frame, G
 use crate::support::harness::{ask, descriptor};
 
 /// Descriptors in a request, as many as are allowed.
-const BATCH: u64 = 32;
+pub const BATCH: u64 = 32;
 const CONNECTIONS: usize = 3;
-/// Streams that are open at once on a connection, and the bytes on them: half of the window that a connection begins with, so
-/// that nothing has to be known of the server's updates of it.
+/// Streams that are open at once on a connection, and the bytes on them: half of a connection's first window, so that
+/// WINDOW_UPDATE frames can be ignored.
 const STREAMS: usize = 16;
 const BYTES: usize = 32_000;
 
-/// So many keys that nobody has seen, each asked for once.
+/// Keys that the server has not seen, each asked for once.
 #[derive(Clone, Copy)]
 pub struct Flood {
     /// The descriptor's key; its value is a number.

@@ -18,6 +18,7 @@ use crate::cli::check::{counts, plural, print};
 use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::engine::layers::Store;
+use crate::engine::weight::Capacity;
 use crate::global::exchange::ExchangeOptions;
 use crate::global::mysql::MySql;
 use crate::observe::logging;
@@ -61,9 +62,12 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         tracing::warn!("{warning}");
     }
     let engine = Engine::with(settings.capacity, settings.sharing.layers());
-    if let (None, bytes @ ..usize::MAX) = (flags.keys_bytes_max, settings.capacity.bytes) {
-        let keys_max = engine.table().keys_max();
-        tracing::info!(bytes, keys_max, "keys take at most 60 % of the memory limit (TIDEGATE_KEYS_BYTES_MAX)");
+    let (keys_max, Capacity { keys, bytes }) = (engine.table().keys_max(), settings.capacity);
+    if keys_max < keys {
+        tracing::warn!(
+            "there is room for {keys_max} keys, not for the {keys} of TIDEGATE_KEYS_MAX: they may take {bytes} bytes \
+             (TIDEGATE_KEYS_BYTES_MAX, by default 60 % of the memory limit)"
+        );
     }
     let reloader = Reloader {
         location: match &settings.xds {

@@ -56,9 +56,12 @@ impl Counts {
     /// Gives room back that is not needed any more.
     fn shrink(&mut self) {
         let Counts::Many(cells) = self else { return };
-        if cells.iter().all(|cell| few(cell).is_some()) {
-            *self = Counts::Few(std::array::from_fn(|slot| few(&cells[slot]).unwrap_or(u8::MAX)));
+        let mut all = [0; CELLS];
+        for (hits, cell) in all.iter_mut().zip(cells.iter()) {
+            let Some(few) = few(cell) else { return };
+            *hits = few;
         }
+        *self = Counts::Few(all);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-/// What the first look at a request has given back, for each check that has: what more was available then. Only where a
-/// key comes more than once. In the order of the checks.
+/// By how much each refund of a request raised what was available, at its first look. Kept only where a key comes more than
+/// once; sorted by check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenBack(SmallVec<[(u32, u64); 2]>);
 

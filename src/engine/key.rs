@@ -16,7 +16,7 @@ use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 use crate::rules::tree::Identifier;
 
-/// The longest identifier that is kept as it is, so that people can read it. From here on it would take as much as all the
+/// The longest identifier that is kept as it is, so that people can read it in MySQL's table. From here on it would take as much as all the
 /// rest of its key does.
 pub const IDENTIFIER_BYTES_MAX: usize = 127;
 

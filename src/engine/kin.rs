@@ -1,4 +1,4 @@
-//! Which checks of a request have the same key, and what that means for each of them.
+//! Finds the checks of a request that are twins, that is, have the same key, and keeps the sums that [`Twins`] is made of.
 
 use smallvec::SmallVec;
 
@@ -9,6 +9,7 @@ use crate::engine::twins::Twins;
 /// The checks on one key, while a request is looked at from the first to the last.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
+    /// Hits of earlier checks that wait for the verdict.
     waiting: u64,
     /// Of this check's and those to come, what is in the count.
     counted: i128,

@@ -11,7 +11,7 @@ use crossbeam::queue::SegQueue;
 
 use crate::engine::shard::SlotRef;
 
-/// Keys that wait to be looked up, at most: what some seconds of lookups get through.
+/// Keys that wait to be looked up, at most: what about eight turns of lookups get through.
 const SOUGHT_MAX: usize = 16_384;
 
 /// What may be missing.
@@ -19,7 +19,7 @@ const SOUGHT_MAX: usize = 16_384;
 pub struct Missing {
     /// Until when something matters that was left out or given up.
     until_ms: AtomicU64,
-    /// What other regions told has not been heard to its end.
+    /// A full read has begun and not ended.
     is_unread: AtomicBool,
     sought: SegQueue<SlotRef>,
 }
@@ -30,7 +30,7 @@ impl Missing {
         self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 
-    /// Everything that other regions told is about to be heard: what is missing after that is left out from here on.
+    /// A full read begins. What was left out before will be read again; only what is left out from now on is missing after it.
     pub fn begin_reading(&self) {
         self.is_unread.store(true, Ordering::Relaxed);
         self.until_ms.store(0, Ordering::Relaxed);

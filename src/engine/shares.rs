@@ -16,7 +16,7 @@ pub const COUNT_MAX: u64 = (1 << 53) - 1;
 /// Stands in `acked` of a cell that is not seated. Above any count.
 const UNSEATED: u64 = u64::MAX;
 
-/// One cell's part.
+/// What this process has added to one cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.

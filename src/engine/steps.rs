@@ -1,5 +1,5 @@
-//! What a decision costs, in steps: in tests those that could grow faster than the request are counted. Otherwise nothing
-//! is.
+//! Counts, in tests only, the steps of a decision that could grow faster than the request. Outside tests it compiles to
+//! nothing.
 
 #[cfg(test)]
 thread_local! {

@@ -5,11 +5,11 @@
 //! another batch that was itself refused.
 //!
 //! The cap is a number of keys, and a number of bytes that they may take together: some keys take more than others, see
-//! [`weight`](crate::engine::weight). At the cap, expired slots go first, then the least used; one that is over its limit, or has hits that the origin does
-//! not know of, only if nothing else is found among those that a request has the time to look at. So a key in
-//! use outlasts a flood of keys that are asked for once: it goes only after the eviction hand has come by as often as the
-//! key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep: shards are small,
-//! have their room from the start, and are swept a few slots at a time.
+//! [`weight`](crate::engine::weight). At the cap, expired slots go first, then the least used; one that is over its limit,
+//! or has hits that the origin does not know of, only if nothing else is found among those that a request has the time to
+//! look at. So a key in use outlasts a flood of keys that are asked for once: it goes only after the eviction hand has come
+//! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
+//! shards are small, have their room from the start, and are swept a few slots at a time.
 //!
 //! A table that is shared with other processes has a [`Shared`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.

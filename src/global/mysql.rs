@@ -68,7 +68,7 @@ impl MySql {
         self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
     }
 
-    /// All rows of some cells, those of a cell one after the other. The caller keeps them few (256).
+    /// All rows of some cells, those of a cell one after the other. At most 252, see `exchange/seeking.rs`.
     pub async fn find(&self, cells: &[CellName], each: EachRow<'_>) -> Result<(), StoreError> {
         if cells.is_empty() {
             return Ok(());

@@ -74,7 +74,7 @@ where
         }
         let reserved = self.announced.max(self.bytes.capacity());
         if reserved > self.service.options().arriving_bytes_max {
-            // No other would make enough room by giving way.
+            // Even with all others gone there would be too little room.
             return Poll::Ready(Err(self.service.too_many_bytes().into()));
         }
         let place = self.place.get_or_insert_with(|| Place::of_bytes(self.service.clone()));
@@ -83,10 +83,10 @@ where
     }
 
     fn check(&self) -> Result<(), NoBody> {
-        match self.bytes.len().max(self.announced) > self.bytes_max {
-            true => Err(NoBody::Long { max: self.bytes_max }),
-            false => Ok(()),
+        if self.bytes.len().max(self.announced) > self.bytes_max {
+            return Err(NoBody::Long { max: self.bytes_max });
         }
+        Ok(())
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let mut large = Box::pin(read(stalled(1, Some(1001)), &service, 4000));
         assert!(matches!(large.as_mut().poll(context), Poll::Ready(Err(NoBody::Overload(_)))));
         assert!(second.as_mut().poll(context).is_pending());
-        // Places are no matter of bodies.
+        // Bodies hold no place, so none of them is ended for one.
         assert!(!service.arrivals().end_longest());
         drop((second, third, large));
         assert_eq!(service.arrivals().bytes(), 0);

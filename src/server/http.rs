@@ -58,12 +58,18 @@ impl Port {
     /// There is no room for a request, or for its body: nothing is wrong with it.
     fn refuse_for_now(&self, overload: &NoAnswer) -> Response {
         self.service.outcomes().record_failure(overload.failure());
-        refused(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n", &overload.to_string())
+        no_room(overload)
     }
+}
+
+fn no_room(overload: &NoAnswer) -> Response {
+    refused(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n", &overload.to_string())
 }
 
 /// How long a client may take to send its headers, and then its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a connection reads ahead, beside the body that it is put together in.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Probes and people: so many that nobody is turned away, so few that files are left for gRPC.
 const CONNECTIONS_MAX: usize = 512;
 
@@ -95,6 +101,7 @@ async fn serve_one(stream: Line, router: Router, mut drain: Drain) -> anyhow::Re
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(BUFFER_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     tokio::select! {
@@ -177,6 +184,8 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
     };
     let answer = match answered {
         Ok(answer) => answer,
+        // Counted already, as every other.
+        Err(error) if error.failure() == Failure::Overload => return no_room(&error),
         Err(error) => return bad_request(&error.to_string()),
     };
     let (Ok(read), Ok(text)) = (RateLimitResponse::decode(answer.message()), port.json.response(answer.message()))

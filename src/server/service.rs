@@ -97,8 +97,8 @@ pub enum NoAnswer {
     #[error("{max} requests are open, which is the most that is allowed (TIDEGATE_MAX_IN_FLIGHT)")]
     Overload { max: usize },
     #[error(
-        "messages of {max} bytes are arriving, which is the most that is allowed, and this one for the longest time \
-         (TIDEGATE_MAX_ARRIVING_BYTES)"
+        "there is no room for this message: those that are arriving may take {max} bytes together, and the longest wait \
+         gives way first (TIDEGATE_MAX_ARRIVING_BYTES)"
     )]
     ArrivingBytes { max: usize },
     #[error("the deadline of the call had passed before it could be decided")]

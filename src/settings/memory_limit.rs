@@ -1,7 +1,7 @@
 //! How much memory the process may use: what its control group says, as a container has one.
 //!
 //! Both versions of control groups are read. A group's limit holds for all groups below it, so the smallest one on the way
-//! up counts. In a container the path that the process is told may be the host's, of which only the root is to be seen.
+//! up counts. Inside a container the path may be the host's, and only the root of the hierarchy is visible.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,16 +21,16 @@ fn memory_limit_below(root: &Path) -> Option<u64> {
     let of_line = |line: &str| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
-        if controllers.is_empty() {
-            return Some([
-                smallest(&mounted, path, "memory.max"),
-                smallest(&mounted.join("unified"), path, "memory.max"),
-            ]);
+        match controllers {
+            // Version 2, alone or beside version 1.
+            "" => ["", "unified"].iter().filter_map(|at| smallest(&mounted.join(at), path, "memory.max")).min(),
+            names if names.split(',').any(|name| name == "memory") => {
+                smallest(&mounted.join("memory"), path, "memory.limit_in_bytes")
+            }
+            _ => None,
         }
-        let is_memory = controllers.split(',').any(|name| name == "memory");
-        is_memory.then(|| [smallest(&mounted.join("memory"), path, "memory.limit_in_bytes"), None])
     };
-    groups.lines().filter_map(of_line).flatten().flatten().min()
+    groups.lines().filter_map(of_line).min()
 }
 
 /// The smallest limit of a group and of those above it.

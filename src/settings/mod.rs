@@ -180,8 +180,8 @@ pub struct ServeFlags {
     #[arg(help_heading = "Bounds")]
     pub max_message_bytes: usize,
 
-    /// What messages that have begun to arrive may take together; when it is more, those that have waited longest get
-    /// RESOURCE_EXHAUSTED
+    /// What gRPC messages and bodies of /json that have begun to arrive may take together; when it is more, those that have
+    /// waited longest get RESOURCE_EXHAUSTED, or 503 at /json
     #[arg(long, env = "TIDEGATE_MAX_ARRIVING_BYTES", value_name = "BYTES", default_value_t = 64 * 1024 * 1024)]
     #[arg(help_heading = "Bounds")]
     pub max_arriving_bytes: usize,
@@ -318,9 +318,9 @@ pub struct ServeFlags {
     pub log_format: LogFormat,
 }
 
-/// More than any machine has to spare for messages that have not arrived.
 /// Room for some thousands of keys: whoever sets less has mistaken the unit.
 const KEYS_BYTES_LEAST: usize = 1 << 20;
+/// More than any machine has to spare for messages that have not arrived.
 const ARRIVING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 /// Nobody waits longer than this for a process to stop.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);

@@ -51,7 +51,8 @@ pub struct SidecarFlags {
     #[arg(long, value_name = "NAME", value_parser = annotations::object_name)]
     pub env_secret: Option<String>,
 
-    /// How many keys the sidecar holds; its memory is limited to what they need
+    /// How many keys the sidecar holds; its memory is limited to what they usually take, and where they take more, it holds
+    /// fewer
     #[arg(long, value_name = "COUNT", default_value = "200000", value_parser = annotations::keys_max)]
     pub keys_max: u64,
 }

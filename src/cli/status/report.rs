@@ -44,6 +44,8 @@ struct Config {
 struct Keys {
     held: u64,
     max: u64,
+    bytes: Option<u64>,
+    bytes_max: Option<u64>,
     evicted: u64,
 }
 
@@ -141,8 +143,13 @@ impl Stats {
             writeln!(out, "  problem   {problem}")?;
         }
         writeln!(out, "  rules     {}", self.rules())?;
-        let Keys { held, max, evicted } = self.keys;
-        writeln!(out, "  keys      {held} of at most {max}, {evicted} given up for others")?;
+        let Keys { held, max, evicted, .. } = self.keys;
+        let bytes = match (self.keys.bytes, self.keys.bytes_max) {
+            (Some(bytes), Some(bytes_max)) => format!(", {bytes} of {bytes_max} bytes"),
+            (Some(bytes), None) => format!(", {bytes} bytes"),
+            (None, _) => String::new(),
+        };
+        writeln!(out, "  keys      {held} of at most {max}{bytes}, {evicted} given up for others")?;
         writeln!(out, "  requests  {}", self.requests.describe())?;
         self.layers.iter().try_for_each(|layer| layer.print(out))?;
         match &self.regional {

@@ -39,8 +39,7 @@ impl State {
     pub(super) fn next_part(&mut self, now: Now) -> Option<&Pass> {
         if self.watermark_ms.is_none() || self.is_behind(now) {
             // Of the cells that were read already, nobody knows what has changed since.
-            self.pass = None;
-            self.full_at_us = 0;
+            self.read_anew();
         }
         match &self.pass {
             Some(pass) if now.mono_us < pass.next_us => return None,

@@ -98,6 +98,9 @@ impl Exchange {
     pub(super) fn all_heard(&self, now: Now) {
         let missing = self.table().missing();
         missing.end_reading();
+        if missing.is_any(now.wall_ms) {
+            return;
+        }
         self.for_all(|_, _, _, shared| {
             if !missing.is_any(now.wall_ms) {
                 shared.set_unheard(false);
