@@ -42,19 +42,19 @@ async fn a_full_sidecar_stays_within_its_memory_limit() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     // All that sharing takes, but nobody to wait for.
     let redis = format!("redis://127.0.0.1:{}", free_port());
+    let service = Service::start_with(RULES, &flags, &[("REDIS_URL", &redis)]);
+    // One after the other: what usual keys have taken is not given back when heavy ones come.
     for (key, value_bytes, hits) in [("user", 32, 1), ("login", 120, 300)] {
-        let service = Service::start_with(RULES, &flags, &[("REDIS_URL", &redis)]);
         Flood { key, value_bytes, hits, keys: 400_000 }.pour(service.grpc).await;
         let used = service.process.memory("VmHWM");
-        let keys = service.metric("tidegate_keys").unwrap();
+        let [keys, keys_max, bytes, bytes_max, evicted] =
+            ["keys", "keys_max", "keys_bytes", "keys_bytes_max", "keys_evicted_total"]
+                .map(|name| service.metric(&format!("tidegate_{name}")).unwrap());
         assert!(used <= limit, "{key}: {used} of {limit} bytes with {keys} keys");
-        let bytes = service.metric("tidegate_keys_bytes").unwrap();
-        let bytes_max = service.metric("tidegate_keys_bytes_max").unwrap();
-        assert!(bytes <= bytes_max && bytes_max < limit as f64, "{key}: {bytes} of {bytes_max}");
+        assert!(bytes <= 1.01 * bytes_max && bytes_max < limit as f64, "{key}: {bytes} of {bytes_max}");
         // Full by number, or by bytes.
-        let keys_max = service.metric("tidegate_keys_max").unwrap();
         assert!(keys >= keys_max - 1.0 || bytes > 0.99 * bytes_max, "{key}: {keys} keys of {bytes} bytes");
-        assert!(service.metric("tidegate_keys_evicted_total").unwrap() >= 200_000.0);
+        assert!(keys_max >= 200_000.0 && evicted >= 200_000.0, "{key}: {evicted} given up");
         eprintln!("{key}: {} of {} MiB with {keys} keys", used >> 20, limit >> 20);
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::layers::Store;
 use crate::engine::pinned::Pinned;
 use crate::engine::share::Shared;
-use crate::engine::weight::Weight;
+use crate::engine::weight::{Need, Weight};
 use crate::engine::window::{Cell, Cells};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
@@ -439,10 +439,10 @@ impl Shard {
     }
 
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned) -> Option<(u8, bool)> {
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned, need: Need) -> Option<(u8, bool)> {
         let (slot, shared) = self.both(number);
         let abroad = shared.as_deref().and_then(Shared::abroad);
-        if !slot.is_taken || pinned.contains(number) || slot.is_over(abroad, now_ms) {
+        if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(abroad, now_ms) {
             return None;
         }
         Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))
@@ -452,7 +452,7 @@ impl Shard {
     ///
     /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
     /// replace each other rather than them.
-    pub fn victim(&mut self, now_ms: u64, pinned: &Pinned) -> Option<u32> {
+    pub fn victim(&mut self, now_ms: u64, pinned: &Pinned, need: Need) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
@@ -461,7 +461,7 @@ impl Shard {
         let mut coolest_dirty: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
-            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned) else { continue };
+            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned, need) else { continue };
             if heat == 0 && !is_dirty {
                 return Some(number);
             }
@@ -477,12 +477,14 @@ impl Shard {
             }
         }
         let Some((heat, number)) = coolest.or(coolest_dirty) else {
-            self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
+            if need == Need::Slot {
+                self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
+            }
             return None;
         };
         let newest = self.notes.newest;
         let is_cooler = |(newest_heat, is_dirty): (u8, bool)| newest_heat < heat && (!is_dirty || coolest.is_none());
-        Some(if self.heat_of(newest, now_ms, pinned).is_some_and(is_cooler) { newest } else { number })
+        Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
     }
 
     /// Whether every key here is one of these.
@@ -491,14 +493,15 @@ impl Shard {
     }
 
     /// Any slot at all, over its limit or not: the last resort.
-    pub fn sacrifice(&mut self, pinned: &Pinned) -> Option<u32> {
+    pub fn sacrifice(&mut self, pinned: &Pinned, need: Need) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
         }
         let slots = self.slots.len();
         for _ in 0..slots {
             let number = self.next_under_hand();
-            if self.slot(number).is_taken && !pinned.contains(number) {
+            let slot = self.slot(number);
+            if slot.is_taken && slot.weight.serves(need) && !pinned.contains(number) {
                 return Some(number);
             }
         }

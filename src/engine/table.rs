@@ -29,7 +29,7 @@ use crate::engine::pinned::Pinned;
 pub use crate::engine::shard::{Entry, Shard, Slot, SlotRef};
 use crate::engine::shard::{Removed, Swept, floor_s};
 use crate::engine::share::Shared;
-use crate::engine::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
+use crate::engine::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
 
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
 const KEYS_PER_SHARD: usize = 1024;
@@ -45,6 +45,9 @@ const UNASKED_PART: usize = 4;
 /// a request that needs room.
 const SWEEP_LOOKS: usize = 32;
 const ROOM_LOOKS: usize = 16;
+/// Four fifths of the bytes at most are for slots.
+const SLOTS_PART: usize = 4;
+const SLOTS_OF: usize = 5;
 /// Keys that are given up for one at most: the heaviest takes as much as so many that have nothing beside their slots.
 const ROOM_TURNS: usize = 16;
 
@@ -91,6 +94,8 @@ pub struct Table {
     keys_max: usize,
     keys: AtomicUsize,
     bytes_max: usize,
+    /// Slots that were ever made: what they take is not given back.
+    made: AtomicUsize,
     /// What keys take beside their slots.
     bytes_beside: AtomicUsize,
     expired: AtomicU64,
@@ -146,8 +151,8 @@ impl Table {
 
     fn with(capacity: Capacity, is_shared: bool, regions: u32) -> Table {
         let key_bytes = if is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
-        // There is never room for more, so that nothing is reserved for them.
-        let keys_max = capacity.keys.min(capacity.bytes / key_bytes).clamp(1, KEYS_MAX);
+        // Slots stay once they are made: so many of them that there is always room beside.
+        let keys_max = capacity.keys.min(capacity.bytes / SLOTS_OF * SLOTS_PART / key_bytes).clamp(1, KEYS_MAX);
         let shards = keys_max.div_ceil(KEYS_PER_SHARD);
         Table {
             shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
@@ -156,6 +161,7 @@ impl Table {
             keys_max,
             keys: AtomicUsize::new(0),
             bytes_max: capacity.bytes,
+            made: AtomicUsize::new(0),
             bytes_beside: AtomicUsize::new(0),
             expired: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -310,14 +316,18 @@ impl Table {
         self.bytes_max
     }
 
-    /// What all keys together take.
+    /// What all keys together take, with the slots of those that are gone.
     fn bytes(&self) -> usize {
         let key_bytes = if self.is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
-        self.keys.load(Ordering::Relaxed) * key_bytes + self.bytes_beside.load(Ordering::Relaxed)
+        self.made.load(Ordering::Relaxed) * key_bytes + self.bytes_beside.load(Ordering::Relaxed)
     }
 
-    fn is_over_capacity(&self) -> bool {
-        self.keys.load(Ordering::Relaxed) > self.keys_max || self.bytes() > self.bytes_max
+    /// What there is too little of.
+    fn need(&self) -> Option<Need> {
+        if self.keys.load(Ordering::Relaxed) > self.keys_max {
+            return Some(Need::Slot);
+        }
+        (self.bytes() > self.bytes_max).then_some(Need::Bytes)
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
@@ -344,11 +354,14 @@ impl Table {
         // More than once: a request whose keys are more than the cap has gone beyond it, and those that follow bring it
         // back; and a key may take as much as several others.
         for _ in 0..ROOM_TURNS {
-            if !self.is_over_capacity() || !self.make_room(number, shard, pinned, now_ms) {
+            let Some(need) = self.need() else { break };
+            if !self.make_room(need, number, shard, pinned, now_ms) {
                 break;
             }
         }
+        let slots = shard.slots();
         let at = shard.insert(entry, shared, now_ms);
+        self.made.fetch_add(shard.slots() - slots, Ordering::Relaxed);
         self.note_due(number, shard);
         if let (slot, Some(shared)) = shard.both(at) {
             self.hide(number, at, slot, shared);
@@ -363,16 +376,16 @@ impl Table {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
-        self.evict_cool(shard, pinned, now_ms) || self.evict_any(shard, pinned, now_ms)
+        self.evict_cool(shard, pinned, Need::Slot, now_ms) || self.evict_any(shard, pinned, Need::Slot, now_ms)
     }
 
     /// Gives up a key for another. False if there is none.
     #[cold]
-    fn make_room(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
+    fn make_room(&self, need: Need, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return true;
         }
-        if self.evict_cool(shard, pinned, now_ms) {
+        if self.evict_cool(shard, pinned, need, now_ms) {
             return true;
         }
         // Everything here is over its limit: perhaps a neighbour has something cooler. Some slots of them are searched at
@@ -382,7 +395,7 @@ impl Table {
             if neighbour.is_barren(now_ms) {
                 continue;
             }
-            if self.evict_cool(&mut neighbour, Pinned::none(), now_ms) {
+            if self.evict_cool(&mut neighbour, Pinned::none(), need, now_ms) {
                 return true;
             }
             searched += neighbour.slots();
@@ -390,8 +403,8 @@ impl Table {
                 break;
             }
         }
-        self.evict_any(shard, pinned, now_ms)
-            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), now_ms))
+        self.evict_any(shard, pinned, need, now_ms)
+            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), need, now_ms))
     }
 
     /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
@@ -403,8 +416,8 @@ impl Table {
     }
 
     /// Gives up a key whether it is over its limit or not. False if there is none.
-    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
-        let Some(victim) = shard.sacrifice(pinned) else { return false };
+    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+        let Some(victim) = shard.sacrifice(pinned, need) else { return false };
         let is_over = shard.is_over(victim, now_ms);
         self.evict(shard, victim, is_over);
         true
@@ -508,27 +521,30 @@ impl Table {
         // What is over its limit only if nothing else is left.
         for give_up in [Table::evict_cool, Table::evict_any] {
             let mut is_any = true;
-            while is_any && self.is_over_capacity() {
+            while is_any && self.need().is_some() {
                 is_any = false;
-                for number in 0..self.shards() {
-                    let mut shard = self.lock(number);
-                    let mut turns = 0..ROOM_TURNS;
-                    while self.is_over_capacity()
-                        && turns.next().is_some()
-                        && give_up(self, &mut shard, Pinned::none(), now_ms)
-                    {
-                        is_any = true;
-                    }
+                // Elsewhere each time, so that it is not always the same keys that go.
+                let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
+                for offset in 0..self.shards.len() {
+                    let Some(need) = self.need() else { return };
+                    let mut shard = self.lock(((start + offset) % self.shards.len()) as u32);
+                    is_any |= give_up(self, &mut shard, Pinned::none(), need, now_ms);
                 }
             }
         }
     }
 
     /// Gives up a key that is not over its limit. False if there is none.
-    fn evict_cool(&self, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
-        let Some(victim) = shard.victim(now_ms, pinned) else { return false };
+    fn evict_cool(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+        let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
         self.evict(shard, victim, false);
         true
+    }
+
+    /// What keys take beside their slots.
+    #[cfg(test)]
+    pub fn bytes_beside(&self) -> usize {
+        self.bytes_beside.load(Ordering::Relaxed)
     }
 
     /// Slots that were looked at to make room, since the start.

@@ -31,6 +31,20 @@ impl Weight {
     pub fn bytes(self) -> usize {
         usize::from(self.0) * STEP_BYTES
     }
+
+    /// Whether giving it up is of use.
+    pub fn serves(self, need: Need) -> bool {
+        need == Need::Slot || self != Weight::NONE
+    }
+}
+
+/// What a key is given up for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Its slot.
+    Slot,
+    /// What it takes beside the slot, which stays: only keys that take something there are of use.
+    Bytes,
 }
 
 /// How much a table may hold.

@@ -11,8 +11,10 @@ use crate::regional::call::Part;
 pub const FLUSH_INTERVAL_US: u64 = 50_000;
 /// How long a replay may take before it is made again.
 pub const REPLAY_TIMEOUT_US: u64 = 100_000;
-/// Keys in one message: so few that the origin is busy with it for well below a millisecond.
+/// Keys in one message, and cells of them: so few that the origin is busy with it for a millisecond or two. An exact window
+/// has seventeen.
 pub const PARTS_MAX: usize = 64;
+pub const CELLS_MAX: usize = 2 * PARTS_MAX;
 /// Messages under way at most; a flush with more waits for the next.
 pub const MESSAGES_MAX: usize = 64;
 /// Keys that are told again in one flush after the origin has lost its data: at this pace a million takes half a minute,
@@ -24,12 +26,19 @@ pub const HEALED_PER_FLUSH: usize = 2_000;
 pub struct Batch {
     pub slots: Vec<SlotRef>,
     pub parts: Vec<Part>,
+    /// Cells of all parts.
+    pub cells: usize,
 }
 
 impl Batch {
     pub fn push(&mut self, slot: SlotRef, part: Part) {
+        self.cells += part.cells.len();
         self.slots.push(slot);
         self.parts.push(part);
+    }
+
+    fn has_room_for(&self, part: &Part) -> bool {
+        self.parts.len() < PARTS_MAX && self.cells + part.cells.len() <= CELLS_MAX
     }
 
     /// In messages, each with keys of one Cluster slot if `slot_of` says which.
@@ -42,7 +51,7 @@ impl Batch {
                 Some(_) => messages.iter_mut().rev().find(|(other, _)| *other == of),
             };
             match open {
-                Some((_, message)) if message.parts.len() < PARTS_MAX => message.push(slot, part),
+                Some((_, message)) if message.has_room_for(&part) => message.push(slot, part),
                 _ => {
                     let mut message = Batch::default();
                     message.push(slot, part);
@@ -51,5 +60,32 @@ impl Batch {
             }
         }
         messages.into_iter().map(|(_, message)| message).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::regional::call::{Measure, OriginKey, Told};
+
+    /// Found by a review: a message about 64 exact windows had 1,088 cells, and kept the origin busy for longer than it had.
+    #[test]
+    fn a_message_about_exact_windows_has_no_more_cells_than_others() {
+        let part = |cells: usize| Part {
+            key: OriginKey([0; 20]),
+            window_ms: 60_000,
+            measure: Measure::Sum,
+            cells: std::iter::repeat_n(Told::default(), cells).collect(),
+        };
+        for (cells, messages) in [(1, 4), (2, 4), (17, 37)] {
+            let mut batch = Batch::default();
+            for slot in 0..256 {
+                batch.push(SlotRef { shard: 0, slot, generation: 0 }, part(cells));
+            }
+            let sent = batch.into_messages(None);
+            assert_eq!(sent.len(), messages, "{cells} cells a key");
+            assert!(sent.iter().all(|message| message.cells <= CELLS_MAX && message.parts.len() <= PARTS_MAX));
+            assert_eq!(sent.iter().map(|message| message.slots.len()).sum::<usize>(), 256);
+        }
     }
 }

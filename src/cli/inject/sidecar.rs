@@ -22,12 +22,12 @@ const HTTP_PORT: i32 = 18080;
 const ADMIN_PORT: i32 = 16070;
 /// The image's user: a pod that runs as root has to be told.
 const USER: i64 = 65532;
-/// What keys may take together is this for each, a little more than a usual one does. Heavier ones are fewer then.
-const KEY_BYTES: u64 = SHARED_KEY_BYTES as u64 + 50;
+/// What keys may take together is this for each: four fifths of it are for usual ones, and heavier ones are fewer then.
+const KEY_BYTES: u64 = SHARED_KEY_BYTES as u64 * 5 / 4 + 1;
 /// What everything else takes, messages that arrive among it.
 const BASE_BYTES: u64 = 64 * 1024 * 1024;
-/// The other containers of the pod are the only clients.
-const ARRIVING_BYTES: u64 = 16 * 1024 * 1024;
+/// The other containers of the pod are the only clients. Room for the largest message that may be set.
+const ARRIVING_BYTES: u64 = (16 * 1024 + 64) * 1024;
 
 /// How the sidecar is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

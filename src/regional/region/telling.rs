@@ -107,7 +107,8 @@ impl Region {
         let mut reads = 0;
         // What comes in meanwhile is for the next flush.
         for _ in 0..queue.len() {
-            if batch.parts.len() >= replay::PARTS_MAX * (MESSAGES_MAX - state.replays_under_way) {
+            let messages = MESSAGES_MAX - state.replays_under_way;
+            if batch.parts.len() >= replay::PARTS_MAX * messages || batch.cells >= replay::CELLS_MAX * messages {
                 break;
             }
             let Some(at) = queue.pop() else { break };
@@ -136,7 +137,7 @@ impl Region {
             self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
         let slot_of = |part: &Part| cluster_slot(&part.key);
-        for Batch { slots, parts } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
+        for Batch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
             let sequences = parts.iter().map(|part| part.cells.iter().map(|cell| cell.sequence).collect()).collect();
             let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
