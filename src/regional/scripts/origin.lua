@@ -681,7 +681,7 @@ for number = 1, parts_count do
         local key = cell.key
         call('PEXPIRE', key, 0)
       elseif cell.is_over then
-        -- A user who may not do this keeps the fields, and all counts are right.
+        -- A user who may not do this keeps the fields. The counts are right, the number of holders is not.
         redis.pcall('RENAME', cell.key, cell.before_key)
         call('PEXPIRE', cell.before_key, cell.lasts)
       elseif cell.is_moved then
