@@ -72,7 +72,7 @@ struct State {
     importing: Cadence,
     /// The server's clock at the last reading.
     clock_ms: Option<u64>,
-    /// The same, at the last one that heard all that had changed: the next begins there.
+    /// The server's clock at the last reading that heard all that had changed: the next one begins there.
     watermark_ms: Option<u64>,
     /// When everything is read the next time, and how far that has come, if it is under way.
     full_at_us: u64,

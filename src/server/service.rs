@@ -403,7 +403,7 @@ impl Service {
         (before < self.options.in_flight_max || self.has_spare_room(before)).then_some(in_flight)
     }
 
-    /// The same, and if one that is open can be ended for it.
+    /// Admits a request to be read and decided; when too many are open, ends the call that has waited longest for it.
     pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
         let in_flight = self.enter_if_room();
         if in_flight.is_none() && self.arrivals.end_longest() {

@@ -47,7 +47,7 @@ pub enum StoreError {
 /// What to do about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The same again, at once.
+    /// Send the statement again at once.
     Retry,
     /// In halves: what is not refused goes through.
     Bisect,
@@ -101,7 +101,7 @@ impl StoreError {
         }
     }
 
-    /// The same failure, with the server that it is about.
+    /// Names the server that a failure is about.
     pub(super) fn at(self, place: &str) -> StoreError {
         match self {
             StoreError::Unreachable(text) => StoreError::Unreachable(format!("{text} ({place})")),
