@@ -3,6 +3,7 @@
 mod accuracy;
 mod chaos;
 mod crafted;
+mod digests;
 mod eviction;
 mod global;
 mod kinds;

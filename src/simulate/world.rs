@@ -20,6 +20,7 @@ use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
 use crate::regional::region::{CallId, Effects, Now, Probed};
 use crate::rules::{Options, Ruleset, Source};
+use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
 use crate::simulate::process::{Asked, Became, Process, Start};
@@ -202,6 +203,8 @@ pub struct World {
     /// Processes that stop, and until when they may take for it.
     leaving: Vec<Option<u64>>,
     pub oracle: Oracle,
+    /// What was decided and sent so far.
+    pub digest: Digest,
     /// Requests under way: by process and ask, until when they wait.
     until: BTreeMap<(To, AskId), u64>,
 }
@@ -226,6 +229,7 @@ impl World {
             next_poll: vec![u64::MAX; setup.processes * setup.regions],
             leaving: vec![None; setup.processes * setup.regions],
             oracle: Oracle::default(),
+            digest: Digest::default(),
             until: BTreeMap::new(),
             setup,
         };
@@ -408,6 +412,12 @@ impl World {
     }
 
     fn became(&mut self, process: usize, asked: Asked, became: Became, until_us: u64) {
+        let kind = match became {
+            Became::Admitted => 0,
+            Became::Denied => 1,
+            Became::Waits(_) => 2,
+        };
+        self.digest.numbers(&[self.now_us, process as u64, asked.key as u64, asked.hits as u64, kind]);
         match became {
             Became::Admitted => {
                 if let Ok(hits) = u64::try_from(asked.hits) {

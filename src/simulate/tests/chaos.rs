@@ -5,13 +5,13 @@ use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::process::Asked;
 use crate::simulate::world::{Setup, World};
 
-const SEEDS: u64 = 2_000;
+pub(super) const SEEDS: u64 = 2_000;
 const KEYS: u64 = 3;
 const LIMIT: u64 = 300;
 
 /// What may be wrong at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Messages are lost, late and repeated, and processes come and go cleanly: exact.
     Messages,
     /// Older copies take over: what was told since is told again.
@@ -24,9 +24,9 @@ enum Kind {
     Zones,
 }
 
-const KINDS: [Kind; 5] = [Kind::Messages, Kind::Failovers, Kind::Crashes, Kind::Losses, Kind::Zones];
+pub(super) const KINDS: [Kind; 5] = [Kind::Messages, Kind::Failovers, Kind::Crashes, Kind::Losses, Kind::Zones];
 
-fn run(seed: u64, kind: Kind, plant: Option<Plant>) -> World {
+pub(super) fn run(seed: u64, kind: Kind, plant: Option<Plant>) -> World {
     let mut setup = Setup::new(seed, 2 + (seed % 4) as usize, &format!("{{requests_per_unit: {LIMIT}, window: 1h}}"));
     setup.network = Network::ROUGH;
     setup.plant = plant;

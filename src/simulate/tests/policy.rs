@@ -9,7 +9,7 @@ const KEYS: usize = 2;
 const LIMIT: u64 = 40;
 
 /// Ten times as many requests as fit, over processes that die and an origin that freezes.
-fn run(seed: u64, limit: &str, network: Network) -> World {
+pub(super) fn run(seed: u64, limit: &str, network: Network) -> World {
     let mut setup = Setup::new(seed, 2 + (seed % 8) as usize, limit);
     setup.network = network;
     let processes = setup.processes as u64;

@@ -82,6 +82,7 @@ impl World {
         let commits_us = self.now_us + self.random.between(fast_us, slow_us);
         if let Some(rows) = sending.next() {
             let (rows, dated_ms) = (rows.to_vec(), self.now_ms());
+            self.digest.rows(&rows);
             if self.random.permille(self.setup.network.repeated) {
                 let at_us = self.now_us + self.random.below(1_000_000);
                 self.at(at_us, Event::RowsRepeat { region, rows: rows.clone() });

@@ -14,6 +14,7 @@ impl World {
 
     pub(super) fn send(&mut self, process: usize, outgoing: Outgoing) {
         let Outgoing { id, operation, call, within_us, .. } = outgoing;
+        self.digest.call(&call);
         let from = self.to(process);
         let network = self.setup.network;
         let is_replay = operation == Operation::Replay;
