@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use tidegate::engine::abroad::Counts;
 use tidegate::engine::decide::{Asking, Cause, Consult, StoreView};
 use tidegate::engine::key::{IdentifierBuffer, Key};
-use tidegate::engine::layers::{Layers, Place, Store};
-use tidegate::engine::share::{Moment, OriginCell};
+use tidegate::engine::reach::{Layers, Place, Store};
+use tidegate::engine::table::foreign::Counts;
+use tidegate::engine::table::regional_part::{Moment, OriginCell};
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;

@@ -6,10 +6,10 @@
 use std::fmt;
 use std::process::Command;
 
-use tidegate::engine::abroad::Counts;
 use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, Store, decide};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
+use tidegate::engine::table::foreign::Counts;
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::{Algorithm, Word};
 use tidegate::rules::tree::Identifier;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use tidegate::engine::key::IDENTIFIER_BYTES_MAX;
-use tidegate::engine::weight::{KEY_BYTES, SHARED_KEY_BYTES};
+use tidegate::engine::table::weight::{KEY_BYTES, SHARED_KEY_BYTES};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";

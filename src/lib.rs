@@ -25,7 +25,7 @@
 //! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
 //! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.
 //! The same holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
-//! `server/regional.rs` and `server/global.rs` connect the two.
+//! `regional/driver.rs` and `global/driver.rs` connect the two.
 //!
 //! # Words
 //!
@@ -66,12 +66,14 @@ extern crate self as tidegate;
 pub mod cli;
 pub mod engine;
 pub mod global;
+pub mod measure;
 pub mod observe;
 #[rustfmt::skip]
 pub mod proto;
 pub mod regional;
 pub mod request;
 pub mod rules;
+pub mod secret;
 pub mod server;
 pub mod settings;
 pub mod simulate;

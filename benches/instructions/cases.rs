@@ -15,8 +15,8 @@ use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, Ruleset, Source};
-use tidegate::server::wire::write::Answer;
-use tidegate::server::wire::{AnswerOptions, ReasonHeader, read};
+use tidegate::server::rls::write::Answer;
+use tidegate::server::rls::{AnswerOptions, ReasonHeader, read};
 
 pub struct Case {
     pub name: &'static str,

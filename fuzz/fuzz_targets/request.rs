@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../src/server/wire/oracle.rs"]
+#[path = "../../src/server/rls/oracle.rs"]
 mod oracle;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tidegate::cli::generate::plan::{Plan, Wishes};
 use tidegate::cli::generate::source::Source;
 use tidegate::request::Entry;
-use tidegate::rules::expected::{Expect, Expected, expected};
+use tidegate::rules::reachable::{Expect, Expected, expected};
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Domain, Options, Ruleset};
 use tidegate::sources::files::{self, Location};

@@ -8,8 +8,8 @@ use tidegate::global::mysql::MySql;
 use tidegate::global::mysql::error::Remedy;
 use tidegate::global::publish::CHUNK_ROWS;
 use tidegate::global::row::{Counts, OwnRow};
+use tidegate::secret::Secret;
 use tidegate::settings::mysql::{MysqlFlags, MysqlSettings};
-use tidegate::settings::secret::Secret;
 
 use crate::support::harness::{PATIENCE, Service, ask, descriptor, until_equal};
 use crate::support::load::{Load, Traffic};

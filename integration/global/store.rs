@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tidegate::global::mysql::error::{Remedy, StoreError};
 use tidegate::global::mysql::{MySql, statement};
 use tidegate::global::row::{CellName, Counts, HeardRow, OwnRow};
+use tidegate::secret::Secret;
 use tidegate::settings::mysql::{MysqlFlags, MysqlSettings};
-use tidegate::settings::secret::Secret;
 
 use crate::support::certificates::Authority;
 use crate::support::harness::{PATIENCE, until};

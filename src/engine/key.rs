@@ -11,7 +11,7 @@ use std::ops::Range;
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
-use crate::engine::weight::heap_bytes;
+use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 use crate::rules::tree::Identifier;

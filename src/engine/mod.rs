@@ -3,47 +3,28 @@
 //! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
 //! replaced, name the keys, and let [`decide`](decide::decide) judge and charge them.
 
-pub mod abroad;
-pub mod allowance;
-mod batch;
-pub mod counter;
+pub mod count;
 pub mod decide;
-pub mod exact;
-mod few;
-pub mod gcra;
-pub mod given_back;
-pub mod index;
 pub mod key;
-mod kin;
-pub mod layers;
-pub mod missing;
-pub mod outage;
 pub mod peek;
-pub mod pinned;
+pub mod reach;
 pub mod reason;
-pub mod shard;
-pub mod share;
-mod shares;
-pub mod standing;
 pub(crate) mod steps;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod tests;
-pub mod twins;
-pub mod weight;
-pub mod window;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Verdict, Why, decide};
-use crate::engine::given_back::GivenBack;
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
-use crate::engine::layers::{Held, Layers, Reach, Store};
+use crate::engine::reach::{Held, Layers, Reach, Store};
+use crate::engine::table::weight::Capacity;
 use crate::engine::table::{Table, TableStats};
-use crate::engine::weight::Capacity;
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
 use crate::rules::limit::{Limit, Rule, Space, Terms};
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};

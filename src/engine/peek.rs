@@ -1,9 +1,9 @@
 //! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
 
-use crate::engine::abroad::View;
-use crate::engine::counter::Counter;
+use crate::engine::count::counter::Counter;
 use crate::engine::key::{IdentifierBuffer, Key};
-use crate::engine::layers::Held;
+use crate::engine::reach::Held;
+use crate::engine::table::foreign::View;
 use crate::engine::{Engine, find};
 use crate::request::{Hits, Request};
 use crate::rules::Ruleset;

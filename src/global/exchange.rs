@@ -21,14 +21,14 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::engine::Engine;
 use crate::engine::key::Key;
-use crate::engine::share::Shared;
+use crate::engine::table::regional_part::Shared;
 use crate::engine::table::{Slot, SlotRef, Table};
 use crate::global::cadence::Cadence;
+use crate::global::digested_keys::Hidden;
 use crate::global::exchange::pass::Pass;
-use crate::global::hidden::Hidden;
 use crate::global::names::Names;
 use crate::global::row::CellName;
-use crate::regional::keying::Keying;
+use crate::regional::key_names::Keying;
 use crate::rules::Ruleset;
 
 /// How often rows are published, and how often they are imported.

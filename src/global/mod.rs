@@ -6,9 +6,11 @@
 //! [`cadence`] says when. Nothing here is ever waited for by a request.
 
 pub mod cadence;
+pub mod digested_keys;
+pub mod driver;
 pub mod exchange;
-mod hidden;
 pub mod import;
+pub mod metrics;
 pub mod model;
 pub mod mysql;
 pub mod names;

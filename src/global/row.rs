@@ -1,6 +1,6 @@
 //! A row of the table that regions share: one region's count of one cell.
 
-pub use crate::engine::abroad::Counts;
+pub use crate::engine::table::foreign::Counts;
 
 /// Names a cell in every region alike. Ordered as the table's unique key is, so that whoever writes several rows takes
 /// their locks in the same order as everybody else.

@@ -3,8 +3,6 @@
 //! Nothing here makes a request wait: counters are striped over threads, labels are put together when somebody looks.
 
 pub mod by_value;
-pub mod global;
-pub mod histogram;
 pub mod hits;
 pub mod label_name;
 pub mod labels;
@@ -12,6 +10,4 @@ pub mod layers;
 pub mod logging;
 pub mod outcome;
 pub mod process;
-pub mod regional;
 pub mod scrape;
-pub mod stripes;

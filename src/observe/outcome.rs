@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::engine::reason::Reason;
 use crate::engine::{Decision, StatusKind};
-use crate::observe::histogram::Histogram;
-use crate::observe::stripes::Stripes;
+use crate::measure::histogram::Histogram;
+use crate::measure::stripes::Stripes;
 use crate::rules::policy::{Class, OnOutage, Word};
 
 /// What a decision said.

@@ -14,18 +14,18 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::engine::table::TableStats;
-use crate::observe::global::GlobalFigures;
-use crate::observe::histogram::{BUCKETS, Histogram};
+use crate::global::metrics::GlobalFigures;
+use crate::measure::histogram::{BUCKETS, Histogram};
 use crate::observe::hits::{Count, Counts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
 use crate::observe::outcome::{Failure, Outcome, Outcomes};
 use crate::observe::process::ProcessFigures;
-use crate::observe::regional::RegionalFigures;
+use crate::regional::metrics::RegionalFigures;
 use crate::rules::policy::{Class, OnOutage, Word};
 use crate::rules::problem::Severity;
-use crate::sources::config::{Config, now_s};
+use crate::sources::load_status::{Config, now_s};
 
 /// What `/metrics` answers with.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -350,10 +350,10 @@ impl Scrape {
 }
 
 /// Where metrics are written, one family after the other.
-pub(super) struct Page<'p>(DescriptorEncoder<'p>);
+pub(crate) struct Page<'p>(DescriptorEncoder<'p>);
 
 impl Page<'_> {
-    pub(super) fn family<'l, V: EncodeGaugeValue>(
+    pub(crate) fn family<'l, V: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -371,16 +371,16 @@ impl Page<'_> {
         self.0.encode_descriptor(name, help, None, kind)?.encode_gauge(&value)
     }
 
-    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.single(name, help, MetricType::Counter, value)
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
         self.single(name, help, MetricType::Gauge, value)
     }
 
     /// Several histograms of one name, told apart by their labels.
-    pub(super) fn histograms<'l>(
+    pub(crate) fn histograms<'l>(
         &mut self,
         name: &str,
         help: &str,

@@ -56,9 +56,9 @@ use std::fmt;
 use smallvec::SmallVec;
 
 /// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
-pub use crate::engine::share::COUNT_MAX;
+pub use crate::engine::table::regional_part::COUNT_MAX;
 
-use crate::engine::abroad::Counts;
+use crate::engine::table::foreign::Counts;
 
 /// Names a key at the origin, alike in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -110,7 +110,7 @@ pub enum Measure {
     /// The first in full, of the second `floor(count * left / window)`.
     Sliding { left_ms: u64 },
     /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
-    /// above [`crate::engine::gcra::DEBT_TIMES`] times both is forgiven.
+    /// above [`crate::engine::count::gcra::DEBT_TIMES`] times both is forgiven.
     Gcra { limit: u32, burst: u32 },
 }
 

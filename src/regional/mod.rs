@@ -1,21 +1,21 @@
 //! Does the region agree: the processes of a region enforce one limit together, through its Redis, the origin.
 //!
-//! Most decisions stay in memory (`engine/allowance.rs` says which); this is what happens off their path, and on the path
+//! Most decisions stay in memory (`engine/decide/allowance.rs` says which); this is what happens off their path, and on the path
 //! of the few that have to ask. What to send, when, and what an answer means is decided by state machines that are given
 //! the time and the events: [`asks`] (who waits for which key, and what goes together), [`replay`] (what the origin has not
 //! heard of), [`breaker`] (whether it is worth asking), [`witness`] (whether it has lost data), [`presence`] (whether
 //! this process knows how many they are), all held together by [`region`]. Only `redis/` talks to a server,
-//! and `server/regional.rs` connects the two. The simulator runs the same state machines against [`model`].
+//! and `regional/driver.rs` connects the two. The simulator runs the same state machines against [`model`].
 
-pub mod asks;
 pub mod breaker;
 pub mod call;
-pub mod cluster_slot;
-pub mod keying;
+pub mod driver;
+pub mod key_names;
+pub mod metrics;
 pub mod model;
 pub mod presence;
 pub mod redis;
 pub mod region;
 pub mod replay;
-pub mod script;
+pub mod wait_queue;
 pub mod witness;

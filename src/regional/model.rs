@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use crate::engine::gcra::DEBT_TIMES;
+use crate::engine::count::gcra::DEBT_TIMES;
 
 use super::call::{
     Ask, AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, Need, OriginKey, Part, ProcessId, Reply, Told,
 };
-use super::script::{Beat, bounded, bounded_told};
+use super::redis::codec::{Beat, bounded, bounded_told};
 
 /// A process that was not heard of for longer is gone.
 const GONE_AFTER_MS: u64 = 3000;
@@ -625,7 +625,7 @@ impl Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::abroad::Counts;
+    use crate::engine::table::foreign::Counts;
     use smallvec::smallvec;
 
     const KEY: OriginKey = OriginKey([1; 20]);

@@ -5,6 +5,8 @@
 //! reconnects nor limits times on its own here; only in a Cluster it follows slots that move.
 
 mod backoff;
+pub mod cluster_slot;
+pub mod codec;
 mod dial;
 mod error;
 mod lanes;

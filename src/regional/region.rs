@@ -5,9 +5,9 @@
 
 mod checking;
 mod part;
-mod telling;
+mod replaying;
 
-pub use crate::regional::region::telling::Field;
+pub use crate::regional::region::replaying::Field;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::engine::counter::Counter;
+use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, StoreView};
 use crate::engine::key::{Key, OwnedKey};
-use crate::engine::layers::Store;
-use crate::engine::pinned::Pinned;
-use crate::engine::share::{Moment, Shared};
+use crate::engine::reach::Store;
+use crate::engine::table::pinned::Pinned;
+use crate::engine::table::regional_part::{Moment, Shared};
 use crate::engine::table::{Entry, Slot, SlotRef, Table};
 use crate::engine::{Engine, Inquiry};
-use crate::regional::asks::{AskId, AskOutcome, Asks, Waiting};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
-use crate::regional::keying::Keying;
+use crate::regional::key_names::Keying;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::Check;
 use crate::regional::replay::FLUSH_INTERVAL_US;
+use crate::regional::wait_queue::{AskId, AskOutcome, Asks, Waiting};
 
 use crate::rules::limit::Terms;
 

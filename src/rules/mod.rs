@@ -3,10 +3,10 @@
 //! Pure: text in, ruleset and problems out. The way through: [`yaml`] (positions) -> [`fields`] and [`file`] (what was
 //! written) -> [`compile`] (the [`tree`]) -> [`Ruleset::domain`] and [`Domain::find`] on every request.
 
+mod affix_trie;
 pub mod compile;
-pub mod ends;
-pub mod expected;
 pub mod explain;
+pub mod explain_text;
 pub mod fields;
 pub mod file;
 pub mod limit;
@@ -15,12 +15,12 @@ pub mod lookup;
 pub mod metadata;
 pub mod policy;
 pub mod problem;
+pub mod reachable;
 pub mod scalar;
 #[cfg(test)]
 mod tests;
 pub mod tree;
 pub mod wildcard;
-pub mod wording;
 pub mod yaml;
 
 use std::collections::BTreeMap;

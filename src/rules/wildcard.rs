@@ -13,7 +13,7 @@ use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, MatchKind, PatternID, dfa::DFA};
 use smallvec::SmallVec;
 
-use crate::rules::ends::{End, Ends};
+use crate::rules::affix_trie::{End, Ends};
 use crate::rules::tree::Node;
 
 /// Up to here, trying each pattern beats finding them.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::server::line::Socket;
+use crate::server::grpc::line::Socket;
 use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
 use crate::settings::socket::SocketSettings;
 

@@ -1,35 +1,14 @@
 //! What the world talks to: the ports, and how they open, answer and close.
 
 pub mod admin;
-pub mod arrival;
-pub mod body;
-pub mod call;
-pub mod certificates;
-pub mod connection;
-pub mod connection_stats;
 pub mod drain;
-pub mod explain;
-pub mod global;
 pub mod grpc;
 pub mod http;
-pub mod http2;
-pub mod lasting;
-pub mod layers;
-pub mod line;
 pub mod listener;
 pub mod log_budget;
-pub mod message;
-pub mod metadata;
-pub mod named_clients;
-pub mod preface;
 pub mod problem_body;
-pub mod rate_limit;
-pub mod regional;
 pub mod reload;
-pub mod resets;
+pub mod rls;
 pub mod service;
-pub mod skim;
 pub mod socket_file;
 pub mod tls;
-pub mod wire;
-pub mod workers;

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use crate::rules::problem::{Problem, Severity};
 use crate::rules::{Loaded, Options, Ruleset, Source};
 use crate::server::service::{InForce, Service};
-use crate::sources::config::ConfigStatus;
 use crate::sources::files::{self, Location};
+use crate::sources::load_status::ConfigStatus;
 use crate::sources::surroundings::Surroundings;
 use crate::sources::xds::stream::Taker;
 
@@ -170,7 +170,7 @@ pub fn log(problems: &[Problem]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::layers::Layers;
+    use crate::engine::reach::Layers;
     use crate::server::service::idle;
 
     const RULES: &str = "domain: d\ndescriptors:\n  - {key: ip, rate_limit: {requests_per_unit: 4, unit: hour}}\n";

@@ -12,23 +12,23 @@ use thiserror::Error;
 
 use crate::engine::decide::{Asking, Cause, Consult, Reach, Settled, Store, StoreView};
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
-use crate::observe::histogram::Histogram;
+use crate::global::driver::Global;
+use crate::measure::histogram::Histogram;
 use crate::observe::hits::HitMetrics;
 use crate::observe::outcome::{Failure, Outcomes};
-use crate::regional::asks::AskOutcome;
+use crate::regional::driver::Regional;
+use crate::regional::wait_queue::AskOutcome;
 use crate::request::{Bounds, Refused, Request};
 use crate::rules::Ruleset;
 use crate::rules::policy::Class;
-use crate::server::arrival::Arrivals;
-use crate::server::global::Global;
-use crate::server::metadata;
-use crate::server::regional::Regional;
-use crate::server::skim::Announced;
+use crate::server::grpc::incomplete_calls::Arrivals;
+use crate::server::http::json_outline::Announced;
 #[cfg(test)]
-use crate::server::wire::ReasonHeader;
-use crate::server::wire::protobuf::Malformed;
-use crate::server::wire::write::Answer;
-use crate::server::wire::{self, AnswerOptions};
+use crate::server::rls::ReasonHeader;
+use crate::server::rls::metadata;
+use crate::server::rls::protobuf::Malformed;
+use crate::server::rls::write::Answer;
+use crate::server::rls::{self, AnswerOptions};
 
 /// How requests are read, decided and answered.
 #[derive(Clone, Debug)]
@@ -483,7 +483,7 @@ impl Service {
     }
 
     fn read<'a>(&self, message: &'a [u8]) -> Result<Request<'a>, NoAnswer> {
-        wire::read::request(message, &self.options.bounds).map_err(|reason| self.fail(reason))
+        rls::read::request(message, &self.options.bounds).map_err(|reason| self.fail(reason))
     }
 
     /// Answers a request that has to ask first, by the same rules as its first look: the nearer store, then the farther.

@@ -7,7 +7,7 @@
 use clap::Args;
 use thiserror::Error;
 
-use crate::engine::layers::Place;
+use crate::engine::reach::Place;
 use crate::settings::mysql::{MysqlFlags, MysqlSettingError, MysqlSettings};
 
 /// As wide as the column.

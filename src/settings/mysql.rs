@@ -12,9 +12,9 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use thiserror::Error;
 
+use crate::secret::Secret;
 use crate::settings::parse::duration;
 use crate::settings::redis_tls::{TlsFileError, certificates, key};
-use crate::settings::secret::Secret;
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(10);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);

@@ -10,10 +10,10 @@ use std::time::Duration;
 use clap::Args;
 use thiserror::Error;
 
+use crate::secret::Secret;
 use crate::settings::parse::{boolean, duration, thousandths};
 use crate::settings::redis_address::{AddressError, Credentials, Place, RedisAddress, RedisType, SocketType};
 use crate::settings::redis_tls::{RedisTls, TlsFileError};
-use crate::settings::secret::Secret;
 
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const DEADLINE_MIN: Duration = Duration::from_millis(1);

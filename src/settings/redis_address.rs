@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use thiserror::Error;
 
-use crate::settings::secret::Secret;
+use crate::secret::Secret;
 
 /// The most bytes in the path of a socket: 108 on Linux, of which the last is zero.
 const PATH_BYTES_MAX: usize = 107;

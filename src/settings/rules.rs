@@ -7,8 +7,8 @@ use clap::Args;
 use crate::rules::Options;
 use crate::rules::limit::DigestKey;
 use crate::rules::problem::Strictness;
+use crate::secret::{self, Secret, SecretError, SecretFlags};
 use crate::settings::parse::boolean;
-use crate::settings::secret::{self, Secret, SecretError, SecretFlags};
 use crate::sources::files::Location;
 use crate::sources::runtime::RuntimeDirectory;
 

@@ -3,11 +3,11 @@
 
 use clap::Args;
 
-use crate::engine::layers::{Layers, Place, Store};
+use crate::engine::reach::{Layers, Place, Store};
+use crate::secret::{self, Secret, SecretFlags};
 use crate::settings::SettingError;
 use crate::settings::global::{GlobalFlags, GlobalSettings, RegionNames};
 use crate::settings::redis::{RedisFlags, RedisSettings};
-use crate::settings::secret::{self, Secret, SecretFlags};
 use crate::settings::strict::{StrictFlags, StrictSettings};
 use crate::sources::surroundings::Surroundings;
 

@@ -7,10 +7,10 @@ use clap::Args;
 use thiserror::Error;
 
 use crate::regional::breaker::BreakerOptions;
+use crate::secret::Secret;
 use crate::settings::parse::duration;
 use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
 use crate::settings::redis_address::{Place, RedisType};
-use crate::settings::secret::Secret;
 
 #[derive(Args, Clone, Debug)]
 pub struct StrictFlags {

@@ -1,7 +1,7 @@
 //! TLS of the gRPC port, as flags and as checked.
 //!
 //! An operator who has set something about clients' certificates believes that clients are checked. So whatever would
-//! leave them unchecked is an error and not a warning. The files are read in `server/tls.rs`, at the start and whenever
+//! leave them unchecked is an error and not a warning. The files are read in `server/tls/mod.rs`, at the start and whenever
 //! they change.
 
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use crate::global::row::OwnRow;
 use crate::regional::call::Call;
-use crate::regional::script;
+use crate::regional::redis::codec;
 
 /// FNV-1a over everything that was decided and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Digest {
 
     /// A call as Redis would read it.
     pub fn call(&mut self, call: &Call) {
-        let written = script::encode(call);
+        let written = codec::encode(call);
         for text in written.keys.iter().chain(&written.args) {
             self.numbers(&[text.len() as u64]);
             self.bytes(text);

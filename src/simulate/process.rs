@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::decide::{Asking, Cause, Consult, StoreView};
-use crate::engine::layers::{Layers, Place, Store};
+use crate::engine::reach::{Layers, Place, Store};
 use crate::engine::{Attempt, Engine, Inquiry, Modes};
 use crate::global::exchange::{Exchange, ExchangeOptions};
-use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
-use crate::regional::keying::Keying;
+use crate::regional::key_names::Keying;
 use crate::regional::region::{Effects, Now, Region, RegionOptions};
+use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::regional::witness::Witness;
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use crate::rules::Ruleset;
-use crate::settings::secret::Secret;
+use crate::secret::Secret;
 use crate::simulate::random::Random;
 
 /// What a request asks for: a key of the rule `k`, by number, and how many hits; negative ones are refunds.

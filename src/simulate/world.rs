@@ -9,16 +9,16 @@ mod trouble;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::engine::layers::Store;
+use crate::engine::reach::Store;
 use crate::global::exchange::{Hearing, Seeking};
 use crate::global::import::Reading;
 use crate::global::model::Rows;
 use crate::global::publish::{Sending, Sent};
 use crate::global::row::{HeardRow, OwnRow};
-use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
 use crate::regional::region::{CallId, Effects, Now, Probed};
+use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc as reports;
 
-use crate::sources::trail::Trail;
+use crate::sources::path_snapshot::Trail;
 
 /// How long the files have to stay as they are before a change is reported.
 const QUIET: Duration = Duration::from_millis(100);

@@ -1,9 +1,9 @@
 //! Where rules come from, when files change, and what rules have to fit into.
 
 pub mod changes;
-pub mod config;
 pub mod files;
+pub mod load_status;
+pub mod path_snapshot;
 pub mod runtime;
 pub mod surroundings;
-pub mod trail;
 pub mod xds;

@@ -3,7 +3,7 @@
 //! A load that would not hold there is refused; what can't be honoured is said. `serve` asks at every load, `check` before
 //! anything is deployed, and both say the same.
 
-use crate::engine::layers::{Layers, Reach};
+use crate::engine::reach::{Layers, Reach};
 use crate::rules::limit::{Limit, Rule};
 use crate::rules::policy::{Algorithm, OnOutage, Scope};
 use crate::rules::{Domain, Loaded, Ruleset, lint};
@@ -99,7 +99,7 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::layers::{Place, Store};
+    use crate::engine::reach::{Place, Store};
     use crate::rules::{Options, Source};
 
     const WHITE_LIST: &str = "

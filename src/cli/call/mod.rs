@@ -33,7 +33,7 @@ use crate::cli::{Exit, Output};
 use crate::observe::logging::say;
 use crate::request::typed::TypedDescriptor;
 use crate::request::{LimitOverride, Unit};
-use crate::server::wire::unit_number;
+use crate::server::rls::unit_number;
 use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use crate::cli::check::table::table as aligned;
 use crate::cli::check::written::{Fields, Written};
+use crate::rules::explain_text::window;
 use crate::rules::limit::{Demand, Limit, Rule};
 use crate::rules::policy::{Algorithm, Class, Policy, Scope, Word};
-use crate::rules::wording::window;
 use crate::rules::{Domain, Ruleset};
 
 /// The scope of a limit that leaves it to what is configured.

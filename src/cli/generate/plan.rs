@@ -9,10 +9,10 @@ use thiserror::Error;
 
 use crate::cli::generate::source::Source;
 use crate::rules::Domain;
-use crate::rules::expected::{Expect, Expected, expected};
 use crate::rules::limit::Limit;
 use crate::rules::policy::{OnOutage, Scope};
 use crate::rules::problem::Place;
+use crate::rules::reachable::{Expect, Expected, expected};
 
 /// Envoy's own default, which covers the 10 ms that the service waits for Redis.
 const TIMEOUT: Duration = Duration::from_millis(20);

@@ -9,7 +9,7 @@
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::engine::weight::SHARED_KEY_BYTES;
+use crate::engine::table::weight::SHARED_KEY_BYTES;
 
 /// The container's name, by which it is found again.
 pub const CONTAINER: &str = "tidegate";

@@ -3,12 +3,12 @@
 
 use proptest::prelude::*;
 
-use crate::engine::batch::decide_all;
+use crate::engine::decide::general::decide_all;
 use crate::engine::decide::{Asking, Check, Consult, Group, Reach, StoreView, decide};
 use crate::engine::key::Key;
-use crate::engine::layers::Store;
-use crate::engine::share::{Moment, OriginCell, Totals};
+use crate::engine::reach::Store;
 use crate::engine::table::Table;
+use crate::engine::table::regional_part::{Moment, OriginCell, Totals};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;

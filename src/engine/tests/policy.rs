@@ -1,11 +1,11 @@
 //! Limits whose store gives no answer, and limits that a farther store decides.
 
 use super::{START_MS, ask, ask_for, request, ruleset, said, seed};
-use crate::engine::counter::Counter;
+use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Answered, Asking, Cause, Consult, Settled, Store, StoreView};
-use crate::engine::layers::{Layers, Place};
+use crate::engine::reach::{Layers, Place};
 use crate::engine::reason::DecidedBy;
-use crate::engine::share::{Moment, OriginCell, Shared as Part};
+use crate::engine::table::regional_part::{Moment, OriginCell, Shared as Part};
 use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
 use crate::request::Hits;
 use crate::rules::Ruleset;
@@ -220,7 +220,7 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let unsent = |part: &crate::engine::share::Shared| part.judged_totals(&counter, &terms)[0].own;
+    let unsent = |part: &crate::engine::table::regional_part::Shared| part.judged_totals(&counter, &terms)[0].own;
     part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");

@@ -7,16 +7,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::decide::{Asking, Consult, Store, StoreView};
-use crate::engine::layers::{Layers, Place};
+use crate::engine::reach::{Layers, Place};
 use crate::engine::{Attempt, Inquiry};
-use crate::regional::asks::{AskId, AskOutcome};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
-use crate::regional::keying::Keying;
+use crate::regional::key_names::Keying;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, Now, Outgoing, Region, RegionOptions};
+use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::request::Unit;
-use crate::settings::secret::Secret;
+use crate::secret::Secret;
 
 const RULES: &str = "
 domain: d

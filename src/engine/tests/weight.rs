@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
 use crate::engine::key::{IDENTIFIER_BYTES_MAX, IdentifierBuffer, Key};
 use crate::engine::table::Table;
-use crate::engine::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
+use crate::engine::table::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 use crate::rules::tree::Identifier;

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::counter::Counter;
+use crate::engine::count::counter::Counter;
 use crate::engine::key::Key;
-use crate::engine::layers::Store;
-use crate::engine::pinned::Pinned;
+use crate::engine::reach::Store;
+use crate::engine::table::pinned::Pinned;
 use crate::engine::table::{Entry, Slot, SlotRef};
+use crate::global::digested_keys::Kept;
 use crate::global::exchange::{Exchange, Now};
-use crate::global::hidden::Kept;
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::Named;
 use crate::global::row::{CellName, HeardRow};

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::abroad::Counts;
-use crate::engine::share::COUNT_MAX;
 use crate::engine::table::SlotRef;
+use crate::engine::table::foreign::Counts;
+use crate::engine::table::regional_part::COUNT_MAX;
 use crate::global::exchange::{Exchange, Now, State};
 use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Sending};

@@ -1,7 +1,7 @@
 //! Keys that requests ask for here and of which counts of other regions may be missing: they are looked up by name.
 //!
 //! Counts are missing when there was no room for them, when they were given up with their key, or when the table could not
-//! be read to its end ([`crate::engine::missing`]). Lookups go along with imports, so many keys at a time; no request waits
+//! be read to its end ([`crate::engine::table::missing`]). Lookups go along with imports, so many keys at a time; no request waits
 //! for one. Where nothing is missing, no key is looked up.
 
 use std::sync::atomic::Ordering;

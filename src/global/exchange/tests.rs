@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::engine::Modes;
-use crate::engine::abroad::Counts;
-use crate::engine::layers::{Layers, Place};
+use crate::engine::reach::{Layers, Place};
+use crate::engine::table::foreign::Counts;
 use crate::engine::tests::seed;
 use crate::global::import::Reading;
 use crate::global::model::Rows;
@@ -13,7 +13,7 @@ use crate::global::publish::Sent;
 use crate::global::row::OwnRow;
 use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
 use crate::rules::{Options, Source};
-use crate::settings::secret::Secret;
+use crate::secret::Secret;
 use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;

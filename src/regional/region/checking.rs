@@ -4,16 +4,16 @@ use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
 
-use crate::engine::abroad::View;
-use crate::engine::counter::Counter;
+use crate::engine::count::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::steps;
+use crate::engine::table::foreign::View;
 use crate::engine::{Asked, Inquiry};
-use crate::regional::asks::{AskId, AskOutcome, Waiting};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
-use crate::regional::cluster_slot::cluster_slot;
+use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, UnderWay, random};
+use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
 use crate::rules::limit::Terms;
 
 /// Between two checks of a key, for each process that holds it: a hot key costs the origin the same for any number.

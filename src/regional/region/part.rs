@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::engine::share::{OriginCell, Totals};
+use crate::engine::table::regional_part::{OriginCell, Totals};
 use crate::regional::call::{Heard, Measure, OriginKey, Part, Told};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;

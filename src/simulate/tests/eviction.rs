@@ -2,9 +2,9 @@
 //! forgotten here.
 
 use super::SECOND_US;
-use crate::regional::asks::AskOutcome;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, Now};
+use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::Network;
 use crate::simulate::process::{Asked, Became, Process, Start};

@@ -1,0 +1,256 @@
+//! The count of one key, whatever the algorithm: how much fits, when more will, charge, refund.
+//!
+//! Pure: the time and the limit's terms are arguments. A decision asks [`Counter::look`] once and then adds or not.
+
+use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
+use crate::engine::count::gcra::{Bucket, Rate};
+use crate::engine::count::window::{Cell, Cells, Weighing};
+use crate::engine::table::regional_part::Totals;
+use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
+
+/// The state of one key.
+#[derive(Clone, Debug)]
+pub enum Counter {
+    /// Sliding and fixed windows.
+    Windowed(Cells),
+    Exact(SubCells),
+    Gcra(Bucket),
+}
+
+/// What a counter says at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// How many hits fit now; below zero when more was charged than the limit.
+    pub available: i64,
+    /// The key's own time, at or after the caller's.
+    pub now_ms: u64,
+}
+
+pub(crate) fn rate(terms: &Terms) -> Rate {
+    Rate { limit: terms.limit, window_ms: terms.window_ms, burst: terms.burst }
+}
+
+pub(crate) fn weighing(terms: &Terms) -> Weighing {
+    match terms.algorithm {
+        Algorithm::FixedWindow => Weighing::Fixed,
+        _ => Weighing::Sliding,
+    }
+}
+
+fn available(limit: u32, effective: u64) -> i64 {
+    i64::from(limit) - i64::try_from(effective).unwrap_or(i64::MAX)
+}
+
+// Apart, so that a look at a window, the usual one, is small enough to be part of the decision.
+fn look_exact(cells: &mut SubCells, terms: &Terms, now_ms: u64) -> Look {
+    let now_ms = cells.rotate(now_ms, terms.window_ms);
+    Look { available: available(terms.limit, cells.effective()), now_ms }
+}
+
+fn look_gcra(bucket: &mut Bucket, terms: &Terms, now_ms: u64) -> Look {
+    let rate = rate(terms);
+    let now_ms = bucket.drain(now_ms, &rate);
+    Look { available: bucket.available(&rate), now_ms }
+}
+
+impl Counter {
+    pub fn new(terms: &Terms, now_ms: u64) -> Counter {
+        match terms.algorithm {
+            Algorithm::SlidingWindow | Algorithm::FixedWindow => Counter::Windowed(Cells::new(now_ms, terms.window_ms)),
+            Algorithm::ExactWindow => Counter::Exact(SubCells::new(now_ms, terms.window_ms)),
+            Algorithm::Gcra => Counter::Gcra(Bucket::new(now_ms)),
+        }
+    }
+
+    /// Brings the counter up to `now` and reads it.
+    #[inline(always)]
+    pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
+        match self {
+            Counter::Windowed(cells) => {
+                let now_ms = cells.rotate(now_ms, terms.window_ms);
+                let effective = cells.effective(now_ms, terms.window_ms, weighing(terms));
+                Look { available: available(terms.limit, effective), now_ms }
+            }
+            Counter::Exact(cells) => look_exact(cells, terms, now_ms),
+            Counter::Gcra(bucket) => look_gcra(bucket, terms, now_ms),
+        }
+    }
+
+    /// The first moment at which so many hits are admitted if nothing else arrives; `None` if they never are.
+    pub fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
+        let limit = u64::from(terms.limit);
+        match self {
+            Counter::Windowed(cells) => cells.admits_at(look.now_ms, terms.window_ms, weighing(terms), limit, hits),
+            Counter::Exact(cells) => cells.admits_at(look.now_ms, terms.window_ms, limit, hits),
+            Counter::Gcra(bucket) => bucket.admits_at(&rate(terms), hits),
+        }
+    }
+
+    /// When an admitted request's limit starts afresh: the end of the fixed window, or when the bucket, with so many more
+    /// hits in it, is empty again.
+    #[inline]
+    pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
+        match self {
+            Counter::Windowed(cells) => cells.ends_at_ms(terms.window_ms),
+            Counter::Exact(_) => window_end_ms(terms, look.now_ms),
+            Counter::Gcra(bucket) => bucket.empty_at_ms(&rate(terms), more_hits),
+        }
+    }
+
+    #[inline]
+    pub fn add(&mut self, terms: &Terms, hits: u64) {
+        match self {
+            Counter::Windowed(cells) => cells.add(hits),
+            Counter::Exact(cells) => cells.add(hits),
+            Counter::Gcra(bucket) => bucket.add(&rate(terms), hits),
+        }
+    }
+
+    /// Gives hits back, and says how many of them were not there.
+    pub fn refund(&mut self, terms: &Terms, hits: u64) -> u64 {
+        match self {
+            Counter::Windowed(cells) => cells.refund(hits, weighing(terms)),
+            Counter::Exact(cells) => cells.refund(hits),
+            Counter::Gcra(bucket) => {
+                let missing = hits.saturating_sub(bucket.hits_within(&rate(terms)));
+                bucket.refund(&rate(terms), hits);
+                missing
+            }
+        }
+    }
+
+    /// The number of the newest cell. A bucket has only one.
+    pub fn sequence(&self) -> u64 {
+        match self {
+            Counter::Windowed(cells) => cells.sequence,
+            Counter::Exact(cells) => cells.newest(),
+            Counter::Gcra(_) => 0,
+        }
+    }
+
+    /// How many cells back the cell with this number is, if it still counts.
+    pub fn place_of(&self, sequence: u64) -> Option<usize> {
+        let back = usize::try_from(self.sequence().checked_sub(sequence)?).ok()?;
+        let cells = match self {
+            Counter::Windowed(_) => 2,
+            Counter::Exact(_) => EXACT_CELLS,
+            Counter::Gcra(_) => 1,
+        };
+        (back < cells).then_some(back)
+    }
+
+    /// Cells that a decision takes into account.
+    pub fn cells_that_count(&self, terms: &Terms) -> usize {
+        match (self, weighing(terms)) {
+            (Counter::Windowed(_), Weighing::Sliding) => 2,
+            (Counter::Windowed(_), Weighing::Fixed) | (Counter::Gcra(_), _) => 1,
+            (Counter::Exact(_), _) => EXACT_CELLS,
+        }
+    }
+
+    /// How long ago the newest cell began.
+    pub fn elapsed_ms(&self, terms: &Terms, now_ms: u64) -> u64 {
+        let began_ms = match self {
+            Counter::Windowed(cells) => cells.sequence.saturating_mul(terms.window_ms),
+            Counter::Exact(cells) => cells.newest_began_ms(terms.window_ms),
+            Counter::Gcra(_) => 0,
+        };
+        now_ms.saturating_sub(began_ms)
+    }
+
+    /// Where a cell stands and what is known of it without this process's pending hits: `own` of them are its own, and
+    /// the origin knows of `acked`.
+    pub fn known(&self, terms: &Terms, back: usize, own: u64, acked: u64) -> Totals {
+        let of_cell = |sequence: u64, cell: &Cell, ends_at_ms: u64| Totals {
+            sequence,
+            floor: cell.hits.saturating_sub(own).saturating_add(acked),
+            refunds_floor: cell.refunds,
+            ends_at_ms,
+            ..Totals::default()
+        };
+        let sequence = self.sequence().saturating_sub(back as u64);
+        match self {
+            Counter::Windowed(cells) => {
+                let cell = if back == 0 { &cells.current } else { &cells.previous };
+                of_cell(sequence, cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
+            }
+            Counter::Exact(cells) => {
+                of_cell(sequence, &cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
+            }
+            Counter::Gcra(bucket) => {
+                let (floor, floor_rest) = bucket.level_without(own.saturating_sub(acked), &rate(terms));
+                Totals { floor, floor_rest, level: bucket.hits_within(&rate(terms)), ..Totals::default() }
+            }
+        }
+    }
+
+    /// What it takes beside the slot.
+    #[inline]
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Counter::Exact(cells) => cells.heap_bytes(),
+            Counter::Windowed(_) | Counter::Gcra(_) => 0,
+        }
+    }
+
+    /// From here on the counter is as good as a fresh one.
+    pub fn expires_at_ms(&self, terms: &Terms) -> u64 {
+        match self {
+            Counter::Windowed(cells) => cells.expires_at_ms(terms.window_ms),
+            Counter::Exact(cells) => cells.expires_at_ms(terms.window_ms),
+            // Without a rate it never drains, and denies whatever its level: there is nothing to remember.
+            Counter::Gcra(bucket) if terms.limit == 0 => bucket.at_ms().saturating_add(terms.window_ms),
+            Counter::Gcra(bucket) => bucket.empty_at_ms(&rate(terms), 0),
+        }
+    }
+}
+
+/// The end of the fixed window that a moment is in.
+pub fn window_end_ms(terms: &Terms, now_ms: u64) -> u64 {
+    (now_ms / terms.window_ms + 1).saturating_mul(terms.window_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE_MS: u64 = 60_000;
+
+    fn terms(limit: u32) -> Terms {
+        Terms { limit, window_ms: MINUTE_MS, algorithm: Algorithm::SlidingWindow, burst: limit }
+    }
+
+    /// (current, previous, elapsed, hits) with limit 10 -> what is left after the charge, `None` when over.
+    fn decide(current: u64, previous: u64, elapsed_ms: u64, hits: u64) -> Option<i64> {
+        let cell = |hits| Cell { hits, refunds: 0 };
+        let cells = Cells { sequence: 1000, current: cell(current), previous: cell(previous) };
+        let mut counter = Counter::Windowed(cells);
+        let look = counter.look(&terms(10), 1000 * MINUTE_MS + elapsed_ms);
+        (look.available >= hits as i64).then(|| look.available - hits as i64)
+    }
+
+    #[test]
+    fn the_worked_examples() {
+        assert_eq!(decide(0, 0, 0, 1), Some(9));
+        assert_eq!(decide(9, 0, 0, 1), Some(0));
+        assert_eq!(decide(10, 0, 0, 0), Some(0));
+        assert_eq!(decide(10, 0, 0, 1), None);
+        assert_eq!(decide(5, 10, 30_000, 1), None);
+        assert_eq!(decide(5, 10, 59_400, 1), Some(4));
+        assert_eq!(decide(0, 10, 54_000, 1), Some(8));
+        assert_eq!(decide(0, 0, 0, 100), None);
+    }
+
+    #[test]
+    fn a_counter_takes_forty_eight_bytes() {
+        assert_eq!(std::mem::size_of::<Counter>(), 48);
+    }
+
+    #[test]
+    fn the_reset_of_an_admitted_request_is_the_end_of_the_window() {
+        let mut counter = Counter::new(&terms(10), 1000 * MINUTE_MS + 1);
+        let look = counter.look(&terms(10), 1000 * MINUTE_MS + 1);
+        assert_eq!(counter.resets_at_ms(&terms(10), &look, 0), 1001 * MINUTE_MS);
+    }
+}

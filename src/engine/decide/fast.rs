@@ -1,0 +1,179 @@
+//! One decision over a few keys, when there is nothing special about any of them: what most requests with several limits
+//! are.
+//!
+//! Every key is known and in a shard of its own, memory decides them all, and all hits wait for the verdict. Then there is
+//! no bookkeeping: lock, find, judge, charge. [`decide_all`](super::batch::decide_all) gives the same answer, and does
+//! whatever is left over; a property test holds the two against each other.
+
+use parking_lot::MutexGuard;
+
+use crate::engine::decide::decider::{Consult, Standing};
+use crate::engine::decide::twins::Twins;
+use crate::engine::decide::{Charging, Check, Group, Outcome, Spot, assess, conclude, denies, groups_over, is_charged};
+use crate::engine::table::{Shard, Table};
+
+type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
+
+/// A key that was found, under the lock of its shard.
+struct Held<'s> {
+    spot: Spot<'s>,
+    /// So many pending hits are told at once.
+    urgent_at: u64,
+}
+
+/// Decides at most `N` checks. False if one of them is special: then nothing is charged, and the outcome means nothing.
+/// `ALONE`: nobody shares the counts, as in `decide_one`.
+pub(super) fn decide_few<const N: usize, const ALONE: bool>(
+    table: &Table,
+    checks: &[Check<'_>],
+    groups: &[Group],
+    is_shadow: bool,
+    now_ms: u64,
+    consult: &Consult<'_>,
+    outcome: &mut Outcome,
+) -> bool {
+    if !ALONE && consult.all_settled().next().is_some() {
+        return false;
+    }
+    let mut guards: Guards<'_, N> = [const { None }; N];
+    let mut held: [Option<Held<'_>>; N] = [const { None }; N];
+    if !lock_and_find::<N, ALONE>(table, checks, &mut guards, &mut held) {
+        return false;
+    }
+    let mut is_any_over = false;
+    for (index, check) in checks.iter().enumerate() {
+        let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+        spot.touch(table, check);
+        let is_quiet = is_shadow || groups[check.group].is_shadow;
+        let (counter, shared) = (&mut spot.slot.counter, spot.shared.as_deref_mut());
+        // Keys in shards of their own are different keys.
+        let twins = Twins::default();
+        let (mut verdict, standing) = assess::<ALONE>(check, counter, shared, twins, is_quiet, now_ms, consult);
+        let Standing::Memory { urgent_at: at } = standing else { return false };
+        *urgent_at = at;
+        is_any_over |= verdict.is_over;
+        // As it is if the request is admitted.
+        conclude(&mut verdict, check, check.hits, 0);
+        outcome.verdicts.push(verdict);
+    }
+    if is_any_over {
+        return charge_some(table, checks, groups, is_shadow, now_ms, consult, &mut held, outcome);
+    }
+    for (index, check) in checks.iter().enumerate() {
+        let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+        spot.charge(table, check, false, *urgent_at, 0);
+        spot.tell_others(table, check, false, consult);
+    }
+    true
+}
+
+/// The same from where a check is over: the groups say what is charged.
+#[cold]
+#[expect(clippy::too_many_arguments, reason = "a decision's parts, which only here come together")]
+fn charge_some(
+    table: &Table,
+    checks: &[Check<'_>],
+    groups: &[Group],
+    is_shadow: bool,
+    now_ms: u64,
+    consult: &Consult<'_>,
+    held: &mut [Option<Held<'_>>],
+    outcome: &mut Outcome,
+) -> bool {
+    let over = groups_over(checks, groups, &outcome.verdicts);
+    let is_over = !is_shadow && denies(groups, &over);
+    outcome.is_over = is_over;
+    for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
+        let is_charged = !is_over && is_charged(&groups[check.group], over.contains(check.group), is_shadow);
+        let verdict = &mut outcome.verdicts[index];
+        let Some(Held { spot, urgent_at }) = held else { return false };
+        if is_charged {
+            spot.charge(table, check, false, *urgent_at, 0);
+            if verdict.is_over {
+                spot.wait_longer(verdict, check, check.hits, now_ms);
+            }
+        } else if !verdict.is_over {
+            verdict.reset_ms = spot.reset_ms(check, now_ms);
+        }
+        conclude(verdict, check, if is_charged { check.hits } else { 0 }, 0);
+        spot.tell_others(table, check, verdict.is_over, consult);
+    }
+    true
+}
+
+/// Locks the shards of all keys, in ascending order, as every batch does, and then finds the keys, so that what is read of
+/// one does not wait for another. False if two share a shard, one is not there, or its hits do not wait for the verdict.
+///
+/// Places are numbered modulo `N`, a power of two that there are never more of: so they need no check.
+#[inline(always)]
+fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
+    table: &'t Table,
+    checks: &[Check<'_>],
+    guards: &'s mut Guards<'t, N>,
+    held: &mut [Option<Held<'s>>; N],
+) -> bool {
+    let mut hashes = [0; N];
+    // A shard's number above, whose it is below.
+    let mut order = [u64::MAX; N];
+    for (index, check) in checks.iter().enumerate() {
+        if check.charging != Charging::Together || check.hits == 0 {
+            return false;
+        }
+        let hash = table.hash(&check.key);
+        hashes[index % N] = hash;
+        order[index % N] = u64::from(table.shard_of(hash)) << 32 | index as u64;
+    }
+    sort(&mut order);
+    let mut last = u64::MAX;
+    for entry in order.iter().take(checks.len()) {
+        let (shard, index) = (entry >> 32, *entry as u32 as usize % N);
+        if shard == last {
+            return false;
+        }
+        last = shard;
+        guards[index] = Some(table.lock(shard as u32));
+    }
+    for (index, (guard, check)) in guards.iter_mut().zip(checks).enumerate() {
+        let (hash, Some(shard)) = (hashes[index % N], guard) else { return false };
+        let Some(at) = shard.find(&check.key, hash) else { return false };
+        let spot = Spot::new::<ALONE>(shard, table.shard_of(hash), at);
+        held[index % N] = Some(Held { spot, urgent_at: u64::MAX });
+    }
+    true
+}
+
+/// For so few, the general way spends more on finding out how few they are.
+#[inline(always)]
+fn sort<const N: usize>(entries: &mut [u64; N]) {
+    let mut order = |low: usize, high: usize| {
+        let (one, other) = (entries[low % N], entries[high % N]);
+        (entries[low % N], entries[high % N]) = (one.min(other), one.max(other));
+    };
+    if N == 4 {
+        [(0, 1), (2, 3), (0, 2), (1, 3), (1, 2)].into_iter().for_each(|(low, high)| order(low, high));
+        return;
+    }
+    for end in 1..N {
+        (1..=end).rev().for_each(|at| order(at - 1, at));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Locks that are taken in any other order end in a deadlock.
+        #[test]
+        fn entries_are_sorted(four: [u64; 4], eight: [u64; 8]) {
+            let mut sorted = (four, eight);
+            sort(&mut sorted.0);
+            sort(&mut sorted.1);
+            let mut expected = (four, eight);
+            expected.0.sort_unstable();
+            expected.1.sort_unstable();
+            prop_assert_eq!(sorted, expected);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether counts of other regions are missing here, and which keys have to be looked up because of it.
+//!
+//! Rows of other regions are left out when there is no room for their keys, and counts go with keys that are given up. A
+//! request may ask for such a key at any time. So while anything may be missing, keys that are made are marked, and those
+//! that requests ask for stand in a queue to be looked up. The queue is short: a key that finds it full keeps its mark, and
+//! the next request on it tries again. As long as nothing is missing, nothing is marked and nothing looked up.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam::queue::SegQueue;
+
+use crate::engine::table::shard::SlotRef;
+
+/// Keys that wait to be looked up, at most: what about eight turns of lookups get through.
+const SOUGHT_MAX: usize = 16_384;
+
+/// What may be missing.
+#[derive(Debug, Default)]
+pub struct Missing {
+    /// Until when something matters that was left out or given up.
+    until_ms: AtomicU64,
+    /// A full read has begun and not ended.
+    is_unread: AtomicBool,
+    sought: SegQueue<SlotRef>,
+}
+
+impl Missing {
+    /// Counts that matter until then are not here.
+    pub fn leave_out(&self, until_ms: u64) {
+        self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
+    }
+
+    /// A full read begins. What was left out before will be read again; only what is left out from now on is missing after it.
+    pub fn begin_reading(&self) {
+        self.is_unread.store(true, Ordering::Relaxed);
+        self.until_ms.store(0, Ordering::Relaxed);
+    }
+
+    /// All of it was heard.
+    pub fn end_reading(&self) {
+        self.is_unread.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a key that is new here may lack counts.
+    pub fn is_any(&self, now_ms: u64) -> bool {
+        self.is_unread.load(Ordering::Relaxed) || self.until_ms.load(Ordering::Relaxed) > now_ms
+    }
+
+    /// Has a key looked up. False if too many wait already.
+    pub fn seek(&self, at: SlotRef) -> bool {
+        let has_room = self.sought.len() < SOUGHT_MAX;
+        if has_room {
+            self.sought.push(at);
+        }
+        has_room
+    }
+
+    /// The key to look up next.
+    pub fn next(&self) -> Option<SlotRef> {
+        self.sought.pop()
+    }
+
+    /// How many keys wait to be looked up.
+    pub fn sought(&self) -> usize {
+        self.sought.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn something_is_missing_until_it_expires_or_all_is_heard() {
+        let missing = Missing::default();
+        assert!(!missing.is_any(0), "as long as there is nobody to hear from");
+        missing.begin_reading();
+        assert!(missing.is_any(u64::MAX));
+        missing.leave_out(500);
+        missing.leave_out(100);
+        missing.end_reading();
+        assert!(missing.is_any(499) && !missing.is_any(500));
+        missing.begin_reading();
+        missing.end_reading();
+        assert!(!missing.is_any(0), "what was left out before was heard again");
+    }
+
+    #[test]
+    fn so_many_wait_at_most() {
+        let missing = Missing::default();
+        let at = SlotRef { shard: 0, slot: 0, generation: 0 };
+        assert!((0..SOUGHT_MAX).all(|_| missing.seek(at)) && !missing.seek(at));
+        assert!(missing.next().is_some() && missing.seek(at));
+        assert_eq!(missing.sought(), SOUGHT_MAX);
+    }
+}

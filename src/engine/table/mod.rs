@@ -1,0 +1,575 @@
+//! Where the counts live: a sharded table with a hard cap.
+//!
+//! Every [`Shard`] has one short lock. A decision locks the shards of all its keys, in ascending order, judges, charges,
+//! and lets go: that is what makes a batch all or nothing, invisible until it is done, and never refused because of
+//! another batch that was itself refused.
+//!
+//! The cap is a number of keys, and a number of bytes that they may take together: some keys take more than others, see
+//! [`weight`](crate::engine::table::weight). At the cap, expired slots go first, then the least used; one that is over its limit,
+//! or has hits that the origin does not know of, only if nothing else is found among those that a request has the time to
+//! look at. So a key in use outlasts a flood of keys that are asked for once: it goes only after the eviction hand has come
+//! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
+//! shards are small, have their room from the start, and are swept a few slots at a time.
+//!
+//! A table that is shared with other processes has a [`Shared`] beside each slot, in lists of their own, so that one that
+//! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
+
+pub mod foreign;
+pub mod index;
+pub mod missing;
+mod own_counts;
+pub mod pinned;
+pub mod regional_part;
+pub mod shard;
+pub mod weight;
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam::queue::SegQueue;
+use crossbeam::utils::CachePadded;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::engine::count::counter::Counter;
+use crate::engine::key::Key;
+use crate::engine::reach::Store;
+use crate::engine::table::foreign::Abroad;
+use crate::engine::table::missing::Missing;
+use crate::engine::table::pinned::Pinned;
+use crate::engine::table::regional_part::Shared;
+pub use crate::engine::table::shard::{Entry, Shard, Slot, SlotRef};
+use crate::engine::table::shard::{Removed, Swept, floor_s};
+use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
+
+/// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
+const KEYS_PER_SHARD: usize = 1024;
+const SHARDS_MAX: usize = 1 << 19;
+/// The most that the cap can be set to.
+pub const KEYS_MAX: usize = SHARDS_MAX * KEYS_PER_SHARD;
+/// Other shards that are looked at when nothing of a shard can be given up, and slots of them.
+const NEIGHBOURS_MAX: usize = 16;
+const NEIGHBOUR_SLOTS_MAX: usize = 1024;
+/// One key in so many may be here only because other regions have counted it.
+const UNASKED_PART: usize = 4;
+/// Slots that are looked at under one lock by a sweep, some microseconds at most for whoever waits for the shard; and by
+/// a request that needs room.
+const SWEEP_LOOKS: usize = 32;
+const ROOM_LOOKS: usize = 16;
+/// Four fifths of the bytes at most are for slots.
+const SLOTS_PART: usize = 4;
+const SLOTS_OF: usize = 5;
+/// Keys that are given up for one at most: the heaviest takes as much as so many that have nothing beside their slots.
+const ROOM_TURNS: usize = 16;
+
+/// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
+/// held for some tens of nanoseconds. Who looks all the time takes its line away from who works on it, and who sleeps has
+/// to be woken, by who should be working.
+#[cold]
+fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    /// Together some microseconds: whoever holds it for longer has lost its processor.
+    const LOOKS: usize = 16;
+    const PAUSES: usize = 32;
+    for _ in 0..LOOKS {
+        (0..PAUSES).for_each(|_| std::hint::spin_loop());
+        if let Some(guard) = shard.try_lock() {
+            return guard;
+        }
+    }
+    shard.lock()
+}
+
+/// What became of keys, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStats {
+    pub keys: usize,
+    /// What they take.
+    pub bytes: usize,
+    pub expired: u64,
+    /// Keys given up before they had expired, because the table was full.
+    pub evicted: u64,
+    /// Of those, keys that were over their limit.
+    pub evicted_over_limit: u64,
+    /// Hits that the origin never heard of, because their keys were given up.
+    pub lost_hits: u64,
+}
+
+/// The table of all keys.
+#[derive(Debug)]
+pub struct Table {
+    /// Padded, so that neighbours do not slow each other down.
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    /// When something of a shard may have expired, in whole seconds: who looks for it locks no shard for nothing.
+    due_s: Box<[AtomicU32]>,
+    hasher: ahash::RandomState,
+    keys_max: usize,
+    keys: AtomicUsize,
+    bytes_max: usize,
+    /// Slots that were ever made: what they take is not given back.
+    made: AtomicUsize,
+    /// What keys take beside their slots.
+    bytes_beside: AtomicUsize,
+    expired: AtomicU64,
+    evicted: AtomicU64,
+    evicted_over_limit: AtomicU64,
+    /// Where the search in other shards goes on.
+    neighbour: AtomicUsize,
+    lost_hits: AtomicU64,
+    /// When a key last expired.
+    expired_at_ms: AtomicU64,
+    is_shared: bool,
+    /// For the origin, and for the owner of strict limits.
+    grown: [Grown; 2],
+    regions: u32,
+    noted: SegQueue<SlotRef>,
+    hidden: SegQueue<SlotRef>,
+    missing: Missing,
+    /// Keys that are here only because other regions have counted them.
+    unasked: AtomicUsize,
+    /// The second in which a search through all shards found nothing expired.
+    nothing_due_s: AtomicU32,
+}
+
+/// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
+#[derive(Debug, Default)]
+pub struct Grown {
+    pub all: SegQueue<SlotRef>,
+    /// Pending hits have used up half of their allowance.
+    pub urgent: SegQueue<SlotRef>,
+}
+
+impl Table {
+    /// A table of this process alone.
+    pub fn new(capacity: impl Into<Capacity>) -> Table {
+        Table::with(capacity.into(), false, 1)
+    }
+
+    /// A table whose counts are shared with other processes.
+    pub fn shared(capacity: impl Into<Capacity>) -> Table {
+        Table::with(capacity.into(), true, 1)
+    }
+
+    /// A table whose counts are shared with other regions too.
+    pub fn global(capacity: impl Into<Capacity>, regions: u32) -> Table {
+        Table::with(capacity.into(), true, regions.max(1))
+    }
+
+    /// Takes a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
+    /// Only for a table that has no keys yet, and never where clients could learn what chose it.
+    pub fn hashed_by(self, hasher: ahash::RandomState) -> Table {
+        Table { hasher, ..self }
+    }
+
+    fn with(capacity: Capacity, is_shared: bool, regions: u32) -> Table {
+        let key_bytes = if is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
+        // Slots stay once they are made: so many of them that there is always room beside.
+        let keys_max = capacity.keys.min(capacity.bytes / SLOTS_OF * SLOTS_PART / key_bytes).clamp(1, KEYS_MAX);
+        let shards = keys_max.div_ceil(KEYS_PER_SHARD);
+        Table {
+            shards: (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::default()))).collect(),
+            due_s: (0..shards).map(|_| AtomicU32::new(u32::MAX)).collect(),
+            hasher: ahash::RandomState::new(),
+            keys_max,
+            keys: AtomicUsize::new(0),
+            bytes_max: capacity.bytes,
+            made: AtomicUsize::new(0),
+            bytes_beside: AtomicUsize::new(0),
+            expired: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            evicted_over_limit: AtomicU64::new(0),
+            neighbour: AtomicUsize::new(0),
+            lost_hits: AtomicU64::new(0),
+            expired_at_ms: AtomicU64::new(0),
+            is_shared,
+            grown: Default::default(),
+            regions,
+            noted: SegQueue::new(),
+            hidden: SegQueue::new(),
+            missing: Missing::default(),
+            unasked: AtomicUsize::new(0),
+            nothing_due_s: AtomicU32::new(0),
+        }
+    }
+
+    pub fn hash(&self, key: &Key<'_>) -> u64 {
+        key.hash(&self.hasher)
+    }
+
+    /// By the lower half of the hash: as far into the shards as it is into its range.
+    pub fn shard_of(&self, hash: u64) -> u32 {
+        ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
+    }
+
+    #[inline]
+    pub fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[shard as usize];
+        shard.try_lock().unwrap_or_else(|| wait_for(shard))
+    }
+
+    /// A copy of a key's counter and of its part in the world, without marking the key as used.
+    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Abroad>)> {
+        let hash = self.hash(key);
+        let mut shard = self.lock(self.shard_of(hash));
+        let slot = shard.find(key, hash)?;
+        let (slot, shared) = shard.both(slot);
+        Some((slot.counter.clone(), shared.and_then(|shared| shared.abroad().cloned())))
+    }
+
+    /// A key's part in the region, before anything is known of it.
+    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> Shared {
+        // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
+        let is_bucket = matches!(counter, Counter::Gcra(_));
+        let is_forgotten = match self.expired.load(Ordering::Relaxed) {
+            0 => false,
+            _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
+        };
+        let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
+        let mut shared = Shared::new(counter, 0, is_sensitive, is_first);
+        shared.store = store;
+        shared
+    }
+
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    pub fn grown(&self, store: Store) -> &Grown {
+        &self.grown[store as usize]
+    }
+
+    /// Puts a slot of a locked shard into the queue of what is to be told.
+    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut Shared, is_urgent: bool) {
+        let at = SlotRef { shard, slot, generation: shared.generation };
+        if !shared.is_queued {
+            shared.is_queued = true;
+            self.grown(shared.store).all.push(at);
+        }
+        if is_urgent {
+            self.grown(shared.store).urgent.push(at);
+        }
+    }
+
+    /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
+    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+        if !slot.is_global || shared.is_noted {
+            return;
+        }
+        if shared.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
+            shared.is_noted = true;
+            self.noted.push(SlotRef { shard, slot: at, generation: shared.generation });
+        }
+    }
+
+    /// Slots with counts that other regions should know of, each once.
+    pub fn noted(&self) -> &SegQueue<SlotRef> {
+        &self.noted
+    }
+
+    /// Has a key compared with what other regions told, if they know it only by a digest.
+    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &Shared) {
+        if slot.is_global && shared.is_sensitive {
+            self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
+        }
+    }
+
+    /// Sensitive keys that were made and that nobody has compared with what other regions told.
+    pub fn hidden(&self) -> &SegQueue<SlotRef> {
+        &self.hidden
+    }
+
+    /// What other regions have told and is not here.
+    pub fn missing(&self) -> &Missing {
+        &self.missing
+    }
+
+    /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
+    /// the next request on it tries again.
+    #[cold]
+    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
+        shared.set_unheard(!is_done);
+    }
+
+    /// How many regions share their counts; one if none does.
+    pub fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// A key that only other regions had asked for is asked for here, or gone.
+    pub fn count_asked(&self) {
+        self.unasked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes room in the count of keys that nobody here has asked for; false if there are too many of them.
+    pub fn count_unasked(&self) -> bool {
+        if self.unasked.load(Ordering::Relaxed) >= self.keys_max.div_ceil(UNASKED_PART) {
+            return false;
+        }
+        self.unasked.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether pending hits should be told at once.
+    pub fn is_urgent(&self, store: Store) -> bool {
+        !self.grown(store).urgent.is_empty()
+    }
+
+    pub fn shards(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
+    pub fn keys_max(&self) -> usize {
+        self.keys_max
+    }
+
+    /// What all keys together may take; `usize::MAX` if only their number is bounded.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// What all keys together take, with the slots of those that are gone.
+    fn bytes(&self) -> usize {
+        let key_bytes = if self.is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
+        self.made.load(Ordering::Relaxed) * key_bytes + self.bytes_beside.load(Ordering::Relaxed)
+    }
+
+    /// What there is too little of.
+    fn need(&self) -> Option<Need> {
+        if self.keys.load(Ordering::Relaxed) > self.keys_max {
+            return Some(Need::Slot);
+        }
+        (self.bytes() > self.bytes_max).then_some(Need::Bytes)
+    }
+
+    /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
+    pub fn weigh(&self, slot: &mut Slot, shared: Option<&Shared>) {
+        let (before, now) = slot.weigh(shared);
+        if before != now {
+            self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
+            self.bytes_beside.fetch_sub(before.bytes(), Ordering::Relaxed);
+        }
+    }
+
+    /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
+    /// the decision at hand still needs. `None` if there is room for none but those: a request that
+    /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
+    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: Entry<'_>, now_ms: u64) -> Option<u32> {
+        // Before there is room: whatever is given up for this key is another.
+        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
+        let number = self.shard_of(entry.hash);
+        if shard.is_full() && !self.make_room_in(number, shard, pinned, now_ms) {
+            return None;
+        }
+        self.keys.fetch_add(1, Ordering::Relaxed);
+        self.bytes_beside.fetch_add(entry.weight().bytes(), Ordering::Relaxed);
+        // More than once: a request whose keys are more than the cap has gone beyond it, and those that follow bring it
+        // back; and a key may take as much as several others.
+        for _ in 0..ROOM_TURNS {
+            let Some(need) = self.need() else { break };
+            if !self.make_room(need, number, shard, pinned, now_ms) {
+                break;
+            }
+        }
+        let slots = shard.slots();
+        let at = shard.insert(entry, shared, now_ms);
+        self.made.fetch_add(shard.slots() - slots, Ordering::Relaxed);
+        self.note_due(number, shard);
+        if let (slot, Some(shared)) = shard.both(at) {
+            self.hide(number, at, slot, shared);
+            shared.set_unheard(slot.is_global && self.missing.is_any(now_ms));
+        }
+        Some(at)
+    }
+
+    /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
+    #[cold]
+    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
+        if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
+            return true;
+        }
+        self.evict_cool(shard, pinned, Need::Slot, now_ms) || self.evict_any(shard, pinned, Need::Slot, now_ms)
+    }
+
+    /// Gives up a key for another. False if there is none.
+    #[cold]
+    fn make_room(&self, need: Need, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
+        if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
+            return true;
+        }
+        if self.evict_cool(shard, pinned, need, now_ms) {
+            return true;
+        }
+        // Everything here is over its limit: perhaps a neighbour has something cooler. Some slots of them are searched at
+        // most; those that are known to have nothing cost none.
+        let mut searched = 0;
+        for mut neighbour in self.neighbours() {
+            if neighbour.is_barren(now_ms) {
+                continue;
+            }
+            if self.evict_cool(&mut neighbour, Pinned::none(), need, now_ms) {
+                return true;
+            }
+            searched += neighbour.slots();
+            if searched >= NEIGHBOUR_SLOTS_MAX {
+                break;
+            }
+        }
+        self.evict_any(shard, pinned, need, now_ms)
+            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), need, now_ms))
+    }
+
+    /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
+    fn neighbours(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+        let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
+        let numbers =
+            (0..NEIGHBOURS_MAX.min(self.shards.len())).map(move |offset| (start + offset) % self.shards.len());
+        numbers.filter_map(move |number| self.shards[number].try_lock())
+    }
+
+    /// Gives up a key whether it is over its limit or not. False if there is none.
+    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+        let Some(victim) = shard.sacrifice(pinned, need) else { return false };
+        let is_over = shard.is_over(victim, now_ms);
+        self.evict(shard, victim, is_over);
+        true
+    }
+
+    /// Looks for an expired key in a shard that may have one, unless nothing was due anywhere in this second already. A
+    /// shard that somebody else holds is passed over, so this can't deadlock.
+    fn expire_elsewhere(&self, now_ms: u64) -> bool {
+        let now_s = floor_s(now_ms);
+        if self.nothing_due_s.load(Ordering::Relaxed) == now_s {
+            return false;
+        }
+        let start = self.neighbour.load(Ordering::Relaxed);
+        let (mut searched, mut is_all) = (0, true);
+        for offset in 0..self.shards.len() {
+            let at = (start + offset) % self.shards.len();
+            if self.due_s[at].load(Ordering::Relaxed) > now_s {
+                continue;
+            }
+            let Some(mut shard) = self.shards[at].try_lock() else {
+                is_all = false;
+                continue;
+            };
+            // The next search goes on here.
+            self.neighbour.store(at, Ordering::Relaxed);
+            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, Pinned::none(), now_ms);
+            if swept.removed > 0 {
+                return true;
+            }
+            is_all &= swept.is_whole;
+            searched += 1;
+            if searched == NEIGHBOURS_MAX {
+                return false;
+            }
+        }
+        if is_all {
+            self.nothing_due_s.store(now_s, Ordering::Relaxed);
+        }
+        false
+    }
+
+    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
+        if let (slot, Some(shared)) = shard.both(victim) {
+            self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
+            if let Some(abroad) = shared.abroad() {
+                self.missing.leave_out(abroad.others_until_ms(slot.key().window_ms));
+            }
+        }
+        let Removed { is_unasked, bytes } = shard.remove(victim);
+        if is_unasked {
+            self.count_asked();
+        }
+        self.bytes_beside.fetch_sub(bytes, Ordering::Relaxed);
+        self.keys.fetch_sub(1, Ordering::Relaxed);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        if is_over {
+            self.evicted_over_limit.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sweeps a part of a locked shard.
+    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &Pinned, now_ms: u64) -> Swept {
+        let swept = shard.expire(now_ms, looks_max, pinned);
+        self.note_due(number, shard);
+        if swept.removed > 0 {
+            self.unasked.fetch_sub(swept.unasked, Ordering::Relaxed);
+            self.expired_at_ms.fetch_max(now_ms, Ordering::Relaxed);
+            self.bytes_beside.fetch_sub(swept.bytes, Ordering::Relaxed);
+            self.keys.fetch_sub(swept.removed, Ordering::Relaxed);
+            self.expired.fetch_add(swept.removed as u64, Ordering::Relaxed);
+        }
+        swept
+    }
+
+    /// Remembers when something of a locked shard may have expired.
+    fn note_due(&self, number: u32, shard: &Shard) {
+        let due_s = &self.due_s[number as usize];
+        if due_s.load(Ordering::Relaxed) != shard.next_due_s() {
+            due_s.store(shard.next_due_s(), Ordering::Relaxed);
+        }
+    }
+
+    /// Removes expired keys: a few of each shard in turn, so that whoever wants a shard soon has it.
+    pub fn expire(&self, now_ms: u64) {
+        let now_s = floor_s(now_ms);
+        let mut is_whole = false;
+        while !is_whole {
+            is_whole = true;
+            for number in 0..self.shards() {
+                if self.due_s[number as usize].load(Ordering::Relaxed) <= now_s {
+                    let mut shard = self.lock(number);
+                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, Pinned::none(), now_ms).is_whole;
+                }
+            }
+        }
+    }
+
+    /// Gives up keys until the rest takes no more than it may: those that are there already may have become heavier, with
+    /// no key added that made room for it. A shard is held for a few keys only.
+    pub fn trim(&self, now_ms: u64) {
+        // What is over its limit only if nothing else is left.
+        for give_up in [Table::evict_cool, Table::evict_any] {
+            let mut is_any = true;
+            while is_any && self.need().is_some() {
+                is_any = false;
+                // Elsewhere each time, so that it is not always the same keys that go.
+                let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
+                for offset in 0..self.shards.len() {
+                    let Some(need) = self.need() else { return };
+                    let mut shard = self.lock(((start + offset) % self.shards.len()) as u32);
+                    is_any |= give_up(self, &mut shard, Pinned::none(), need, now_ms);
+                }
+            }
+        }
+    }
+
+    /// Gives up a key that is not over its limit. False if there is none.
+    fn evict_cool(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+        let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
+        self.evict(shard, victim, false);
+        true
+    }
+
+    /// What keys take beside their slots.
+    #[cfg(test)]
+    pub fn bytes_beside(&self) -> usize {
+        self.bytes_beside.load(Ordering::Relaxed)
+    }
+
+    /// Slots that were looked at to make room, since the start.
+    #[cfg(test)]
+    pub fn looks(&self) -> u64 {
+        (0..self.shards()).map(|number| self.lock(number).looks()).sum()
+    }
+
+    pub fn stats(&self) -> TableStats {
+        TableStats {
+            keys: self.keys.load(Ordering::Relaxed),
+            bytes: self.bytes(),
+            expired: self.expired.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
+            evicted_over_limit: self.evicted_over_limit.load(Ordering::Relaxed),
+            lost_hits: self.lost_hits.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,683 @@
+//! A key's part in the region: what of its count this process has added, and what the origin knows of that.
+//!
+//! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
+//! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
+//! difference is pending. Totals make every message repeatable: the origin takes the larger. `shares.rs` has them, cell by
+//! cell.
+
+use smallvec::SmallVec;
+
+use crate::engine::count::counter::{Counter, rate, weighing};
+use crate::engine::count::exact::CELLS as EXACT_CELLS;
+use crate::engine::count::gcra::Bucket;
+use crate::engine::count::window::Cell;
+use crate::engine::reach::Store;
+use crate::engine::table::foreign::{Abroad, Counts, Notable, View};
+pub use crate::engine::table::own_counts::COUNT_MAX;
+use crate::engine::table::own_counts::{Share, Shares};
+use crate::engine::table::weight::heap_bytes;
+use crate::rules::limit::Terms;
+
+/// How long an answer of the origin is good for.
+pub const FRESH_MS: u64 = 5000;
+/// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
+const OLD_VIEW_MS: u64 = 200;
+/// How long a key decides from memory after a read of it has failed.
+const RETRY_MS: u64 = 250;
+/// After this the origin is asked again, whatever it said.
+const PAUSE_MS_MAX: u64 = 3_600_000;
+/// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
+const PAUSE_UNIT_MS: u64 = 16;
+
+/// Two answers this far apart that tell as many holders: nobody is just joining.
+const HOLDERS_SETTLE_MS: u32 = 50;
+
+/// The counts of the cell before the newest can't be behind any more.
+const CELLS_SETTLED: u8 = 1;
+/// The number of holders was told twice, some time apart, and had hardly grown.
+const HOLDERS_SETTLED: u8 = 2;
+/// Counts of other regions may be missing: the key has to be looked up.
+const UNHEARD: u8 = 4;
+/// No request of this process has asked for the key.
+const UNASKED: u8 = 8;
+
+/// Nanoseconds of a millisecond.
+pub const MS_NS: u64 = 1_000_000;
+
+/// Refunds that this process was asked for in a cell, and those that the origin has answered with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Refunds {
+    asked: u64,
+    acked: u64,
+    /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
+    /// of others, but never for hits that come after them.
+    blind: u64,
+    /// Hits of this process that this store had acknowledged when the key came to it, and that the other store has.
+    known_here: u64,
+    known_there: u64,
+    /// The key has been shared there before, so that what the process has accepted is a total there: its field is how much
+    /// of that has arrived, acknowledged or not. Otherwise it may have a field from before, which comes on top.
+    was_here: bool,
+    was_there: bool,
+}
+
+/// What most keys do not have.
+#[derive(Clone, Debug, Default)]
+struct Rare {
+    /// Beside `shares`; few keys are ever refunded, or change their store.
+    #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
+    refunds: Option<Box<Vec<Refunds>>>,
+    /// What other regions have counted, if any has.
+    abroad: Option<Abroad>,
+}
+
+impl Rare {
+    /// With its own place.
+    #[cold]
+    fn heap_bytes(&self) -> usize {
+        let refunds = self.refunds.as_deref().map_or(0, |refunds| {
+            heap_bytes(size_of::<Vec<Refunds>>()) + heap_bytes(refunds.capacity() * size_of::<Refunds>())
+        });
+        heap_bytes(size_of::<Rare>()) + refunds + self.abroad.as_ref().map_or(0, Abroad::heap_bytes)
+    }
+}
+
+/// A key's part in the region.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    shares: Shares,
+    /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
+    sequence: u32,
+    rare: Option<Box<Rare>>,
+    /// This and other moments are cut off to what is needed to compare: they are never far from now.
+    fresh_until_ms: u32,
+    /// In units of [`PAUSE_UNIT_MS`].
+    paused_until: u32,
+    /// The pause denies requests of at least this many hits. 0: no pause.
+    paused_hits: u32,
+    holders: u16,
+    /// When their number was last told to have grown.
+    holders_grew_ms: u32,
+    /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
+    pub generation: u16,
+    /// Stands in the queue of what is to be told.
+    pub is_queued: bool,
+    /// A message with its totals is on the way.
+    pub is_in_flight: bool,
+    /// To be told even though nothing is pending: to read it anew, or because the origin has lost it.
+    pub is_wanted: bool,
+    /// Stands in the queue of what other regions should know.
+    pub is_noted: bool,
+    is_failed: bool,
+    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
+    /// [`UNASKED`].
+    marks: u8,
+    /// Where its counts are shared.
+    pub store: Store,
+    /// The values of its identifier leave the process only as a keyed digest.
+    pub is_sensitive: bool,
+}
+
+/// How current the view of a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    Fresh,
+    /// The origin could not be read a moment ago: memory decides.
+    Unreadable,
+    Stale,
+    /// Never read.
+    Cold,
+}
+
+/// What is told about a cell, and where it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub sequence: u64,
+    pub is_seated: bool,
+    pub own: u64,
+    pub acked: u64,
+    pub epoch: u64,
+    pub floor: u64,
+    pub floor_rest: u64,
+    pub asked: u64,
+    pub asked_acked: u64,
+    pub refunds_floor: u64,
+    pub ends_at_ms: u64,
+    /// Of a bucket the level here, in whole hits, rounded up.
+    pub level: u64,
+    /// The region's row, and the count of all other regions.
+    pub row: Counts,
+    pub abroad: u64,
+}
+
+/// What the origin says about a cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginCell {
+    pub sequence: u64,
+    pub epoch: u64,
+    pub sum: u64,
+    pub field: u64,
+    pub asked: u64,
+    pub refunds: u64,
+    pub holders: u32,
+    /// For how long the level stays before it drains.
+    pub level_ahead_ms: u64,
+    pub level_whole: u64,
+    pub level_rest: u64,
+}
+
+/// The moment of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub wall_ms: u64,
+    pub mono_ms: u64,
+}
+
+/// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
+const SETTLED_MS: u64 = 200;
+
+impl Shared {
+    /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
+    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> Shared {
+        Shared {
+            shares: Shares::new(counter, is_first),
+            sequence: counter.sequence() as u32,
+            rare: None,
+            fresh_until_ms: 0,
+            paused_until: 0,
+            paused_hits: 0,
+            holders: 0,
+            holders_grew_ms: 0,
+            generation,
+            is_queued: false,
+            is_in_flight: false,
+            is_wanted: false,
+            is_noted: false,
+            is_failed: false,
+            marks: 0,
+            store: Store::Origin,
+            is_sensitive,
+        }
+    }
+
+    fn refunds(&self) -> Option<&[Refunds]> {
+        self.rare.as_ref()?.refunds.as_ref().map(|refunds| refunds.as_slice())
+    }
+
+    fn known_refunds_mut(&mut self) -> Option<&mut [Refunds]> {
+        self.rare.as_mut()?.refunds.as_mut().map(|refunds| refunds.as_mut_slice())
+    }
+
+    /// What is known of refunds, made if nothing is.
+    fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
+        let cells = self.shares.cells();
+        let rare = self.rare.get_or_insert_default();
+        rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
+    }
+
+    /// From now on another store shares the counts. It is told what this process has accepted, but for what it knows from
+    /// before.
+    pub fn move_to(&mut self, store: Store) {
+        self.store = store;
+        let mut all = std::mem::take(self.refunds_mut());
+        self.shares.change_all(|at, share| {
+            let beside = &mut all[at];
+            let (own, known, was_here) = match share.is_seated() {
+                // What it knows beyond that is for hits that come.
+                true => (share.own, share.acked.min(share.own), true),
+                // Its field is what it was when the key came.
+                false => (beside.known_here.saturating_add(share.own), beside.known_here, beside.was_here),
+            };
+            *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
+            *beside = Refunds {
+                asked: beside.asked.saturating_sub(beside.acked),
+                acked: 0,
+                blind: beside.blind,
+                known_here: beside.known_there,
+                known_there: known,
+                was_here: beside.was_there,
+                was_there: was_here,
+            };
+        });
+        *self.refunds_mut() = all;
+        self.fresh_until_ms = 0;
+        self.holders = 0;
+        self.marks &= UNHEARD | UNASKED;
+        // What is under way with the store before is about a key that is no more.
+        self.generation = self.generation.wrapping_add(1);
+        self.is_queued = false;
+        self.is_in_flight = false;
+        self.is_noted = false;
+        self.is_failed = false;
+        self.resume();
+    }
+
+    /// What this process alone has accepted, as a counter of its own. A bucket does not tell who filled it.
+    pub fn own_counts(&self, counter: &Counter) -> Counter {
+        let own = |at: usize| {
+            let asked = self.refunds().map_or(0, |all| all[at].asked);
+            let hits = self.shares.get(at).own;
+            Cell { hits, refunds: asked.min(hits) }
+        };
+        let mut counts = counter.clone();
+        match &mut counts {
+            Counter::Windowed(cells) => (cells.current, cells.previous) = (own(0), own(1)),
+            Counter::Exact(cells) => (0..EXACT_CELLS).for_each(|at| cells.merge(at, |cell| *cell = own(at))),
+            Counter::Gcra(_) => {}
+        }
+        counts
+    }
+
+    /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
+    /// it, so this is kept beside it, and nobody is told. The hits are in the bucket already.
+    pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
+        let rate = rate(terms);
+        let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
+        if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
+            let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
+            let until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
+            // No more than a bucket holds, as everywhere.
+            let latest_ns = bucket.at_ms().saturating_mul(MS_NS).saturating_add(rate.drains_in_ns(rate.most()));
+            *held_until_ns = until_ns.min(latest_ns.max(*held_until_ns));
+        }
+    }
+
+    /// When a bucket is empty, if other processes have done as this one.
+    pub fn held_until_ns(&self) -> u64 {
+        if let Shares::Bucket { held_until_ns, .. } = &self.shares { *held_until_ns } else { 0 }
+    }
+
+    /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
+    /// clock was wrong and the key has moved back, this process may have held its cells before: what the origin has not
+    /// heard of moves with the counts, and the rest has to be read.
+    pub fn follow(&mut self, counter: &Counter) {
+        let sequence = counter.sequence() as u32;
+        if sequence == self.sequence {
+            return;
+        }
+        let steps = sequence.wrapping_sub(self.sequence).cast_signed();
+        self.sequence = sequence;
+        self.marks &= !CELLS_SETTLED;
+        let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
+        self.shares.advance(steps);
+        let steps = steps.min(self.shares.cells());
+        if let Some(refunds) = self.known_refunds_mut() {
+            refunds.rotate_right(steps);
+            refunds[..steps].fill(Refunds::default());
+        }
+    }
+
+    fn unseat(&mut self) {
+        self.shares.change_all(|_, share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        for refunds in self.known_refunds_mut().into_iter().flatten() {
+            let asked = refunds.asked.saturating_sub(refunds.acked);
+            *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
+        }
+        self.fresh_until_ms = 0;
+        self.resume();
+    }
+
+    /// Hits that the origin does not know of.
+    pub fn pending(&self) -> u64 {
+        self.shares.pending()
+    }
+
+    fn pending_refunds(&self) -> bool {
+        self.refunds().is_some_and(|all| all.iter().any(|refunds| refunds.asked > refunds.acked))
+    }
+
+    /// Something would be lost with this key.
+    pub fn is_dirty(&self) -> bool {
+        self.pending() > 0 || self.pending_refunds()
+    }
+
+    pub fn is_seated(&self) -> bool {
+        self.shares.are_seated()
+    }
+
+    /// Their number is settled when it was told twice, some time apart, and has hardly grown.
+    fn count_holders(&mut self, holders: u32, mono_ms: u64) {
+        let holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
+        let before = self.holders.max(8);
+        let now_ms = mono_ms as u32;
+        if self.holders == 0 || holders > before.saturating_add(before / 8) {
+            self.marks &= !HOLDERS_SETTLED;
+            self.holders_grew_ms = now_ms;
+        } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
+            self.marks |= HOLDERS_SETTLED;
+        }
+        self.holders = holders;
+    }
+
+    pub fn are_holders_settled(&self) -> bool {
+        self.marks & HOLDERS_SETTLED != 0
+    }
+
+    pub fn holders(&self) -> u32 {
+        self.holders.into()
+    }
+
+    /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
+    pub fn add(&mut self, sequence: u64, hits: u64) {
+        self.shares.change(0, |share| share.add(hits));
+        if let Some([refunds, ..]) = self.known_refunds_mut() {
+            // The origin would take them from what is told together with them.
+            refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
+        }
+        self.accept(sequence, hits);
+    }
+
+    /// The same for a key that no store shares, but other regions may.
+    pub fn accept(&mut self, sequence: u64, hits: u64) {
+        if let Some(abroad) = self.known_abroad() {
+            abroad.accept(sequence, hits);
+        }
+    }
+
+    /// A refund that the process was asked for, and how much of it was not there. The origin takes it from what is there,
+    /// whatever the view says.
+    pub fn refund(&mut self, hits: u64, missing: u64) {
+        let refunds = &mut self.refunds_mut()[0];
+        refunds.asked = refunds.asked.saturating_add(hits).min(COUNT_MAX);
+        let pending = refunds.asked.saturating_sub(refunds.acked);
+        refunds.blind = refunds.blind.saturating_add(missing).min(pending);
+        self.resume();
+    }
+
+    /// What is left of the time for which the last answer, or failure, is good.
+    fn fresh_for_ms(&self, mono_ms: u64) -> u64 {
+        // After 49 days of uptime moments start over: what seems to be further ahead than it can be is long past.
+        let left_ms = u64::from(self.fresh_until_ms.wrapping_sub(mono_ms as u32));
+        if left_ms <= FRESH_MS { left_ms } else { 0 }
+    }
+
+    pub fn freshness(&self, mono_ms: u64) -> Freshness {
+        let is_good = self.fresh_for_ms(mono_ms) > 0;
+        match (is_good, self.is_failed) {
+            (true, true) => Freshness::Unreadable,
+            (true, false) if self.holders > 0 => Freshness::Fresh,
+            _ if self.holders == 0 => Freshness::Cold,
+            _ => Freshness::Stale,
+        }
+    }
+
+    /// Others may have added much since the origin last answered.
+    pub fn is_view_old(&self, mono_ms: u64) -> bool {
+        FRESH_MS - self.fresh_for_ms(mono_ms) >= OLD_VIEW_MS
+    }
+
+    /// The origin answered about a second ago or longer.
+    pub fn is_second_old(&self, mono_ms: u64) -> bool {
+        FRESH_MS - self.fresh_for_ms(mono_ms) >= 1000
+    }
+
+    /// The origin gave no answer: memory decides for a moment, and the view is no fresher for it.
+    pub fn unreadable(&mut self, mono_ms: u64) {
+        if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
+            self.fresh_until_ms = (mono_ms + RETRY_MS) as u32;
+            self.is_failed = true;
+        }
+    }
+
+    /// The origin has denied so many hits: for so long it would deny them again.
+    pub fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
+        // Where nothing at all was left, one hit is too many.
+        self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
+        self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
+    }
+
+    pub fn resume(&mut self) {
+        self.paused_hits = 0;
+    }
+
+    /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
+    pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
+        let is_meant = self.paused_hits > 0 && hits >= u64::from(self.paused_hits);
+        let left = u64::from(self.paused_until.wrapping_sub((mono_ms / PAUSE_UNIT_MS) as u32));
+        let left_ms = (left * PAUSE_UNIT_MS).saturating_sub(mono_ms % PAUSE_UNIT_MS);
+        (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
+    }
+
+    pub fn abroad(&self) -> Option<&Abroad> {
+        self.rare.as_ref()?.abroad.as_ref()
+    }
+
+    /// What is known from other regions, made if nothing is.
+    pub fn abroad_mut(&mut self, sequence: u64) -> &mut Abroad {
+        self.rare.get_or_insert_default().abroad.get_or_insert_with(|| Abroad::new(sequence))
+    }
+
+    /// The same, if anything is.
+    pub fn known_abroad(&mut self) -> Option<&mut Abroad> {
+        self.rare.as_mut()?.abroad.as_mut()
+    }
+
+    /// Whether counts of other regions may be missing, and nobody has looked them up.
+    #[inline(always)]
+    pub fn is_unheard(&self) -> bool {
+        self.marks & UNHEARD != 0
+    }
+
+    pub fn set_unheard(&mut self, is_unheard: bool) {
+        self.marks = if is_unheard { self.marks | UNHEARD } else { self.marks & !UNHEARD };
+    }
+
+    /// A request asks for the key. True if none has before, and only other regions had.
+    pub fn ask(&mut self) -> bool {
+        let is_unasked = self.marks & UNASKED != 0;
+        self.marks &= !UNASKED;
+        is_unasked
+    }
+
+    /// The key is made because other regions have counted it.
+    pub fn set_unasked(&mut self) {
+        self.marks |= UNASKED;
+    }
+
+    /// What others should know of the key, if anything.
+    pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
+        let Counter::Windowed(cells) = counter else { return [None, None] };
+        let notable =
+            Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
+        notable.cells(cells, self.abroad())
+    }
+
+    /// What is told about all cells that count against the limit, the newest first.
+    pub fn judged_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
+        self.totals(counter, terms, counter.cells_that_count(terms))
+    }
+
+    /// What is told about the cells that have something to say: from the newest down to the oldest with something
+    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
+    /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
+    /// process had nothing to say about counts just as much.
+    pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
+        let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
+        let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
+        let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
+        let counting = counter.cells_that_count(terms);
+        let is_exact = matches!(counter, Counter::Exact(_));
+        let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
+            true => counting,
+            false if self.marks & CELLS_SETTLED != 0 => 1,
+            false => counting.min(2),
+        };
+        self.totals(counter, terms, least.max(oldest + 1))
+    }
+
+    fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
+        let of_cell = |(at, share): (usize, Share)| {
+            let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
+            let known = counter.known(terms, at, share.own, share.acked());
+            let abroad = self.abroad();
+            Totals {
+                is_seated: share.is_seated(),
+                own: share.own,
+                acked: share.acked(),
+                epoch: share.epoch,
+                asked,
+                asked_acked,
+                row: abroad.map_or(Counts::default(), |abroad| abroad.row(known.sequence)),
+                abroad: abroad.map_or(0, |abroad| abroad.others(known.sequence)),
+                ..known
+            }
+        };
+        self.shares.all().enumerate().take(count).map(of_cell).collect()
+    }
+
+    /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
+    pub fn absorb(
+        &mut self,
+        counter: &mut Counter,
+        terms: &Terms,
+        cells: &[OriginCell],
+        admitted: u64,
+        at: Moment,
+    ) -> bool {
+        counter.look(terms, at.wall_ms);
+        self.follow(counter);
+        for (index, heard) in cells.iter().enumerate() {
+            let admitted = if index == 0 { admitted } else { 0 };
+            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
+        }
+        if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
+            self.marks |= CELLS_SETTLED;
+        }
+        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
+        self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;
+        self.is_failed = false;
+        self.reconsider_pause(counter, terms, at.wall_ms);
+        self.is_dirty()
+    }
+
+    /// Others may have given hits back.
+    pub fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
+        let mut view = View { counter, abroad: self.abroad(), is_cut_off: false };
+        if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
+            self.resume();
+        }
+    }
+
+    /// Other regions do not count the key any more.
+    pub fn leave_abroad(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            rare.abroad = None;
+        }
+    }
+
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64, now_ms: u64) {
+        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
+        let Some(at) = counter.place_of(heard.sequence) else { return };
+        self.accept(heard.sequence, admitted);
+        let asked = self.absorb_refunds(at, heard);
+        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
+        let (grown, is_other_epoch, share) = self.shares.change(at, |share| {
+            let (before, grown) = match came_back {
+                _ if share.is_seated() => (share.own, admitted),
+                Some(beside) => (beside.known_here.saturating_add(share.own), admitted),
+                // The field has what was admitted now in it.
+                None => (share.own, heard.field),
+            };
+            share.own = before;
+            share.add(grown);
+            share.acked = heard.field;
+            let is_other_epoch = share.epoch != heard.epoch;
+            share.epoch = heard.epoch;
+            (grown, is_other_epoch, *share)
+        });
+        let (own, pending) = (share.own, share.pending());
+        match (counter, &mut self.shares) {
+            (Counter::Windowed(cells), _) => {
+                let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };
+                merge(cell, own, grown, heard, asked);
+            }
+            (Counter::Exact(cells), _) => {
+                cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
+            }
+            (Counter::Gcra(bucket), Shares::Bucket { version, held_until_ns, .. }) => {
+                let rate = rate(terms);
+                *held_until_ns = 0;
+                if is_other_epoch || heard.sum >= *version {
+                    *version = heard.sum;
+                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
+                    // the level.
+                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
+                    // As of now: the origin's clock may be any time away from this one.
+                    let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
+                    bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);
+                    bucket.add(&rate, pending);
+                    bucket.refund(&rate, asked);
+                } else {
+                    bucket.add(&rate, admitted);
+                }
+            }
+            (Counter::Gcra(_), _) => {}
+        }
+    }
+
+    /// It has what most keys have not.
+    #[inline]
+    pub fn has_more_beside(&self) -> bool {
+        self.rare.is_some()
+    }
+
+    /// What it takes beside its place in the list.
+    #[inline]
+    pub fn heap_bytes(&self) -> usize {
+        self.shares.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
+    }
+
+    /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
+    fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
+        let is_seated = self.shares.get(at).is_seated();
+        if heard.asked > 0 && !is_seated {
+            self.refunds_mut();
+        }
+        let Some(refunds) = self.known_refunds_mut().map(|all| &mut all[at]) else { return 0 };
+        if !is_seated {
+            refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
+        }
+        refunds.acked = heard.asked;
+        // More than is asked for here, if it was told before hits made it void.
+        refunds.asked = refunds.asked.max(heard.asked);
+        let pending = refunds.asked - refunds.acked;
+        refunds.blind = refunds.blind.min(pending);
+        pending
+    }
+}
+
+/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
+/// is still to be asked for.
+fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) {
+    let own_before = own - grown.min(own);
+    let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
+    cell.hits = own.saturating_add(others);
+    cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::policy::Algorithm;
+
+    #[test]
+    fn a_pause_does_not_come_again_after_fifty_days() {
+        const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+        let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
+        let mut shared = Shared::new(&Counter::new(&terms, 0), 0, false, true);
+        let (at_ms, for_ms) = (1_000_000, 1_800_000);
+        shared.pause(3, for_ms, at_ms);
+        assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));
+        assert!(shared.paused_for_ms(3, at_ms + for_ms - PAUSE_UNIT_MS).is_some());
+        assert_eq!(shared.paused_for_ms(3, at_ms + for_ms), None);
+        // Moments of 32 bits would be the same again; a key lasts for two windows.
+        assert_eq!(shared.paused_for_ms(3, at_ms + (1 << 32)), None);
+        assert!((1..732).all(|day| shared.paused_for_ms(3, at_ms + day * DAY_MS).is_none()));
+    }
+
+    #[test]
+    fn a_part_takes_ninety_six_bytes() {
+        assert_eq!(std::mem::size_of::<Shared>(), 96);
+        assert_eq!(std::mem::size_of::<Rare>(), 120);
+    }
+}

@@ -1,0 +1,543 @@
+//! One part of the table, behind one lock: slots, and how they are found, given up and forgotten.
+//!
+//! A shard holds so few keys that whatever is done with all of them is done soon. Its lists are reserved whole with the
+//! first key, address space that costs nothing until it is used, so that growing moves no slot. What has expired is looked
+//! for a few slots at a time: whoever waits for the shard waits for those few, never for a sweep.
+
+use std::mem;
+
+use crate::engine::count::counter::Counter;
+use crate::engine::count::window::{Cell, Cells};
+use crate::engine::key::{Key, StoredIdentifier};
+use crate::engine::reach::Store;
+use crate::engine::table::foreign::{Abroad, View};
+use crate::engine::table::index::{Index, Tag};
+use crate::engine::table::pinned::Pinned;
+use crate::engine::table::regional_part::Shared;
+use crate::engine::table::weight::{Need, Weight};
+use crate::rules::limit::{Space, Terms};
+use crate::rules::policy::Algorithm;
+
+/// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
+const HEAT_MAX: u8 = 15;
+/// Slots that the hand looks at before it settles for the coolest of them.
+const HAND_STEPS_MAX: usize = 64;
+/// Slots of the page that a shard begins with.
+const PAGE_SLOTS: usize = 4096 / size_of::<Slot>();
+/// How long a shard in which everything is over its limit is taken to stay that way.
+const BARREN_MS: u64 = 1000;
+
+/// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Slot {
+    pub counter: Counter,
+    /// The terms of the last decision: eviction asks whether the key is over its limit.
+    limit: u32,
+    burst: u32,
+    heat: u8,
+    is_taken: bool,
+    algorithm: Algorithm,
+    /// Other regions count it too.
+    pub is_global: bool,
+    /// What it was last found to take beside the slot.
+    weight: Weight,
+    space: Space,
+    window_ms: u64,
+    identifier: StoredIdentifier,
+}
+
+impl Slot {
+    const EMPTY: Slot = Slot {
+        counter: Counter::Windowed(Cells {
+            sequence: 0,
+            current: Cell { hits: 0, refunds: 0 },
+            previous: Cell { hits: 0, refunds: 0 },
+        }),
+        limit: 0,
+        burst: 0,
+        heat: 0,
+        is_taken: false,
+        algorithm: Algorithm::SlidingWindow,
+        is_global: false,
+        space: Space::NONE,
+        weight: Weight::NONE,
+        window_ms: 1,
+        identifier: StoredIdentifier::EMPTY,
+    };
+
+    #[inline(always)]
+    fn is(&self, key: &Key<'_>) -> bool {
+        self.space == key.space
+            && self.window_ms == key.window_ms
+            && self.algorithm == key.algorithm
+            && self.identifier.as_bytes() == key.identifier
+    }
+
+    pub fn key(&self) -> Key<'_> {
+        let Slot { space, window_ms, algorithm, .. } = *self;
+        Key { space, window_ms, algorithm, identifier: self.identifier.as_bytes() }
+    }
+
+    /// The terms of the last decision.
+    pub fn terms(&self) -> Terms {
+        Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
+    }
+
+    /// Remembers that it was used, and under which terms. True if they are others than the last time.
+    #[inline(always)]
+    pub fn touch(&mut self, terms: &Terms) -> bool {
+        let is_changed = (self.limit, self.burst) != (terms.limit, terms.burst);
+        self.limit = terms.limit;
+        self.burst = terms.burst;
+        self.heat = (self.heat + 1).min(HEAT_MAX);
+        is_changed
+    }
+
+    /// Finds out anew what the key takes beside the slot, and says what that was before and is now.
+    pub(super) fn weigh(&mut self, shared: Option<&Shared>) -> (Weight, Weight) {
+        let beside = self.identifier.heap_bytes() + self.counter.heap_bytes() + shared.map_or(0, Shared::heap_bytes);
+        let weight = Weight::new(beside);
+        (std::mem::replace(&mut self.weight, weight), weight)
+    }
+
+    fn expires_at_ms(&self) -> u64 {
+        self.counter.expires_at_ms(&self.terms())
+    }
+
+    fn is_over(&mut self, abroad: Option<&Abroad>, now_ms: u64) -> bool {
+        let terms = self.terms();
+        View { counter: &mut self.counter, abroad, is_cut_off: false }.look(&terms, now_ms).available < 1
+    }
+}
+
+/// A key to add.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    pub key: Key<'a>,
+    pub hash: u64,
+    pub terms: Terms,
+    pub counter: Counter,
+    /// Where its counts are shared.
+    pub store: Store,
+    /// Its values are known outside of this process only by a keyed digest.
+    pub is_sensitive: bool,
+    /// Other regions count it too.
+    pub is_global: bool,
+}
+
+impl Entry<'_> {
+    /// What the key will take beside its slot.
+    pub(super) fn weight(&self) -> Weight {
+        Weight::new(StoredIdentifier::heap_bytes_of(self.key.identifier) + self.counter.heap_bytes())
+    }
+}
+
+/// Where a slot is, and which of the keys that it has held is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotRef {
+    pub shard: u32,
+    pub slot: u32,
+    pub generation: u16,
+}
+
+/// One part of the table, behind its lock.
+#[derive(Debug)]
+#[repr(C)] // What every lookup reads comes first, on the line of the lock.
+pub struct Shard {
+    index: Index,
+    /// Those that are taken, and free ones between them.
+    slots: Vec<Slot>,
+    /// Beside each slot, in a table that is shared; otherwise none.
+    shared: Vec<Shared>,
+    /// Apart, so that the locks of a table lie close to each other.
+    notes: Box<Notes>,
+}
+
+/// What only coming and going keys need.
+#[derive(Debug)]
+struct Notes {
+    /// Beside each slot: what the index knows it by.
+    tags: Vec<Tag>,
+    /// Beside each slot: when it may have expired, in whole seconds, rounded up. Too early if anything, because use moves
+    /// the real time forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
+    /// Where the clock is set back, or a bucket given back, a key stays for as long as it would have otherwise.
+    due_s: Vec<u32>,
+    free: Vec<u32>,
+    /// The smallest `due_s` of all, or smaller.
+    next_due_s: u32,
+    sweep: Sweep,
+    hand: u32,
+    /// The slot of the key that came last.
+    newest: u32,
+    barren_until_ms: u64,
+    /// Slots that the hand has come to: what making room has cost.
+    #[cfg(test)]
+    looks: u64,
+}
+
+/// How far a search for what has expired has come.
+#[derive(Clone, Copy, Debug)]
+struct Sweep {
+    at: usize,
+    /// The smallest `due_s` of the slots before, or smaller.
+    next_due_s: u32,
+}
+
+impl Sweep {
+    const START: Sweep = Sweep { at: 0, next_due_s: u32::MAX };
+}
+
+/// A key that is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Only other regions had asked for it.
+    pub is_unasked: bool,
+    /// What it took beside its slot.
+    pub bytes: usize,
+}
+
+/// What a part of a sweep came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    pub removed: usize,
+    /// Of those, keys that nobody here had asked for.
+    pub unasked: usize,
+    /// What the removed ones took beside their slots.
+    pub bytes: usize,
+    /// Every slot has been seen.
+    pub is_whole: bool,
+}
+
+impl Default for Shard {
+    fn default() -> Shard {
+        let notes = Notes {
+            tags: Vec::new(),
+            due_s: Vec::new(),
+            free: Vec::new(),
+            next_due_s: u32::MAX,
+            sweep: Sweep::START,
+            hand: 0,
+            newest: 0,
+            barren_until_ms: 0,
+            #[cfg(test)]
+            looks: 0,
+        };
+        Shard { index: Index::default(), slots: Vec::new(), shared: Vec::new(), notes: Box::new(notes) }
+    }
+}
+
+impl Shard {
+    #[inline(always)]
+    pub fn slot(&mut self, number: u32) -> &mut Slot {
+        &mut self.slots[number as usize]
+    }
+
+    /// A slot, and its part in the region if the table is shared.
+    #[inline(always)]
+    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut Shared>) {
+        (&mut self.slots[number as usize], self.shared.get_mut(number as usize))
+    }
+
+    /// A slot and its part, if the slot still holds the key that is meant.
+    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut Shared)> {
+        let (slot, shared) = self.both(at.slot);
+        let shared = shared.filter(|shared| shared.generation == at.generation)?;
+        slot.is_taken.then_some((slot, shared))
+    }
+
+    #[inline(always)]
+    pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
+        self.index.find(tag(hash), |slot| self.slots[slot as usize].is(key))
+    }
+
+    /// Where a key is, if it is here and shared. The shard's own number is `shard`.
+    pub fn find_ref(&mut self, key: &Key<'_>, hash: u64, shard: u32) -> Option<SlotRef> {
+        let slot = self.find(key, hash)?;
+        let (_, shared) = self.both(slot);
+        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
+    }
+
+    /// How many slots there are, taken or not.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
+        let (slot, shared) = self.both(number);
+        slot.is_over(shared.and_then(|shared| shared.abroad()), now_ms)
+    }
+
+    /// Every slot that is taken.
+    pub fn taken(&self) -> Vec<u32> {
+        (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].is_taken).collect()
+    }
+
+    /// There is room for no other key, however few the table has.
+    pub fn is_full(&self) -> bool {
+        self.notes.free.is_empty() && self.slots.len() == Index::SLOTS_MAX
+    }
+
+    /// When something may have expired, in whole seconds; never too late.
+    pub fn next_due_s(&self) -> u32 {
+        self.notes.next_due_s
+    }
+
+    /// Adds a key. The shard must not be full.
+    pub fn insert(&mut self, entry: Entry<'_>, shared: Option<Shared>, now_ms: u64) -> u32 {
+        let weight = entry.weight();
+        let Entry { key, hash, terms, counter, is_global, .. } = entry;
+        let slot = Slot {
+            space: key.space,
+            weight,
+            window_ms: key.window_ms,
+            counter,
+            identifier: StoredIdentifier::new(key.identifier),
+            limit: terms.limit,
+            burst: terms.burst,
+            algorithm: key.algorithm,
+            heat: 0,
+            is_taken: true,
+            is_global,
+        };
+        let due_s = ceil_s(slot.expires_at_ms());
+        if self.slots.is_empty() {
+            self.open(shared.is_some(), tag(hash));
+        }
+        let number = self.place(slot, shared);
+        self.notes.tags[number as usize] = tag(hash);
+        self.notes.due_s[number as usize] = due_s;
+        self.notes.next_due_s = self.notes.next_due_s.min(due_s);
+        self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
+        // Nothing of it is known from elsewhere yet.
+        if !self.slot(number).is_over(None, now_ms) {
+            self.notes.barren_until_ms = 0;
+        }
+        self.index.insert(number, tag(hash));
+        self.notes.newest = number;
+        number
+    }
+
+    /// Reserves room for all slots, and makes those of the first page. The first keys of shards take different ones of
+    /// them: as every shard begins with a page, they would otherwise all compete for the same lines of the caches.
+    #[cold]
+    fn open(&mut self, is_shared: bool, first: Tag) {
+        self.slots.reserve_exact(Index::SLOTS_MAX);
+        self.slots.extend((0..PAGE_SLOTS).map(|_| Slot::EMPTY));
+        if is_shared {
+            let part = Shared::new(&Slot::EMPTY.counter, 0, false, false);
+            self.shared.reserve_exact(Index::SLOTS_MAX);
+            self.shared.resize(PAGE_SLOTS, part);
+        }
+        self.notes.tags.resize(PAGE_SLOTS, 0);
+        self.notes.due_s.resize(PAGE_SLOTS, u32::MAX);
+        self.notes.free.extend((0..PAGE_SLOTS).map(|n| ((n + usize::from(first)) % PAGE_SLOTS) as u32));
+    }
+
+    fn place(&mut self, slot: Slot, shared: Option<Shared>) -> u32 {
+        if let Some(number) = self.notes.free.pop() {
+            let (old, old_shared) = self.both(number);
+            *old = slot;
+            if let (Some(old), Some(mut new)) = (old_shared, shared) {
+                new.generation = old.generation.wrapping_add(1);
+                *old = new;
+            }
+            return number;
+        }
+        self.slots.push(slot);
+        self.shared.extend(shared);
+        self.notes.tags.push(0);
+        self.notes.due_s.push(u32::MAX);
+        (self.slots.len() - 1) as u32
+    }
+
+    /// Forgets a key.
+    pub fn remove(&mut self, number: u32) -> Removed {
+        let tags = &self.notes.tags;
+        self.index.remove(number, |slot| tags[slot as usize]);
+        let (slot, shared) = self.both(number);
+        let bytes = std::mem::replace(slot, Slot::EMPTY).weight.bytes();
+        let mut is_unasked = false;
+        if let Some(shared) = shared {
+            is_unasked = shared.ask();
+            let generation = shared.generation.wrapping_add(1);
+            *shared = Shared::new(&slot.counter, generation, false, false);
+        }
+        self.notes.due_s[number as usize] = u32::MAX;
+        self.notes.free.push(number);
+        Removed { is_unasked, bytes }
+    }
+
+    /// Removes what has expired, but looks at a few slots only and goes on there the next time.
+    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> Swept {
+        let now_s = floor_s(now_ms);
+        let mut swept = Swept::default();
+        if self.notes.next_due_s > now_s {
+            swept.is_whole = true;
+            return swept;
+        }
+        let mut looks = 0;
+        while let Some(&due_s) = self.notes.due_s.get(self.notes.sweep.at) {
+            if due_s > now_s {
+                self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
+                self.notes.sweep.at += 1;
+                continue;
+            }
+            if looks == looks_max {
+                return swept;
+            }
+            looks += 1;
+            let number = self.notes.sweep.at as u32;
+            let (slot, shared) = self.both(number);
+            let abroad = shared.and_then(|shared| shared.abroad());
+            let expires_at_ms =
+                slot.expires_at_ms().max(abroad.map_or(0, |abroad| abroad.expires_at_ms(slot.window_ms)));
+            if expires_at_ms > now_ms {
+                self.notes.due_s[self.notes.sweep.at] = ceil_s(expires_at_ms);
+                self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(ceil_s(expires_at_ms));
+            } else if pinned.contains(number) {
+                self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
+            } else {
+                let Removed { is_unasked, bytes } = self.remove(number);
+                swept.unasked += usize::from(is_unasked);
+                swept.bytes += bytes;
+                swept.removed += 1;
+            }
+            self.notes.sweep.at += 1;
+        }
+        self.notes.next_due_s = mem::replace(&mut self.notes.sweep, Sweep::START).next_due_s;
+        swept.is_whole = true;
+        swept
+    }
+
+    /// Nothing here can be given up: all was over its limit a moment ago.
+    pub fn is_barren(&self, now_ms: u64) -> bool {
+        // More than it lasts: the clock was set back since.
+        (1..=BARREN_MS).contains(&self.notes.barren_until_ms.saturating_sub(now_ms))
+    }
+
+    /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
+    /// established ones before a flood, lie in a row and must not come in a row. Steps of the golden part of a round leave
+    /// no stretch of slots out for long, however many slots there are. A round is a power of two, so that steps of an odd
+    /// length reach all of it; numbers without a slot are passed over, fewer than there are slots.
+    fn next_under_hand(&mut self) -> u32 {
+        /// The golden part of 2^32.
+        const GOLDEN: u32 = 0x9E37_79B9;
+        #[cfg(test)]
+        {
+            self.notes.looks += 1;
+        }
+        let slots = self.slots.len() as u32;
+        let round = slots.next_power_of_two().max(2);
+        let step = (GOLDEN >> (u32::BITS - round.ilog2())) | 1;
+        loop {
+            self.notes.hand = (self.notes.hand + step) & (round - 1);
+            if self.notes.hand < slots {
+                return self.notes.hand;
+            }
+        }
+    }
+
+    /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned, need: Need) -> Option<(u8, bool)> {
+        let (slot, shared) = self.both(number);
+        let abroad = shared.as_deref().and_then(Shared::abroad);
+        if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(abroad, now_ms) {
+            return None;
+        }
+        Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))
+    }
+
+    /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
+    ///
+    /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
+    /// replace each other rather than them.
+    pub fn victim(&mut self, now_ms: u64, pinned: &Pinned, need: Need) -> Option<u32> {
+        if self.is_barren(now_ms) || self.are_all(pinned) {
+            return None;
+        }
+        let slots = self.slots.len();
+        let mut coolest: Option<(u8, u32)> = None;
+        let mut coolest_dirty: Option<(u8, u32)> = None;
+        for step in 0..slots {
+            let number = self.next_under_hand();
+            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned, need) else { continue };
+            if heat == 0 && !is_dirty {
+                return Some(number);
+            }
+            let heat = heat.saturating_sub(1);
+            self.slot(number).heat = heat;
+            // Its hits would be lost: only if nothing else is found soon.
+            let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
+            if candidate.is_none_or(|(coolest, _)| heat < coolest) {
+                *candidate = Some((heat, number));
+            }
+            if step >= HAND_STEPS_MAX {
+                break;
+            }
+        }
+        let Some((heat, number)) = coolest.or(coolest_dirty) else {
+            if need == Need::Slot {
+                self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
+            }
+            return None;
+        };
+        let newest = self.notes.newest;
+        let is_cooler = |(newest_heat, is_dirty): (u8, bool)| newest_heat < heat && (!is_dirty || coolest.is_none());
+        Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
+    }
+
+    /// Whether every key here is one of these.
+    fn are_all(&self, pinned: &Pinned) -> bool {
+        pinned.len() == self.slots.len() - self.notes.free.len()
+    }
+
+    /// Any slot at all, over its limit or not: the last resort.
+    pub fn sacrifice(&mut self, pinned: &Pinned, need: Need) -> Option<u32> {
+        if self.are_all(pinned) {
+            return None;
+        }
+        let slots = self.slots.len();
+        for _ in 0..slots {
+            let number = self.next_under_hand();
+            let slot = self.slot(number);
+            if slot.is_taken && slot.weight.serves(need) && !pinned.contains(number) {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    /// Slots that the hand has come to since the start.
+    #[cfg(test)]
+    pub fn looks(&self) -> u64 {
+        self.notes.looks
+    }
+}
+
+/// The part of the hash that the index uses; another part chooses the shard.
+fn tag(hash: u64) -> Tag {
+    (hash >> 48) as Tag
+}
+
+/// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
+pub fn floor_s(at_ms: u64) -> u32 {
+    u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
+}
+
+fn ceil_s(at_ms: u64) -> u32 {
+    u32::try_from(at_ms.div_ceil(1000)).unwrap_or(u32::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_nothing_barren_for_longer() {
+        let mut shard = Shard::default();
+        shard.notes.barren_until_ms = 1_000_000;
+        assert!(shard.is_barren(1_000_000 - 1) && shard.is_barren(1_000_000 - BARREN_MS));
+        assert!(!shard.is_barren(1_000_000) && !shard.is_barren(1_000));
+    }
+}

@@ -1,0 +1,103 @@
+//! Sensitive keys by the digests that rows name them with.
+//!
+//! A digest does not lead back to its key, so keys are remembered by their digests as they are made, and rows of keys that
+//! are not here are kept until the key comes, or the row has expired.
+
+use std::collections::HashMap;
+
+use crate::engine::table::SlotRef;
+use crate::engine::table::foreign::Counts;
+
+/// What a row of a hidden key says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    pub sequence: u64,
+    pub others: Counts,
+    pub row: Counts,
+    pub expires_at_ms: u64,
+}
+
+/// Below so many keys nobody looks for those that are gone.
+const SLOTS_MIN: usize = 4096;
+
+/// Sensitive keys, and rows that wait for theirs.
+#[derive(Debug, Default)]
+pub struct Hidden {
+    slots: HashMap<Box<[u8]>, SlotRef>,
+    /// So many slots are remembered before those that are gone are looked for.
+    tidy_at: usize,
+    kept: HashMap<Box<[u8]>, Vec<Kept>>,
+}
+
+impl Hidden {
+    /// A key was made: returns what others have told of it.
+    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<Kept> {
+        let kept = self.kept.remove(&digest).unwrap_or_default();
+        self.slots.insert(digest, at);
+        kept
+    }
+
+    pub fn slot(&self, digest: &[u8]) -> Option<SlotRef> {
+        self.slots.get(digest).copied()
+    }
+
+    /// The key is not where it was.
+    pub fn gone(&mut self, digest: &[u8]) {
+        self.slots.remove(digest);
+    }
+
+    /// Keeps a row for a key that is not here; false if there is no room.
+    pub fn keep(&mut self, digest: &[u8], row: Kept, most: usize) -> bool {
+        if self.kept.len() >= most && !self.kept.contains_key(digest) {
+            return false;
+        }
+        let rows = self.kept.entry(digest.into()).or_default();
+        // Of older windows nothing counts.
+        rows.retain(|other| other.sequence != row.sequence && other.sequence + 1 >= row.sequence);
+        rows.push(row);
+        true
+    }
+
+    /// Forgets rows that have expired.
+    pub fn expire(&mut self, now_ms: u64) {
+        self.kept.retain(|_, rows| {
+            rows.retain(|row| row.expires_at_ms > now_ms);
+            !rows.is_empty()
+        });
+    }
+
+    /// Forgets keys that are gone, if there may be many of them.
+    pub fn tidy(&mut self, is_there: impl Fn(SlotRef) -> bool) {
+        if self.slots.len() >= self.tidy_at {
+            self.slots.retain(|_, at| is_there(*at));
+            self.tidy_at = SLOTS_MIN + 2 * self.slots.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(sequence: u64, expires_at_ms: u64) -> Kept {
+        Kept { sequence, others: Counts { hits: 5, refunds: 0 }, row: Counts::default(), expires_at_ms }
+    }
+
+    #[test]
+    fn rows_wait_for_their_key() {
+        let mut hidden = Hidden::default();
+        let at = SlotRef { shard: 1, slot: 2, generation: 3 };
+        assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
+        assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");
+        hidden.expire(100);
+        assert_eq!(hidden.made((*b"a").into(), at), [kept(8, 200)]);
+        assert_eq!((hidden.slot(b"a"), hidden.slot(b"b")), (Some(at), None));
+        hidden.tidy(|_| false);
+        assert_eq!(hidden.slot(b"a"), None);
+        for number in 0..10 * SLOTS_MIN {
+            hidden.made(number.to_string().into_bytes().into(), at);
+            hidden.tidy(|_| false);
+        }
+        assert!(hidden.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
+    }
+}

@@ -1,0 +1,393 @@
+//! The exchange between regions, brought to life: clocks, timers and the connection to MySQL.
+//!
+//! One task publishes and one imports, each at its own pace. No request waits for either.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::block_in_place;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use crate::engine::Engine;
+use crate::global::exchange::{Exchange, ExchangeOptions, Now, TURN_STATEMENTS};
+use crate::global::import::Reading;
+use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, Turn};
+use crate::global::mysql::MySql;
+use crate::global::mysql::error::{Remedy, StoreError};
+use crate::global::publish::{Sending, Sent, Then};
+use crate::rules::Ruleset;
+use crate::server::service::wall_ms;
+
+/// How long a clean stop goes on publishing.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same complaint is made this often at most.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// How long lookups go on in one turn: the next import should not wait for them.
+const SEEK_MAX: Duration = Duration::from_millis(500);
+/// How often the table is looked for again when it was not as it has to be.
+const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The process's part in the exchange, at work.
+pub struct Global {
+    exchange: Exchange,
+    mysql: MySql,
+    /// Where the table is, without secrets.
+    place: String,
+    began: Instant,
+    /// Sensitive keys were made.
+    wake: Notify,
+    is_leaving: AtomicBool,
+    /// One turn at a time: the last one of a stop waits for the one under way.
+    publishing: tokio::sync::Mutex<()>,
+    /// When each complaint was last made.
+    warned: Mutex<BTreeMap<(Turn, &'static str), Instant>>,
+    /// It is given up after so long.
+    outage_after: Duration,
+    is_down: AtomicBool,
+    fallen: Mutex<Fallen>,
+    pub metrics: GlobalMetrics,
+}
+
+impl fmt::Debug for Global {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Global").field("region", &self.exchange.options().region).finish_non_exhaustive()
+    }
+}
+
+impl Global {
+    /// Starts to take part. Must be called on the runtime.
+    pub fn start(
+        engine: Arc<Engine>,
+        mysql: MySql,
+        place: String,
+        options: ExchangeOptions,
+        migrates: bool,
+        outage_after: Duration,
+    ) -> Arc<Global> {
+        let began = Instant::now();
+        let global = Arc::new(Global {
+            exchange: Exchange::new(engine, options, now_since(began)),
+            mysql,
+            place,
+            began,
+            wake: Notify::new(),
+            is_leaving: AtomicBool::new(false),
+            publishing: tokio::sync::Mutex::default(),
+            warned: Mutex::default(),
+            outage_after,
+            is_down: AtomicBool::new(false),
+            fallen: Mutex::default(),
+            metrics: GlobalMetrics::default(),
+        });
+        tokio::spawn(global.clone().prepare(migrates));
+        tokio::spawn(global.clone().publish());
+        tokio::spawn(global.clone().import());
+        tokio::spawn(global.clone().reveal());
+        tokio::spawn(global.clone().watch());
+        global
+    }
+
+    fn now(&self) -> Now {
+        now_since(self.began)
+    }
+
+    /// The moment of one of the exchange's turns.
+    fn at(&self, mono_us: u64) -> tokio::time::Instant {
+        (self.began + Duration::from_micros(mono_us.saturating_sub(MONO_START_US))).into()
+    }
+
+    /// Without password.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Whether other regions can't be heard, or can't hear this one.
+    pub fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// For how long that has been so, if it is, and how often it came to it.
+    pub fn standing(&self) -> (Option<Duration>, u64) {
+        let fallen = self.fallen.lock();
+        (fallen.since.map(|since| since.elapsed()), fallen.times)
+    }
+
+    /// Notices when the table has been out of reach for too long, and when it is not any more.
+    async fn watch(self: Arc<Self>) {
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let status = self.exchange.status(self.now());
+            let too_long_us = u64::try_from(self.outage_after.as_micros()).unwrap_or(u64::MAX);
+            let running_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let is_late = |ago_us: Option<u64>| ago_us.unwrap_or(running_us) > too_long_us;
+            let is_down =
+                is_late(status.imported_ago_us) || (status.is_publish_open && is_late(status.published_ago_us));
+            if self.is_down.swap(is_down, Ordering::Relaxed) == is_down {
+                continue;
+            }
+            let mut fallen = self.fallen.lock();
+            fallen.since = is_down.then(Instant::now);
+            fallen.times += u64::from(is_down);
+            if is_down {
+                tracing::warn!("MySQL is out of reach: limits hold in the region, on the last counts of the others");
+            } else {
+                tracing::warn!("MySQL is within reach again: limits hold over all regions");
+            }
+        }
+    }
+
+    pub fn figures(&self) -> GlobalFigures {
+        GlobalFigures::new(&self.exchange, &self.metrics, self.place.clone(), self.now())
+    }
+
+    /// Other rules are in force.
+    pub fn set_rules(&self, ruleset: &Ruleset) {
+        self.exchange.set_rules(ruleset, self.now());
+    }
+
+    /// To be called after a decision.
+    pub fn decided(&self) {
+        if self.exchange.has_hidden() {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Migrates, if that was asked for, and says what to do if the table is not as it has to be.
+    async fn prepare(self: Arc<Self>, migrates: bool) {
+        if migrates {
+            self.migrate().await;
+        }
+        if let Err(error) = self.mysql.check_schema().await {
+            self.warn(Turn::Publish, &error, "counts are not shared with other regions for now");
+        }
+    }
+
+    /// Migrates, as soon as MySQL lets us.
+    async fn migrate(&self) {
+        loop {
+            match self.mysql.migrate().await {
+                Ok(applied) => {
+                    tracing::info!(applied = applied.len(), "the table that regions share is up to date");
+                    return;
+                }
+                Err(error) => self.warn(Turn::Publish, &error, "the table could not be migrated: trying again"),
+            }
+            sleep(MIGRATE_INTERVAL).await;
+        }
+    }
+
+    async fn publish(self: Arc<Self>) {
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            sleep_until(self.at(self.exchange.publish_at_us())).await;
+            if self.is_leaving.load(Ordering::Relaxed) {
+                return;
+            }
+            self.publish_once().await;
+        }
+    }
+
+    async fn publish_once(&self) {
+        let _turn = self.publishing.lock().await;
+        let mut sending = block_in_place(|| self.exchange.collect(self.now()));
+        if sending.is_empty() {
+            return self.published_nothing().await;
+        }
+        let began = Instant::now();
+        let region = &self.exchange.options().region;
+        while let Some(rows) = sending.next() {
+            let outcome = self.mysql.publish(region, rows).await;
+            let sent = self.sent(&outcome);
+            match sending.sent(sent) {
+                Then::Go => {}
+                // Not in step with whoever was in the way.
+                Then::Pause { for_us } => sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await,
+                Then::End => break,
+            }
+        }
+        self.publish_ended(&sending, began);
+    }
+
+    /// Nothing was to be published: whether MySQL would take it is asked for from time to time.
+    async fn published_nothing(&self) {
+        let mut does_answer = None;
+        if self.exchange.wants_ping(self.now()) {
+            let answer = self.mysql.server_now_ms().await;
+            if let Err(error) = &answer {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(Turn::Publish, error, "counts could not be published now");
+            }
+            does_answer = Some(answer.is_ok());
+        }
+        self.exchange.published_nothing(does_answer, self.now());
+    }
+
+    fn sent(&self, outcome: &Result<(), StoreError>) -> Sent {
+        let Err(error) = outcome else { return Sent::Done };
+        match error.remedy() {
+            Remedy::Retry => {
+                self.metrics.conflict();
+                Sent::Conflict
+            }
+            Remedy::Bisect => {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(Turn::Publish, error, "some counts can't be published: the others are");
+                Sent::Refused
+            }
+            Remedy::GiveUp => {
+                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
+                self.warn(Turn::Publish, error, "counts can't be published: they are, as soon as MySQL takes them");
+                if matches!(error, StoreError::Schema(_)) {
+                    self.exchange.doubt();
+                }
+                Sent::Failed
+            }
+        }
+    }
+
+    fn publish_ended(&self, sending: &Sending, began: Instant) {
+        if sending.failed.is_empty() {
+            self.metrics.took(Turn::Publish, began.elapsed());
+        } else {
+            tracing::debug!(rows = sending.failed.len(), "rows wait for the next turn");
+        }
+        self.exchange.published(sending, self.now());
+    }
+
+    async fn import(self: Arc<Self>) {
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            // Rules that come into force ask for a turn at once.
+            let at = self.at(self.exchange.import_at_us());
+            tokio::select! {
+                () = sleep_until(at) => self.import_once().await,
+                () = sleep(Duration::from_millis(100)) => {}
+            }
+        }
+    }
+
+    async fn import_once(&self) {
+        let began = Instant::now();
+        let (reading, mut hearing) = self.exchange.reading(self.now());
+        let mut clock = None;
+        if matches!(reading, Reading::All { .. }) {
+            match self.mysql.server_now_ms().await {
+                // A table that is too large to be read at once is followed from here on.
+                Ok(server_ms) => clock = Some(server_ms),
+                Err(error) => return self.import_failed(&error, &reading),
+            }
+            // All keys are looked at, which takes its time.
+            block_in_place(|| self.exchange.forget_told(&mut hearing));
+        }
+        let outcome = {
+            // The time of each row: a full reading may take longer than a window.
+            let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
+            match &reading {
+                Reading::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
+                Reading::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
+            }
+        };
+        match outcome {
+            Ok(server_ms) => {
+                let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
+                self.metrics.took(Turn::Import, began.elapsed());
+                ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
+                self.seek().await;
+            }
+            Err(error) => match clock {
+                // Whoever ended it, this side, the server or what is between them: the next part goes on there.
+                Some(server_ms) if hearing.rows() > 0 => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(
+                        Turn::Import,
+                        &error,
+                        "not all counts of other regions could be read at once: following what changes, the rest comes in parts",
+                    );
+                    block_in_place(|| self.exchange.partly_imported(hearing, &reading, server_ms, self.now()));
+                }
+                _ => self.import_failed(&error, &reading),
+            },
+        }
+    }
+
+    /// Looks up keys of which counts of other regions were left out. A failure is not one of the import: what others told
+    /// since was heard.
+    async fn seek(&self) {
+        let began = Instant::now();
+        for _ in 0..TURN_STATEMENTS {
+            let Some(mut seeking) = block_in_place(|| self.exchange.seek(self.now())) else { return };
+            let cells = std::mem::take(&mut seeking.cells);
+            let mut each = |row| self.exchange.found(&mut seeking, row, self.now());
+            match self.mysql.find(&cells, &mut each).await {
+                Ok(()) => self.exchange.sought(seeking, self.now()),
+                Err(error) => {
+                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.warn(Turn::Import, &error, "counts of other regions can't be looked up now");
+                    return self.exchange.not_sought(seeking);
+                }
+            }
+            if began.elapsed() > SEEK_MAX {
+                return;
+            }
+        }
+    }
+
+    fn import_failed(&self, error: &StoreError, reading: &Reading) {
+        self.metrics.failed(Turn::Import, StoreFailure::of(error));
+        self.warn(Turn::Import, error, "counts of other regions can't be imported: the last known ones stay");
+        if matches!(error, StoreError::Schema(_)) {
+            self.exchange.doubt();
+        }
+        self.exchange.not_imported(reading, self.now());
+    }
+
+    /// Sensitive keys are compared with what others told as soon as they are made.
+    async fn reveal(self: Arc<Self>) {
+        loop {
+            self.wake.notified().await;
+            self.exchange.reveal(self.now());
+        }
+    }
+
+    /// Says so, but the same thing once a minute only.
+    fn warn(&self, turn: Turn, error: &StoreError, what: &str) {
+        let mut warned = self.warned.lock();
+        let complaint = (turn, error.reason());
+        if warned.get(&complaint).is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+            warned.insert(complaint, Instant::now());
+            tracing::warn!(%error, "{what}");
+        } else {
+            tracing::debug!(%error, "{what}");
+        }
+    }
+
+    /// A clean stop: what others should know is published.
+    pub async fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
+            tracing::warn!("stopped before other regions knew of all hits");
+        }
+        let _ = timeout(LEAVE_TIMEOUT, self.mysql.close()).await;
+    }
+}
+
+/// How often it is looked at whether the table is out of reach.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Since when the table has been out of reach, and how often it was.
+#[derive(Debug, Default)]
+struct Fallen {
+    since: Option<Instant>,
+    times: u64,
+}
+
+/// Monotonic time starts here: zero stands for never.
+const MONO_START_US: u64 = 1_000_000;
+
+fn now_since(began: Instant) -> Now {
+    let passed_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Now { wall_ms: wall_ms(), mono_us: passed_us.saturating_add(MONO_START_US) }
+}

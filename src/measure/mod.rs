@@ -1,0 +1,5 @@
+//! How things are measured: counters and histograms that cost a request next to nothing. What is measured belongs to whoever
+//! does it; `observe/` shows it.
+
+pub mod histogram;
+pub mod stripes;

@@ -1,0 +1,36 @@
+//! Which slot of a Cluster a key is in: keys of one call have to share it.
+
+use crate::regional::call::OriginKey;
+use crate::regional::redis::codec::bucket_key;
+
+/// Slots of a Cluster.
+const SLOTS: u16 = 16_384;
+
+/// The slot of every cell of a key: what stands between the braces decides.
+pub fn cluster_slot(key: &OriginKey) -> u16 {
+    let name = bucket_key(key);
+    let tag = name.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());
+    crc16(tag.unwrap_or(&name)) % SLOTS
+}
+
+/// CRC16 as the Cluster specification has it (XMODEM).
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc: u16, byte| {
+        (0..8).fold(
+            crc ^ (u16::from(*byte) << 8),
+            |crc, _| {
+                if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+            },
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_value_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+    }
+}

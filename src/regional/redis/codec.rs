@@ -1,0 +1,324 @@
+//! How is a call written for the origin's scripts, and how is their answer read?
+//!
+//! A call becomes the keys of its cells and two arguments: the process, and all numbers in one JSON array, which a script
+//! reads in one step and an operator can read in `MONITOR`. The answer is a flat array of whole numbers, whose shape
+//! follows from the call. `scripts/origin.lua` documents both.
+//!
+//! Numbers are bounded here, where they leave: a script counts exactly only up to [`COUNT_MAX`]. What is read is checked:
+//! an origin that answers anything else is an error, never a panic.
+
+use std::fmt::{self, Write};
+
+use redis::Value;
+use smallvec::SmallVec;
+
+use crate::engine::reach::Store;
+use crate::engine::table::foreign::Counts;
+
+use crate::regional::call::{
+    AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, OriginKey, Part, ProcessId, Reply, Told,
+};
+
+/// Serves a [`Call`].
+pub static ORIGIN: &str = include_str!("scripts/origin.lua");
+
+/// Serves heartbeats.
+pub static BEAT: &str = include_str!("scripts/beat.lua");
+
+/// Takes a process's fields out.
+pub static LEAVE: &str = include_str!("scripts/leave.lua");
+
+/// Where the origin keeps the live processes.
+pub const PROCESSES_KEY: &str = "tidegate:processes";
+
+/// The same for those that ask the owner of strict limits, which may be a region's origin too.
+pub const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
+
+fn processes_key(store: Store) -> &'static str {
+    match store {
+        Store::Origin => PROCESSES_KEY,
+        Store::Owner => STRICT_PROCESSES_KEY,
+    }
+}
+
+/// Where the origin keeps its incarnation: in the slot of a Cluster that the processes are in.
+pub fn incarnation_key(store: Store) -> String {
+    format!("tidegate:incarnation:{{{}}}", processes_key(store))
+}
+
+/// What a script is called with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invocation {
+    pub keys: Vec<Vec<u8>>,
+    pub args: Vec<Vec<u8>>,
+}
+
+/// What a heartbeat hears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beat {
+    /// The process was among the live ones. Otherwise it starts, was silent for too long, or the origin has lost data.
+    pub was_known: bool,
+    /// How many processes live.
+    pub live: u64,
+    /// The origin's time.
+    pub time_ms: u64,
+    /// Names the data that the origin holds: another one, and what was there before is lost.
+    pub incarnation: u64,
+}
+
+/// The origin answered something that no script of ours answers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the origin answered {found} instead of {expected}")]
+pub struct BadReply {
+    pub expected: &'static str,
+    pub found: String,
+}
+
+/// The key of a window's cell. The braces are a Cluster's hash tag: all cells of a key are in one slot.
+pub fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
+    format!("tidegate:{{{}}}:{sequence}", Tag(key)).into_bytes()
+}
+
+/// The key of a bucket.
+pub fn bucket_key(key: &OriginKey) -> Vec<u8> {
+    format!("tidegate:{{{}}}:g", Tag(key)).into_bytes()
+}
+
+/// Where a bucket keeps the fields of the generation before.
+pub fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
+    format!("tidegate:{{{}}}:b", Tag(key)).into_bytes()
+}
+
+/// An origin key in base64url without padding: 27 characters.
+struct Tag<'a>(&'a OriginKey);
+
+impl fmt::Display for Tag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        for bytes in self.0.0.chunks(3) {
+            let byte = |place: usize| u32::from(bytes.get(place).copied().unwrap_or_default());
+            let group = byte(0) << 16 | byte(1) << 8 | byte(2);
+            for digit in 0..=bytes.len() {
+                f.write_char(char::from(ALPHABET[(group >> (18 - 6 * digit)) as usize % 64]))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A count as far as the origin can hold it.
+pub(crate) fn bounded(count: u64) -> u64 {
+    count.min(COUNT_MAX)
+}
+
+/// What is told of a cell, as far as the origin can hold it.
+pub(crate) fn bounded_told(told: &Told, part: &Part) -> Told {
+    // Redis deletes at once what is to be kept for 0 ms. Of a bucket it says something else.
+    let ttl_ms_min = if matches!(part.measure, Measure::Gcra { .. }) { 0 } else { 1 };
+    Told {
+        sequence: told.sequence,
+        is_seated: told.is_seated,
+        own: bounded(told.own),
+        acked: bounded(told.acked),
+        epoch: bounded(told.epoch),
+        floor: bounded(told.floor),
+        floor_rest: told.floor_rest.min(part.window_ms.saturating_sub(1)),
+        asked: bounded(told.asked),
+        asked_acked: bounded(told.asked_acked),
+        refunds_floor: bounded(told.refunds_floor),
+        ttl_ms: told.ttl_ms.clamp(ttl_ms_min, COUNT_MAX),
+        row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
+        abroad: bounded(told.abroad),
+    }
+}
+
+/// Writes a call for [`ORIGIN`].
+pub fn encode(call: &Call) -> Invocation {
+    let mut keys = Vec::new();
+    let mut numbers = Numbers::new();
+    numbers.extend([call.nonce.into(), call.charges.into(), call.parts.len() as u64]);
+    for part in &call.parts {
+        encode_part(part, &mut keys, &mut numbers);
+    }
+    numbers.push(call.asks.len() as u64);
+    for ask in &call.asks {
+        numbers.push(ask.needs.len() as u64);
+        for need in &ask.needs {
+            let quota = need.quota.map_or(0, |quota| u64::from(quota) + 1);
+            numbers.extend([need.part as u64 + 1, bounded(need.limit), bounded(need.hits), quota]);
+        }
+    }
+    Invocation { keys, args: vec![call.process.to_string().into_bytes(), numbers.into_json()] }
+}
+
+fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
+    let (measure, measured) = match part.measure {
+        Measure::Sum => (0, 0),
+        Measure::Sliding { left_ms } => (1, left_ms),
+        Measure::Gcra { limit, .. } => (2, limit.into()),
+    };
+    numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
+    for told in &part.cells {
+        let told = bounded_told(told, part);
+        let (refunds_floor_or_rest, row_or_burst) = match part.measure {
+            Measure::Gcra { burst, .. } => {
+                keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]);
+                (told.floor_rest, burst.into())
+            }
+            Measure::Sum | Measure::Sliding { .. } => {
+                keys.push(cell_key(&part.key, told.sequence));
+                (told.refunds_floor, told.row.hits)
+            }
+        };
+        numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
+        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
+        numbers.extend([row_or_burst, told.row.refunds, told.abroad]);
+    }
+}
+
+/// Writes a heartbeat for [`BEAT`].
+pub fn encode_beat(store: Store, process: ProcessId) -> Invocation {
+    encode_sign(store, process, "beat")
+}
+
+/// Writes a process's last sign for [`BEAT`].
+pub fn encode_leave(store: Store, process: ProcessId) -> Invocation {
+    encode_sign(store, process, "leave")
+}
+
+fn encode_sign(store: Store, process: ProcessId, what: &str) -> Invocation {
+    let keys = vec![processes_key(store).into(), incarnation_key(store).into_bytes()];
+    Invocation { keys, args: vec![process.to_string().into_bytes(), what.into()] }
+}
+
+/// A JSON array in the making.
+struct Numbers(String);
+
+impl Numbers {
+    fn new() -> Numbers {
+        Numbers(String::with_capacity(256))
+    }
+
+    fn push(&mut self, number: u64) {
+        let before = if self.0.is_empty() { '[' } else { ',' };
+        // Writing to a string does not fail.
+        let _ = write!(self.0, "{before}{number}");
+    }
+
+    fn extend<const N: usize>(&mut self, numbers: [u64; N]) {
+        numbers.into_iter().for_each(|number| self.push(number));
+    }
+
+    fn into_json(mut self) -> Vec<u8> {
+        self.0.push(']');
+        self.0.into_bytes()
+    }
+}
+
+/// Reads what [`ORIGIN`] answered to a call.
+pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
+    let mut answer = Answer::new(value)?;
+    let mut parts = Vec::with_capacity(call.parts.len());
+    for part in &call.parts {
+        let is_bucket = matches!(part.measure, Measure::Gcra { .. });
+        let heard = part.cells.iter().map(|_| decode_cell(&mut answer, is_bucket));
+        parts.push(heard.collect::<Result<SmallVec<_>, _>>()?);
+    }
+    let mut verdicts = Vec::with_capacity(call.asks.len());
+    for ask in &call.asks {
+        let is_admitted = answer.flag()?;
+        let count = answer.below("no more needs than were asked", ask.needs.len() as u64 + 1)?;
+        let over = (0..count).map(|_| {
+            let place = answer.below("the place of a need", ask.needs.len() as u64)?;
+            u16::try_from(place).map_err(|_| bad("the place of a need", place))
+        });
+        verdicts.push(AskVerdict { over: over.collect::<Result<_, _>>()?, is_admitted });
+    }
+    answer.end()?;
+    Ok(Reply { parts, verdicts })
+}
+
+fn decode_cell(answer: &mut Answer<'_>, is_bucket: bool) -> Result<Heard, BadReply> {
+    Ok(Heard {
+        epoch: answer.count()?,
+        sum: answer.count()?,
+        field: answer.count()?,
+        asked: answer.count()?,
+        refunds: answer.count()?,
+        holders: answer.below("a number of holders", 1 << 32)? as u32,
+        level: if is_bucket {
+            Level { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
+        } else {
+            Level::default()
+        },
+    })
+}
+
+/// Reads what [`BEAT`] answered.
+pub fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
+    let mut answer = Answer::new(value)?;
+    let beat = Beat {
+        was_known: answer.flag()?,
+        live: answer.count()?,
+        time_ms: answer.count()?,
+        incarnation: answer.count()?,
+    };
+    answer.end()?;
+    Ok(beat)
+}
+
+/// The numbers of an answer that were not read yet.
+struct Answer<'a>(std::slice::Iter<'a, Value>);
+
+impl<'a> Answer<'a> {
+    fn new(value: &'a Value) -> Result<Answer<'a>, BadReply> {
+        match value {
+            Value::Array(values) => Ok(Answer(values.iter())),
+            other => Err(bad("an array", kind(other))),
+        }
+    }
+
+    fn below(&mut self, expected: &'static str, bound: u64) -> Result<u64, BadReply> {
+        match self.0.next() {
+            Some(Value::Int(number)) => {
+                u64::try_from(*number).ok().filter(|count| *count < bound).ok_or_else(|| bad(expected, number))
+            }
+            Some(other) => Err(bad(expected, kind(other))),
+            None => Err(bad(expected, "too few numbers")),
+        }
+    }
+
+    fn count(&mut self) -> Result<u64, BadReply> {
+        self.below("a count", COUNT_MAX + 1)
+    }
+
+    fn flag(&mut self) -> Result<bool, BadReply> {
+        Ok(self.below("0 or 1", 2)? == 1)
+    }
+
+    fn end(&mut self) -> Result<(), BadReply> {
+        self.0.next().map_or(Ok(()), |_| Err(bad("the end of the answer", "more numbers")))
+    }
+}
+
+fn bad(expected: &'static str, found: impl fmt::Display) -> BadReply {
+    BadReply { expected, found: found.to_string() }
+}
+
+/// What a value is, without what is in it: that can be long.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Nil => "nothing",
+        Value::Int(_) => "a number",
+        Value::BulkString(_) | Value::SimpleString(_) | Value::VerbatimString { .. } => "a string",
+        Value::Array(_) => "an array",
+        Value::Okay => "OK",
+        Value::Double(_) => "a fraction",
+        Value::Boolean(_) => "a boolean",
+        Value::ServerError(_) => "an error",
+        _ => "another kind of value",
+    }
+}
+
+#[cfg(test)]
+mod tests;

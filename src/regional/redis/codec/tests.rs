@@ -1,0 +1,538 @@
+//! The scripts in a real Redis: the same calls to the script and to the model, every reply compared.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis::{Connection, RedisResult};
+use smallvec::smallvec;
+use tempfile::TempDir;
+
+use super::*;
+use crate::engine::reach::Store;
+use crate::engine::tests::seed;
+use crate::regional::call::{Ask, Need};
+use crate::regional::model::Origin;
+
+/// A Redis of the test's own, which dies with the test.
+struct Server {
+    child: Child,
+    connection: Connection,
+    /// Of keys that a frozen script has written.
+    expires_at_ms: BTreeMap<Vec<u8>, u64>,
+    _directory: TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start() -> Server {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("redis");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory.path());
+        let child = command.stdout(Stdio::null()).stdin(Stdio::null()).spawn().expect("redis-server is installed");
+        let client = redis::Client::open(format!("redis+unix://{}", socket.display())).expect("an address");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let connection = loop {
+            match client.get_connection() {
+                Ok(connection) => break connection,
+                Err(error) => assert!(Instant::now() < deadline, "redis-server does not answer: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        Server { child, connection, expires_at_ms: BTreeMap::new(), _directory: directory }
+    }
+
+    fn eval(&mut self, source: &str, invocation: &Invocation) -> RedisResult<Value> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(source).arg(invocation.keys.len()).arg(&invocation.keys).arg(&invocation.args);
+        command.query(&mut self.connection)
+    }
+
+    fn call(&mut self, call: &Call) -> Reply {
+        let value = self.eval(ORIGIN, &encode(call)).expect("the script answers");
+        decode(call, &value).expect("the answer is a reply")
+    }
+
+    /// The same at a time of our choosing, by which keys expire too.
+    fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
+        self.set_time(time_ms);
+        let is_over = |(_, at_ms): &(&Vec<u8>, &u64)| **at_ms <= time_ms;
+        let expired: Vec<Vec<u8>> = self.expires_at_ms.iter().filter(is_over).map(|(key, _)| key.clone()).collect();
+        for key in expired {
+            let () = self.command(&[b"DEL", &key]);
+            self.expires_at_ms.remove(&key);
+        }
+        let value = self.eval(&frozen(ORIGIN), &encode(call)).unwrap_or_else(|error| panic!("{error} for {call:?}"));
+        let kept: Vec<(Vec<u8>, u64)> = self.command(&[b"HGETALL", EXPIRES]);
+        let () = self.command(&[b"DEL", EXPIRES]);
+        self.expires_at_ms.extend(kept.into_iter().map(|(key, ttl_ms)| (key, time_ms + ttl_ms)));
+        decode(call, &value).unwrap_or_else(|error| panic!("{error} for {call:?}"))
+    }
+
+    /// What a frozen script takes for the time.
+    fn set_time(&mut self, time_ms: u64) {
+        let (seconds, micros) = (time_ms / 1000, time_ms % 1000 * 1000);
+        redis::cmd("MSET").arg(&[("s", seconds), ("us", micros)]).exec(&mut self.connection).expect("the time is set");
+    }
+
+    fn command<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
+        let mut command = redis::Cmd::new();
+        words.iter().for_each(|word| {
+            command.arg(*word);
+        });
+        command.query(&mut self.connection).expect("the server answers")
+    }
+}
+
+/// Where a frozen script notes for how long its cells are to be kept.
+const EXPIRES: &[u8] = b"expires";
+
+/// A script that takes what it is told for the time, and leaves it to us to let cells expire by it.
+fn frozen(script: &str) -> String {
+    let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
+    assert_ne!(frozen, script);
+    let frozen = frozen.replace("call('PEXPIRE', cell.key,", "call('HSET', 'expires', cell.key,");
+    frozen.replace("call('PEXPIRE', cell.before_key,", "call('HSET', 'expires', cell.before_key,")
+}
+
+const WINDOW_MS_MAX: u64 = 31_622_400_000;
+
+/// Random calls about few keys, which often fill, repeat each other and lie about the past.
+struct Chaos {
+    rng: StdRng,
+    /// The epochs that were answered last, so that a call knows some of them.
+    epochs: BTreeMap<(OriginKey, u64), u64>,
+    /// The origin's time.
+    time_ms: u64,
+}
+
+impl Chaos {
+    /// Mostly small, sometimes near or above what can be counted.
+    fn count(&mut self) -> u64 {
+        match self.rng.random_range(0..40) {
+            0 => u64::MAX,
+            1 => COUNT_MAX - self.rng.random_range(0..20),
+            2 => self.rng.random_range(0..=COUNT_MAX),
+            3 => 1 << self.rng.random_range(0..53),
+            4..=9 => self.rng.random_range(0..5_000_000_000),
+            10..=19 => 0,
+            _ => self.rng.random_range(0..30),
+        }
+    }
+
+    fn limit(&mut self) -> u32 {
+        match self.rng.random_range(0..8) {
+            0 => u32::MAX,
+            1 => self.rng.random_range(0..=u32::MAX),
+            2 => 0,
+            _ => self.rng.random_range(0..200),
+        }
+    }
+
+    fn told(&mut self, key: OriginKey, sequence: u64) -> Told {
+        let epoch = match self.rng.random_range(0..8) {
+            0 | 1 => 0,
+            2 => self.count(),
+            3 | 4 => self.epochs.values().nth(self.rng.random_range(0..20)).copied().unwrap_or_default(),
+            _ => self.epochs.get(&(key, sequence)).copied().unwrap_or_default(),
+        };
+        let has_refunds = self.rng.random_range(0..3) == 0;
+        let refund = |chaos: &mut Chaos| if has_refunds { chaos.count() } else { 0 };
+        Told {
+            sequence,
+            is_seated: self.rng.random_range(0..4) > 0,
+            own: self.count(),
+            acked: self.count(),
+            epoch,
+            floor: self.count(),
+            floor_rest: self.count(),
+            asked: refund(self),
+            asked_acked: refund(self),
+            refunds_floor: refund(self),
+            // A window's cell outlasts the test.
+            ttl_ms: if sequence == 0 { self.count() } else { 10_000 * WINDOW_MS_MAX },
+            row: Counts { hits: refund(self), refunds: refund(self) },
+            abroad: refund(self),
+        }
+    }
+
+    fn part(&mut self, number: u8) -> Part {
+        let window_ms = [1000, 60_000, 31_622_400_000, 31_622_399_999, 997][usize::from(number) % 5];
+        let sequence = 100 + self.rng.random_range(0..3);
+        let (measure, cells) = match number % 3 {
+            0 => (Measure::Sum, [1, 1, 2, 17][self.rng.random_range(0..4)]),
+            1 => (Measure::Sliding { left_ms: self.rng.random_range(0..=window_ms) }, 2),
+            _ => (Measure::Gcra { limit: self.limit(), burst: self.limit() }, 1),
+        };
+        let is_bucket = number % 3 == 2;
+        let key = OriginKey([number; 20]);
+        let cells = (0..cells).map(|age| self.told(key, if is_bucket { 0 } else { sequence - age })).collect();
+        Part { key, window_ms, measure, cells }
+    }
+
+    /// Mostly goes on a little; now and then it is set forward, or back.
+    fn pass_time(&mut self) {
+        self.time_ms = match self.rng.random_range(0..240) {
+            0 => self.time_ms.saturating_sub(self.rng.random_range(0..100_000)),
+            1 => self.time_ms + self.rng.random_range(0..WINDOW_MS_MAX),
+            2 => [1_700_000_000_000, 1_893_455_999_000, 2_208_988_800_000][self.rng.random_range(0..3)],
+            3..=6 => self.time_ms + self.rng.random_range(0..100_000),
+            7 => self.time_ms - 900,
+            _ => self.time_ms + self.rng.random_range(0..100),
+        };
+    }
+
+    fn call(&mut self) -> Call {
+        let first = self.rng.random_range(0..15);
+        let parts: Vec<Part> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 15)).collect();
+        let mut asks = Vec::new();
+        for _ in 0..self.rng.random_range(0..4) {
+            let mut needs = SmallVec::new();
+            for _ in 0..self.rng.random_range(0..4) {
+                let quota = (self.rng.random_range(0..3) == 0).then(|| self.rng.random_range(0..3));
+                let part = self.rng.random_range(0..parts.len());
+                let hits = if self.rng.random_range(0..3) > 0 { self.rng.random_range(0..4) } else { self.count() };
+                let is_raised = self.rng.random_range(0..6) == 0;
+                let limit = if is_raised { self.count() } else { self.limit().into() };
+                needs.push(Need { part, limit, hits, quota });
+            }
+            asks.push(Ask { needs });
+        }
+        Call {
+            process: ProcessId(match self.rng.random_range(0..20) {
+                // One that is new, as a rule.
+                0 => self.rng.random_range(4..1000),
+                _ => self.rng.random_range(0..4),
+            }),
+            nonce: self.rng.random_range(0..4096),
+            charges: self.rng.random_range(0..5) > 0,
+            parts,
+            asks,
+        }
+    }
+}
+
+#[test]
+fn the_script_and_the_model_say_the_same() {
+    let mut server = Server::start();
+    let seed = seed::seed();
+    let mut chaos = Chaos { rng: StdRng::seed_from_u64(seed), epochs: BTreeMap::new(), time_ms: 1_700_000_000_000 };
+    let mut model = Origin::default();
+    let mut older = (model.clone(), Vec::new(), BTreeMap::new());
+    let mut said: Vec<Call> = Vec::new();
+    let (mut admitted, mut denied) = (0, 0);
+    for number in 0..6000u64 {
+        chaos.pass_time();
+        let time_ms = chaos.time_ms;
+        match chaos.rng.random_range(0..200) {
+            0 => {
+                let () = server.command(&[b"FLUSHALL"]);
+                server.expires_at_ms.clear();
+                model.clear();
+            }
+            1 => {
+                let keys: Vec<Vec<u8>> = server.command(&[b"KEYS", b"tidegate:*"]);
+                let copies = keys.into_iter().map(|key| {
+                    let copy: Vec<u8> = server.command(&[b"DUMP", &key]);
+                    (key, copy)
+                });
+                older = (model.clone(), copies.collect(), server.expires_at_ms.clone());
+            }
+            2 => {
+                let () = server.command(&[b"FLUSHALL"]);
+                for (key, copy) in &older.1 {
+                    let () = server.command(&[b"RESTORE", key, b"100000000000", copy]);
+                }
+                server.expires_at_ms = older.2.clone();
+                model = older.0.clone();
+            }
+            _ => {}
+        }
+        let is_repeated = chaos.rng.random_range(0..4) == 0 && !said.is_empty();
+        let call = match said.len() {
+            0 => chaos.call(),
+            count if is_repeated => said[count.saturating_sub(1 + chaos.rng.random_range(0..8))].clone(),
+            _ => chaos.call(),
+        };
+        let expected = model.call(&call, time_ms);
+        let reply = server.call_at(&call, time_ms);
+        assert_eq!(reply, expected, "call {number} of seed {seed}: {call:?}");
+        admitted += reply.verdicts.iter().filter(|verdict| verdict.is_admitted).count();
+        denied += reply.verdicts.iter().filter(|verdict| !verdict.is_admitted).count();
+        for (part, heard) in call.parts.iter().zip(&reply.parts) {
+            let epochs = part.cells.iter().zip(heard).map(|(told, heard)| ((part.key, told.sequence), heard.epoch));
+            chaos.epochs.extend(epochs);
+        }
+        said.push(call);
+    }
+    assert!(admitted > 500 && denied > 500, "{admitted} admitted, {denied} denied");
+}
+
+fn sliding(own: u64) -> Part {
+    let told = Told { is_seated: true, own, ttl_ms: 120_000, ..Told::default() };
+    let cells = smallvec![Told { sequence: 8, ..told }, Told { sequence: 7, own: 0, ..told }];
+    Part { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
+}
+
+fn check(part: Part, hits: u64, limit: u64) -> Call {
+    let asks = vec![Ask { needs: smallvec![Need { part: 0, limit, hits, quota: None }] }];
+    Call { process: ProcessId(1), nonce: 5, charges: true, parts: vec![part], asks }
+}
+
+#[test]
+fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
+    let mut server = Server::start();
+    let reply = server.call(&check(sliding(0), 1, 10));
+    assert!(reply.verdicts[0].is_admitted);
+    let key = cell_key(&OriginKey([7; 20]), 8);
+    // A minute for a machine that is busy.
+    let is_near = |ttl_ms: i64, expected: i64| (expected - 60_000..=expected).contains(&ttl_ms);
+    let ttl_ms: i64 = server.command(&[b"PTTL", &key]);
+    assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
+
+    let told = Told { is_seated: true, ..Told::default() };
+    let measure = Measure::Gcra { limit: 10, burst: 100 };
+    let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
+    let reply = server.call(&check(bucket.clone(), 10, 10));
+    assert_eq!(reply.parts[0][0].level, Level { ahead_ms: 0, whole: 10, rest: 0 });
+    let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
+    assert!(is_near(ttl_ms, 120_000), "a minute to drain, a minute more: {ttl_ms}");
+
+    // A rule that was set to 0 while its bucket was not empty.
+    let blocked = Part { measure: Measure::Gcra { limit: 0, burst: 100 }, ..bucket };
+    server.call(&check(blocked, 1, 10));
+    let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
+    assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
+}
+
+/// Deploys, one after the other, and the bucket is never empty.
+#[test]
+fn a_bucket_in_use_forgets_processes_that_are_gone() {
+    let mut server = Server::start();
+    let mut model = Origin::default();
+    let key = OriginKey([7; 20]);
+    let mut time_ms = 1_700_000_000_000;
+    let mut fields_max = 0;
+    let mut level = Level::default();
+    for start in 1..=60 {
+        let mut known = Told { is_seated: true, ttl_ms: 1000, ..Told::default() };
+        // Told four times, and killed.
+        for _ in 0..4 {
+            time_ms += 10_000;
+            known.own += 3;
+            let measure = Measure::Gcra { limit: 10, burst: 100 };
+            let part = Part { key, window_ms: 60_000, measure, cells: smallvec![known] };
+            let call = Call { process: ProcessId(start), nonce: 5, charges: true, parts: vec![part], asks: Vec::new() };
+            let reply = server.call_at(&call, time_ms);
+            assert_eq!(reply, model.call(&call, time_ms), "start {start}");
+            let heard = reply.parts[0][0];
+            known = Told { acked: heard.field, epoch: heard.epoch, ..known };
+            level = heard.level;
+            let fields = |names: Vec<String>| names.iter().filter(|name| name.len() > 1).count();
+            let there = fields(server.command(&[b"HKEYS", &bucket_key(&key)]));
+            let before = fields(server.command(&[b"HKEYS", &bucket_before_key(&key)]));
+            assert!(there + before <= heard.holders as usize, "{there} and {before} of {heard:?}");
+            fields_max = fields_max.max(heard.holders);
+        }
+    }
+    // Three in ten seconds, and ten in a minute drain.
+    let drained = (60u64 * 4 - 1) * 10;
+    assert_eq!(level.whole, 60 * 4 * 3 - drained.div_ceil(6), "nothing is lost or counted twice");
+    assert!(fields_max <= 6, "{fields_max} of 60 processes");
+}
+
+#[test]
+fn a_read_that_brings_nothing_new_writes_nothing() {
+    let mut server = Server::start();
+    server.call(&check(sliding(0), 3, 10));
+    let key = cell_key(&OriginKey([7; 20]), 8);
+    let () = server.command(&[b"PEXPIRE", &key, b"60000"]);
+    let read = Call { asks: Vec::new(), ..check(sliding(3), 0, 0) };
+    assert_eq!(server.call(&read).parts[0][0].sum, 3);
+    let denied = server.call(&check(sliding(3), 8, 10));
+    assert_eq!(denied.verdicts[0], AskVerdict { is_admitted: false, over: smallvec![0] });
+    let ttl_ms: i64 = server.command(&[b"PTTL", &key]);
+    assert!(ttl_ms <= 60_000, "{ttl_ms}");
+}
+
+#[test]
+fn an_epoch_is_the_origins_time() {
+    let mut server = Server::start();
+    let (seconds, _): (u64, u64) = server.command(&[b"TIME"]);
+    let epoch = server.call(&check(sliding(0), 1, 10)).parts[0][0].epoch;
+    assert!((epoch / 4096 / 1000).abs_diff(seconds) < 60);
+    assert_eq!(epoch % 4096, 5);
+}
+
+#[test]
+fn a_malformed_call_changes_nothing_and_is_told_why() {
+    let mut server = Server::start();
+    let good = encode(&check(sliding(4), 1, 10));
+    let numbers = String::from_utf8(good.args[1].clone()).unwrap();
+    let with = |numbers: &str| Invocation { args: vec![b"p".to_vec(), numbers.into()], ..good.clone() };
+    let twice = Invocation { keys: vec![good.keys[0].clone(); 2], ..good.clone() };
+    let cases = [
+        (Invocation { args: Vec::new(), ..good.clone() }, "2 arguments expected, not 0"),
+        (with("hello"), "not an array of whole numbers"),
+        (with("[1,-1]"), "not an array of whole numbers"),
+        (with("[1,,1]"), "not JSON"),
+        (with("[2,1]"), "it ends before its parts"),
+        (with("[2,1,1,0,60000]"), "it ends in part 1"),
+        (with(&numbers.replace("[5,1,1,1,60000", "[5,1,1,9,60000")), "the measure of part 1"),
+        (with(&numbers.replace("60000,30000", "60000,60001")), "the measure of part 1"),
+        (with(&numbers.replace("60000,30000", "0,0")), "the measure of part 1"),
+        (with("[2,1,1,0,60000,0,0,0]"), "the cells of part 1"),
+        (with(&numbers.replace("]", ",1]")), "numbers instead of"),
+        (with(&numbers.replace("1,1,10,1,0]", "1,2,10,1,0]")), "a need of ask 1"),
+        (Invocation { keys: Vec::new(), ..good.clone() }, "0 keys instead of 2"),
+        (twice, "comes twice"),
+    ];
+    for (invocation, expected) in cases {
+        let error = server.eval(ORIGIN, &invocation).expect_err(expected).to_string();
+        assert!(error.contains("malformed call") && error.contains(expected), "{error} instead of {expected}");
+    }
+    // Nor does any beginning of a good one.
+    for length in 0..numbers.len() - 1 {
+        let cut = format!("{}]", &numbers[..length]);
+        server.eval(ORIGIN, &with(&cut)).expect_err(&cut);
+    }
+    let keys: u64 = server.command(&[b"DBSIZE"]);
+    assert_eq!(keys, 0);
+    server.eval(BEAT, &encode(&check(sliding(0), 1, 1))).expect_err("no heartbeat");
+}
+
+#[test]
+fn heartbeats_count_the_live() {
+    let mut server = Server::start();
+    let (one, two) = (ProcessId(1), ProcessId(2));
+    let beat = |process| encode_beat(Store::Origin, process);
+    // At times of our choosing: however slow the machine is, nobody is silent for too long.
+    let frozen = frozen(BEAT);
+    let mut tell = |time_ms, invocation| {
+        server.set_time(time_ms);
+        let beat = decode_beat(&server.eval(&frozen, &invocation).unwrap()).unwrap();
+        assert_eq!(beat.time_ms, time_ms);
+        (beat.was_known, beat.live)
+    };
+    assert_eq!(tell(10_000, beat(one)), (false, 1));
+    assert_eq!(tell(10_000, beat(two)), (false, 2));
+    assert_eq!(tell(10_500, beat(one)), (true, 2));
+    assert_eq!(tell(11_000, encode_leave(Store::Origin, two)), (true, 1));
+    assert_eq!(tell(11_000, beat(two)), (false, 2));
+    assert_eq!(tell(13_000, beat(one)), (true, 2));
+    assert_eq!(tell(14_000, beat(one)), (true, 2), "three seconds are not too long");
+    assert_eq!(tell(14_001, beat(one)), (true, 1), "who was heard of longer ago is gone");
+    let ttl_ms: i64 = server.command(&[b"PTTL", PROCESSES_KEY.as_bytes()]);
+    assert!((1..=60_000).contains(&ttl_ms), "{ttl_ms}");
+    let now = decode_beat(&server.eval(BEAT, &beat(one)).unwrap()).unwrap();
+    assert!(now.time_ms > 1_700_000_000_000, "the origin's own time");
+}
+
+#[test]
+fn an_incarnation_is_made_with_the_data_and_lost_with_it() {
+    let mut server = Server::start();
+    let frozen = frozen(BEAT);
+    let mut model = Origin::default();
+    let incarnation = |server: &mut Server, model: &mut Origin, process, time_ms| {
+        server.set_time(time_ms);
+        let said = server.eval(&frozen, &encode_beat(Store::Origin, ProcessId(process))).unwrap();
+        let beat = decode_beat(&said).unwrap();
+        assert_eq!(beat, model.beat(ProcessId(process), time_ms));
+        beat.incarnation
+    };
+    assert_eq!(incarnation(&mut server, &mut model, 1, 10_000), 10_000_000);
+    assert_eq!(incarnation(&mut server, &mut model, 2, 11_000), 10_000_000);
+    let ttl_ms: i64 = server.command(&[b"PTTL", incarnation_key(Store::Origin).as_bytes()]);
+    assert!(ttl_ms > 3_600_000, "{ttl_ms}");
+    let () = server.command(&[b"FLUSHALL"]);
+    model.clear();
+    assert_eq!(incarnation(&mut server, &mut model, 1, 12_000), 12_000_000);
+    assert_eq!(incarnation(&mut server, &mut model, 2, 13_000), 12_000_000);
+    let () = server.command(&[b"FLUSHALL"]);
+    let left = server.eval(BEAT, &encode_leave(Store::Origin, ProcessId(1))).unwrap();
+    assert_eq!(decode_beat(&left).unwrap().incarnation, 0, "who leaves makes none");
+}
+
+/// The slot of a key, as the Cluster specification says it.
+fn slot(key: &[u8]) -> u16 {
+    let inside = |open: usize| key[open + 1..].iter().position(|byte| *byte == b'}').map(|length| (open + 1, length));
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(inside).filter(|(_, length)| *length > 0);
+    let hashed = tag.map_or(key, |(start, length)| &key[start..start + length]);
+    let crc16 = hashed.iter().fold(0u16, |crc, byte| {
+        let shifted = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+        (0..8).fold(crc ^ u16::from(*byte) << 8, shifted)
+    });
+    crc16 % 16_384
+}
+
+#[test]
+fn all_cells_of_a_key_are_in_one_slot() {
+    assert_eq!(slot(b"123456789"), 0x31c3);
+    assert_eq!(slot(b"a{123456789}b"), 0x31c3);
+    for store in [Store::Origin, Store::Owner] {
+        assert_eq!(slot(incarnation_key(store).as_bytes()), slot(processes_key(store).as_bytes()));
+    }
+    let mut slots = Vec::new();
+    for number in 0..50u8 {
+        let key = OriginKey(std::array::from_fn(|place| number.wrapping_mul(place as u8 + 3)));
+        let own = slot(&bucket_key(&key));
+        assert!([0, 1, 99, u64::MAX].iter().all(|sequence| slot(&cell_key(&key, *sequence)) == own));
+        assert_eq!(slot(&bucket_before_key(&key)), own);
+        slots.push(own);
+    }
+    slots.sort_unstable();
+    slots.dedup();
+    assert!(slots.len() > 40, "keys spread");
+}
+
+#[test]
+fn keys_are_as_documented() {
+    let key = OriginKey(*b"\x00\x10\x83\x10\x51\x87\x20\x92\x8b\x30\xd3\x8f\xfb\xff\xbf\x00\x00\x00\xff\xff");
+    assert_eq!(cell_key(&key, 12), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:12");
+    assert_eq!(bucket_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:g");
+    assert_eq!(bucket_before_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:b");
+}
+
+#[test]
+fn no_answer_panics() {
+    let call = check(sliding(0), 1, 10);
+    let good = [9, 1, 1, 0, 0, 1, 9, 0, 0, 0, 0, 1, 0, 1, 0].map(Value::Int).to_vec();
+    let reply = decode(&call, &Value::Array(good.clone())).unwrap();
+    assert_eq!(reply.parts[0][0], Heard { epoch: 9, sum: 1, field: 1, holders: 1, ..Heard::default() });
+    assert_eq!(reply.verdicts[0], AskVerdict { is_admitted: false, over: smallvec![0] });
+    for length in 0..good.len() {
+        let error = decode(&call, &Value::Array(good[..length].to_vec())).unwrap_err();
+        assert!(error.to_string().contains("too few numbers"), "{error}");
+    }
+    let others = [
+        Value::Nil,
+        Value::Okay,
+        Value::Int(-1),
+        Value::Int(i64::MAX),
+        Value::Double(1.0),
+        Value::Boolean(true),
+        Value::BulkString(b"1".to_vec()),
+        Value::Array(Vec::new()),
+        Value::Map(Vec::new()),
+    ];
+    for other in others {
+        assert!(decode(&call, &other).is_err() && decode_beat(&other).is_err());
+        for place in 0..good.len() {
+            let mut values = good.clone();
+            values[place] = other.clone();
+            assert!(decode(&call, &Value::Array(values)).is_err(), "{other:?} at {place}");
+        }
+        let long = [good.clone(), vec![other.clone()]].concat();
+        assert!(decode(&call, &Value::Array(long)).is_err());
+        assert!(decode_beat(&Value::Array(vec![Value::Int(1), Value::Int(1), Value::Int(1), other])).is_err());
+    }
+}

@@ -1,0 +1,351 @@
+//! Who waits for which key, and what goes to the origin together.
+//!
+//! One live call for a key at a time: the origin tells a check that was already applied by its totals, so two of them with
+//! the same totals must not be under way at once. Whoever comes meanwhile waits, and all who wait go together in the next
+//! call. Calls for one key are spaced, so that a hot key costs the origin the same for any number of processes.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use smallvec::SmallVec;
+
+use crate::engine::decide::{Answered, Settled};
+use crate::engine::{Asked, Inquiry, steps};
+use crate::regional::call::{AskVerdict, OriginKey};
+
+/// Requests that go together at most: a call stays a matter of a millisecond for the origin.
+pub const TOGETHER_MAX: usize = 512;
+
+/// A request that waits for the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskId(pub u64);
+
+/// What a waiting request is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AskOutcome {
+    Settled(Settled),
+    /// Memory may be able to decide by now.
+    Again,
+    /// The same, because keys were read that the process did not know. What was read comes to this, if all of it could be
+    /// judged: a table that is too small may have given the keys up again.
+    Read(Option<Settled>),
+    /// The origin gave no answer.
+    NoAnswer,
+}
+
+/// A waiting request.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub inquiry: Inquiry,
+    /// For each question.
+    pub keys: SmallVec<[OriginKey; 2]>,
+    /// After this nobody waits for it any more.
+    pub until_us: u64,
+    /// It is part of a call.
+    pub is_asked: bool,
+    /// Read because the origin does not know this process's hits; nobody waits.
+    pub is_background: bool,
+    /// Calls it is part of that have not come back: several in a Cluster.
+    pub calls: usize,
+    /// What the calls that have come back said.
+    answers: SmallVec<[Answered; 4]>,
+    is_admitted: bool,
+    /// One of the calls only read.
+    pub has_read: bool,
+}
+
+impl Waiting {
+    pub fn new(inquiry: Inquiry, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
+        let answers = SmallVec::from_elem(Answered::NotAsked, inquiry.checks);
+        Waiting {
+            inquiry,
+            keys,
+            until_us,
+            is_asked: false,
+            is_background,
+            calls: 0,
+            answers,
+            is_admitted: true,
+            has_read: false,
+        }
+    }
+
+    /// Takes one call's verdict; `questions` are those that were its needs, in order.
+    pub fn hear(&mut self, verdict: &AskVerdict, questions: &[usize], is_read: bool) {
+        self.calls = self.calls.saturating_sub(1);
+        self.has_read |= is_read;
+        self.is_admitted &= verdict.is_admitted;
+        let over: HashSet<u16> = verdict.over.iter().copied().collect();
+        for (need, question) in questions.iter().enumerate() {
+            steps::count();
+            let is_over = u16::try_from(need).is_ok_and(|need| over.contains(&need));
+            let check = self.inquiry.questions[*question].check;
+            if let Some(answer) = self.answers.get_mut(check) {
+                *answer = if is_over { Answered::Over } else { Answered::Fits };
+            }
+        }
+    }
+
+    /// Judges by what reads have found to be counted: within a request, a key counts down.
+    pub fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
+        let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
+        for (key, asked) in self.keys.iter().zip(&self.inquiry.questions) {
+            steps::count();
+            let Some(counted) = counted.get(key).filter(|_| asked.judged.is_some()) else { continue };
+            let capacity = i64::from(asked.terms.capacity());
+            let available = capacity.saturating_sub(*counted).saturating_add(asked.counted_after).min(capacity);
+            let before = waiting.entry(*key).or_default();
+            let needed = before.saturating_add(asked.hits);
+            let fits = u64::try_from(available).is_ok_and(|available| available >= needed);
+            if fits {
+                *before = needed;
+            }
+            if let Some(answer) = self.answers.get_mut(asked.check) {
+                *answer = if fits { Answered::Fits } else { Answered::Over };
+            }
+        }
+    }
+
+    /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
+    pub fn settled_by_reads(&self) -> Option<Settled> {
+        let is_judged = |asked: &Asked| self.answers.get(asked.check) != Some(&Answered::NotAsked);
+        let mut judged = self.inquiry.questions.iter().filter(|asked| asked.judged.is_some());
+        judged.all(is_judged).then(|| Settled { is_charged: false, ..self.settled(true) })
+    }
+
+    /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
+    pub fn settled(&self, is_split: bool) -> Settled {
+        let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
+        Settled { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
+    }
+
+    /// The quota groups of needs that did not fit; `None` stands for needs that deny alone.
+    pub fn groups_over(&self) -> HashSet<Option<u16>> {
+        let is_over = |asked: &&Asked| {
+            steps::count();
+            self.answers.get(asked.check) == Some(&Answered::Over)
+        };
+        self.inquiry.questions.iter().filter(is_over).filter_map(|asked| asked.judged).collect()
+    }
+
+    fn is_admitted_by_all(&self) -> bool {
+        let over = self.groups_over();
+        let mut quotas = self.inquiry.questions.iter().filter_map(|asked| asked.judged.flatten()).peekable();
+        let are_quotas_over = quotas.peek().is_some() && quotas.all(|quota| over.contains(&Some(quota)));
+        !over.contains(&None) && (self.inquiry.has_free_quota || !are_quotas_over)
+    }
+}
+
+/// What is going on with a key.
+#[derive(Clone, Debug, Default)]
+struct KeyState {
+    is_busy: bool,
+    /// The next call is not made before.
+    free_at_us: u64,
+    waiting: VecDeque<AskId>,
+}
+
+/// Everyone who waits.
+#[derive(Debug, Default)]
+pub struct Asks {
+    next_id: u64,
+    pub waiting: HashMap<AskId, Waiting>,
+    keys: HashMap<OriginKey, KeyState>,
+    /// Keys with requests that wait for the spacing to pass.
+    spaced: Vec<OriginKey>,
+}
+
+impl Asks {
+    pub fn enter(&mut self, waiting: Waiting) -> AskId {
+        self.next_id += 1;
+        let id = AskId(self.next_id);
+        self.waiting.insert(id, waiting);
+        id
+    }
+
+    /// Starts a request on its way: it goes now if all of its keys are free, otherwise it waits for the first that is
+    /// not. True if it goes.
+    pub fn start(&mut self, id: AskId, now_us: u64) -> bool {
+        self.start_with(id, &HashSet::new(), now_us)
+    }
+
+    /// The same for a request that goes together with others, which have made the keys of `together` busy.
+    fn start_with(&mut self, id: AskId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
+        let Some(waiting) = self.waiting.get(&id) else { return false };
+        let keys = waiting.keys.clone();
+        for key in &keys {
+            steps::count();
+            if together.contains(key) {
+                continue;
+            }
+            let state = self.keys.entry(*key).or_default();
+            if state.is_busy || now_us < state.free_at_us || !state.waiting.is_empty() {
+                if !state.is_busy && state.waiting.is_empty() {
+                    self.spaced.push(*key);
+                }
+                state.waiting.push_back(id);
+                return false;
+            }
+        }
+        for key in &keys {
+            self.keys.entry(*key).or_default().is_busy = true;
+        }
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.is_asked = true;
+        }
+        true
+    }
+
+    /// A call about these keys is over, the next is not made before that moment. Returns the keys that can go on at once.
+    pub fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {
+        let mut ready = Vec::new();
+        for key in keys {
+            let Some(state) = self.keys.get_mut(key) else { continue };
+            state.is_busy = false;
+            // More than one call can take do not wait for the spacing as well.
+            state.free_at_us = if state.waiting.len() > TOGETHER_MAX { now_us } else { free_at_us };
+            match (state.waiting.is_empty(), now_us >= state.free_at_us) {
+                (true, true) => drop(self.keys.remove(key)),
+                (true, false) => {}
+                (false, true) => ready.push(*key),
+                (false, false) => self.spaced.push(*key),
+            }
+        }
+        ready
+    }
+
+    /// When the first of those that are spaced may go.
+    pub fn next_us(&self) -> Option<u64> {
+        self.spaced.iter().filter_map(|key| self.keys.get(key)).map(|state| state.free_at_us).min()
+    }
+
+    /// Keys whose spacing has passed.
+    pub fn due(&mut self, now_us: u64) -> Vec<OriginKey> {
+        let keys = &self.keys;
+        let is_due = |key: &OriginKey| keys.get(key).is_none_or(|state| now_us >= state.free_at_us);
+        let (due, spaced) = std::mem::take(&mut self.spaced).into_iter().partition(is_due);
+        self.spaced = spaced;
+        due
+    }
+
+    /// Forgets keys that nobody waits for and whose spacing has passed.
+    pub fn tidy(&mut self, now_us: u64) {
+        self.keys.retain(|_, state| state.is_busy || !state.waiting.is_empty() || now_us < state.free_at_us);
+    }
+
+    /// Those who wait for a key, at most so many, and are still there.
+    pub fn take_waiting(&mut self, key: &OriginKey) -> Vec<AskId> {
+        let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
+        let mut taken = Vec::new();
+        while taken.len() < TOGETHER_MAX {
+            let Some(id) = state.waiting.pop_front() else { break };
+            if self.waiting.contains_key(&id) {
+                taken.push(id);
+            }
+        }
+        taken
+    }
+
+    /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
+    /// one call is started after it.
+    pub fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
+        let mut together = HashSet::new();
+        // Whoever is left in the queue stays behind these.
+        let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
+        let mut started = Vec::with_capacity(ids.len());
+        for id in ids {
+            if self.start_with(*id, &together, now_us) {
+                started.push(*id);
+                let keys = self.waiting.get(id).map(|waiting| waiting.keys.clone()).unwrap_or_default();
+                together.extend(keys);
+            }
+        }
+        if !rest.is_empty() {
+            let state = self.keys.entry(*key).or_default();
+            state.waiting.extend(rest);
+            if !state.is_busy {
+                self.spaced.push(*key);
+            }
+        }
+        started
+    }
+
+    /// Nobody waits for a request any more. True if it had no answer yet.
+    pub fn give_up(&mut self, id: AskId) -> bool {
+        self.waiting.remove(&id).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::reach::Store;
+    use crate::rules::policy::Class;
+
+    const KEY: OriginKey = OriginKey([1; 20]);
+    const OTHER: OriginKey = OriginKey([2; 20]);
+
+    fn waiting(keys: &[OriginKey]) -> Waiting {
+        let inquiry = Inquiry {
+            store: Store::Origin,
+            charges: true,
+            is_strict: false,
+            class: Class::Comfort,
+            checks: 1,
+            questions: SmallVec::new(),
+            has_free_quota: false,
+            given_back: None,
+        };
+        Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
+    }
+
+    #[test]
+    fn whoever_comes_while_a_call_is_under_way_goes_with_the_next() {
+        let mut asks = Asks::default();
+        let [first, second, third] = [(); 3].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0));
+        assert!(!asks.start(second, 1) && !asks.start(third, 2));
+        assert_eq!(asks.free(&[KEY], 100, 200), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert_eq!(asks.start_together(&KEY, &waited, 200), [second, third]);
+    }
+
+    #[test]
+    fn calls_for_a_key_are_spaced() {
+        let mut asks = Asks::default();
+        let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0));
+        assert!(asks.free(&[KEY], 500, 100).is_empty());
+        assert!(!asks.start(second, 200));
+        assert_eq!((asks.next_us(), asks.due(499)), (Some(500), vec![]));
+        assert_eq!(asks.due(500), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert_eq!(asks.start_together(&KEY, &waited, 500), [second]);
+    }
+
+    #[test]
+    fn a_request_for_two_keys_waits_for_the_one_that_is_busy() {
+        let mut asks = Asks::default();
+        let first = asks.enter(waiting(&[KEY]));
+        let both = asks.enter(waiting(&[OTHER, KEY]));
+        let other = asks.enter(waiting(&[OTHER]));
+        assert!(asks.start(first, 0));
+        assert!(!asks.start(both, 1));
+        assert!(asks.start(other, 2), "the free key is not held for those who wait for another");
+        assert_eq!(asks.free(&[KEY], 0, 3), [KEY]);
+        let waited = asks.take_waiting(&KEY);
+        assert!(asks.start_together(&KEY, &waited, 3).is_empty(), "now the other one is busy");
+        assert_eq!(asks.free(&[OTHER], 0, 4), [OTHER]);
+        let waited = asks.take_waiting(&OTHER);
+        assert_eq!(asks.start_together(&OTHER, &waited, 4), [both]);
+    }
+
+    #[test]
+    fn whoever_gave_up_goes_nowhere() {
+        let mut asks = Asks::default();
+        let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
+        assert!(asks.start(first, 0) && !asks.start(second, 1));
+        assert!(asks.give_up(second) && !asks.give_up(second));
+        assert_eq!(asks.free(&[KEY], 0, 2), [KEY]);
+        assert!(asks.take_waiting(&KEY).is_empty());
+    }
+}

@@ -1,0 +1,234 @@
+//! Why is this denied, and until when: the rule that a descriptor meets, and how its counts stand now.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::engine::peek::Peek;
+use crate::engine::reach::{Held, Reach};
+use crate::request::typed::TypedDescriptor;
+use crate::request::{Descriptor, Hits, Refused, Request};
+use crate::rules::explain::explain as explain_rule;
+use crate::rules::explain_text::window;
+use crate::rules::policy::{OnOutage, Scope, Word};
+use crate::server::service::{Service, wall_ms};
+
+/// What was asked: `domain=d&descriptor=k=v,k2=v2&hits=1`.
+#[derive(Debug)]
+pub struct Query {
+    domain: String,
+    descriptors: Vec<TypedDescriptor>,
+    hits: u64,
+    pub is_json: bool,
+}
+
+impl Query {
+    pub fn read(query: &str) -> Result<Query, String> {
+        let mut read = Query { domain: String::new(), descriptors: Vec::new(), hits: 1, is_json: false };
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match &*name {
+                "domain" => read.domain = value.into_owned(),
+                "descriptor" => read.descriptors.push(TypedDescriptor::read(&value)?),
+                "hits" => read.hits = value.parse().map_err(|_| format!("hits is '{value}': write a number"))?,
+                "output" => {
+                    read.is_json = match &*value {
+                        "json" => true,
+                        "text" => false,
+                        _ => return Err(format!("output is '{value}': write text or json")),
+                    }
+                }
+                _ => return Err(format!("there is no '{name}': write domain, descriptor, hits and output")),
+            }
+        }
+        if read.domain.is_empty() || read.descriptors.is_empty() {
+            return Err("write ?domain=d&descriptor=k=v,k2=v2 (several descriptors: &descriptor=... again)".into());
+        }
+        Ok(read)
+    }
+}
+
+/// One descriptor: why it meets its rule, and how each of the rule's limits stands.
+#[derive(Debug)]
+struct Explained {
+    in_words: String,
+    as_json: Value,
+    limits: Vec<Standing>,
+}
+
+/// How a limit stands.
+#[derive(Debug)]
+struct Standing {
+    limit: u32,
+    window_ms: u64,
+    name: String,
+    scope: Scope,
+    on_outage: OnOutage,
+    /// Who should be heard, and is not.
+    unheard: Option<&'static str>,
+    is_known: bool,
+    counted: u64,
+    abroad: u64,
+    remaining: u64,
+    fits: bool,
+    frees_in_ms: Option<u64>,
+    resets_in_ms: u64,
+}
+
+impl Standing {
+    fn of(peek: &Peek<'_>, service: &Service) -> Standing {
+        let Held { scope, on_outage, reach, is_cut_off, .. } = peek.held;
+        let unheard = match reach {
+            Reach::Strict(_) if service.is_out(reach) => Some("the owner of strict limits gives no answer"),
+            _ if service.is_out(reach) => Some("Redis gives no answer"),
+            _ => is_cut_off.then_some("other regions can't be heard"),
+        };
+        Standing {
+            scope,
+            on_outage,
+            unheard,
+            limit: peek.terms.limit,
+            window_ms: peek.terms.window_ms,
+            name: peek.limit.map_or_else(String::new, |limit| limit.name.to_string()),
+            is_known: peek.is_known,
+            counted: peek.counted,
+            abroad: peek.abroad,
+            remaining: peek.remaining,
+            fits: peek.fits,
+            frees_in_ms: peek.frees_in_ms,
+            resets_in_ms: peek.resets_in_ms,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "requests_per_unit": self.limit,
+            "window_ms": self.window_ms,
+            "scope": self.scope.word(),
+            "on_outage": self.on_outage.word(),
+            "outage": self.unheard,
+            "is_known": self.is_known,
+            "counted": self.counted,
+            "of_other_regions": self.abroad,
+            "remaining": self.remaining,
+            "fits": self.fits,
+            "frees_in_ms": self.frees_in_ms,
+            "resets_in_ms": self.resets_in_ms,
+        })
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "now: {} of {} per {}", self.counted, self.limit, window(self.window_ms))?;
+        if !self.name.is_empty() {
+            write!(f, " ({})", self.name)?;
+        }
+        if !self.is_known {
+            write!(f, ", not counted before")?;
+        }
+        if self.abroad > 0 {
+            write!(f, ", {} of them in other regions", self.abroad)?;
+        }
+        let after = |ms: u64| humantime::format_duration(Duration::from_millis(ms)).to_string();
+        match self.frees_in_ms {
+            _ if self.fits => write!(f, "; {} left, starts afresh in {}", self.remaining, after(self.resets_in_ms)),
+            Some(ms) => write!(f, "; over the limit, fits again in {}", after(ms)),
+            None => write!(f, "; so many hits never fit"),
+        }
+    }
+}
+
+/// The answer to a query.
+#[derive(Debug)]
+pub struct Page(Vec<Explained>);
+
+impl Page {
+    pub fn to_json(&self) -> Value {
+        let descriptor = |explained: &Explained| {
+            let mut document = explained.as_json.clone();
+            document["now"] = explained.limits.iter().map(Standing::to_json).collect();
+            document
+        };
+        self.0.iter().map(descriptor).collect()
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, explained) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{}", explained.in_words)?;
+            for limit in &explained.limits {
+                writeln!(f, "    {limit}")?;
+                if let Some(unheard) = limit.unheard {
+                    writeln!(f, "    outage: {unheard}, so that on_outage: {} decides", limit.on_outage.word())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why there is nothing to explain.
+#[derive(Debug, Error)]
+pub enum Unexplained {
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    #[error("no domain '{domain}' in the rules: there are {known}")]
+    NoDomain { domain: String, known: String },
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+/// Looks without touching: nothing is counted, and no key is kept alive by it.
+pub fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
+    let in_force = service.in_force().ok_or(Unexplained::NoRules)?;
+    let ruleset = &in_force.ruleset;
+    let Some(domain) = ruleset.domain(&query.domain) else {
+        let names: Vec<&str> = ruleset.domains().map(|domain| &*domain.name).collect();
+        return Err(Unexplained::NoDomain { domain: query.domain.clone(), known: names.join(", ") });
+    };
+    let descriptors = query.descriptors.iter().map(|typed| Descriptor {
+        entries: typed.entries().collect(),
+        hits: Hits::OfRequest(query.hits),
+        limit: None,
+    });
+    let request = Request::new(&query.domain, descriptors.collect(), &service.options().bounds)?;
+    let peeked = service.engine().peek(ruleset, &request, service.is_cut_off(), wall_ms());
+    let explained = query.descriptors.iter().zip(&peeked).map(|(typed, limits)| {
+        let explanation = explain_rule(domain, typed.entries().collect());
+        Explained {
+            in_words: explanation.to_string(),
+            as_json: explanation.to_json(),
+            limits: limits.iter().map(|peek| Standing::of(peek, service)).collect(),
+        }
+    });
+    Ok(Page(explained.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_says_what_is_missing() {
+        let query = Query::read("domain=d&descriptor=a%3Db,c=d&descriptor=e=f%20g&hits=3&output=json").unwrap();
+        assert_eq!((query.domain.as_str(), query.hits, query.is_json), ("d", 3, true));
+        assert_eq!(query.descriptors[1].to_string(), "e=f g");
+        for (bad, said) in [
+            ("", "write ?domain=d"),
+            ("domain=d", "write ?domain=d"),
+            ("domain=d&descriptor=a", "has no '='"),
+            ("domain=d&descriptor=a=b&hits=x", "hits is 'x'"),
+            ("domain=d&descriptor=a=b&output=xml", "write text or json"),
+            ("domain=d&descriptors=a=b", "there is no 'descriptors'"),
+        ] {
+            assert!(Query::read(bad).unwrap_err().contains(said), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The calls of the gRPC port: how many may be open, and by when they have to be answered.
+//!
+//! A call whose deadline (`grpc-timeout`) has passed costs no more work: its caller has stopped listening, and charging
+//! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
+//! place (see `arrival.rs`).
+//!
+//! ShouldRateLimit has a path of its own (`rate_limit.rs`). The others, health and reflection, are rare, and tonic's. Those
+//! of them that last have places of their own (`lasting.rs`), and as much time for a client to take each answer as others.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body as HttpBody, Frame};
+use tokio::time::{timeout, timeout_at};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service as TowerService;
+use tonic::service::Routes;
+
+use crate::observe::outcome::Failure;
+use crate::server::grpc;
+use crate::server::grpc::incomplete_calls::Arriving;
+use crate::server::grpc::lasting_calls::{Ending, LastingCalls, LastingPlace};
+use crate::server::rls::call::RateLimitCall;
+use crate::server::service::{InFlight, Moment, NoAnswer, Service};
+
+/// The longest that a message may take to arrive, and an answer to be taken.
+pub const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// Answered however many calls are open: an overloaded process is not a dead one.
+const HEALTH: &str = "/grpc.health.v1.Health/";
+/// Lasts: health is told whenever it changes.
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// Lasts: answered from the start, question by question, for as long as there are any.
+const REFLECTION: &str = "/grpc.reflection.";
+
+/// The calls of a port.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// Of all services but RateLimitService.
+    routes: Routes,
+    service: Arc<Service>,
+    message_bytes_max: usize,
+    lasting: Arc<LastingCalls>,
+}
+
+impl Calls {
+    pub fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> Calls {
+        Calls { routes, service, message_bytes_max, lasting: Arc::default() }
+    }
+
+    /// The calls of one connection, which has its own places for calls that last.
+    pub fn on_connection(self) -> Calls {
+        Calls { lasting: Arc::default(), ..self }
+    }
+
+    /// The connection is asked to finish: nothing that only waits holds it up.
+    pub fn finish(&self) {
+        self.lasting.end();
+    }
+
+    /// Takes up a call that has arrived some time before now. Most are over when this returns, the others go on as tasks
+    /// of their own. Says when it was done.
+    pub fn begin(
+        &self,
+        request: Request<RecvStream>,
+        reply: SendResponse<Bytes>,
+        arrived: Instant,
+        now: Moment,
+        context: &mut Context<'_>,
+    ) -> Instant {
+        let path = request.uri().path();
+        if let Some(no_call) = NoCall::find(&request) {
+            if path == grpc::SHOULD_RATE_LIMIT {
+                self.service.outcomes().record_failure(Failure::Malformed);
+            }
+            no_call.refuse(reply);
+            return now.instant;
+        }
+        if path == grpc::SHOULD_RATE_LIMIT {
+            let call = RateLimitCall::new(request, reply, arrived);
+            return call.begin(&self.service, self.message_bytes_max, now, context);
+        }
+        if path.starts_with(grpc::RATE_LIMIT_SERVICE) {
+            send_status(reply, Status::unimplemented("there is only ShouldRateLimit"));
+            return now.instant;
+        }
+        match self.place(path) {
+            Ok(place) => {
+                let ending = path.starts_with(REFLECTION).then(|| self.lasting.ending());
+                let (routes, service) = (self.routes.clone(), self.service.clone());
+                let other = OtherCall { routes, service, arrived, ending, _place: place };
+                tokio::spawn(other.answer(request, reply));
+            }
+            Err(status) => send_status(reply, status),
+        }
+        now.instant
+    }
+
+    /// Admits a call of health or reflection.
+    fn place(&self, path: &str) -> Result<OtherPlace, Status> {
+        let lasting = match path == WATCH || path.starts_with(REFLECTION) {
+            true => Some(self.lasting.enter(&self.service).map_err(|crowded| grpc::crowded(&crowded))?),
+            false => None,
+        };
+        let in_flight = match self.service.enter() {
+            Ok(in_flight) => Some(in_flight),
+            Err(_) if path.starts_with(HEALTH) => None,
+            Err(overload) => return Err(grpc::status(&overload)),
+        };
+        Ok(OtherPlace { _lasting: lasting, _in_flight: in_flight })
+    }
+
+    /// A call that was reset by HTTP/2 itself.
+    pub fn reset(&self) {
+        self.service.outcomes().record_failure(Failure::Protocol);
+    }
+
+    /// A call whose connection has ended before it was taken up.
+    pub fn give_up(&self) {
+        self.service.outcomes().record_failure(Failure::Cancelled);
+    }
+}
+
+/// What a request lacks to be a call of gRPC. Browsers can be made to send such requests by any page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoCall {
+    Method,
+    ContentType,
+}
+
+impl NoCall {
+    fn find<B>(request: &Request<B>) -> Option<NoCall> {
+        if request.method() != Method::POST {
+            return Some(NoCall::Method);
+        }
+        let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|of| is_grpc(of.as_bytes()));
+        (!is_grpc).then_some(NoCall::ContentType)
+    }
+
+    /// Answers as other servers of gRPC do: HTTP clients see the code, those of gRPC the status.
+    fn refuse(self, mut reply: SendResponse<Bytes>) {
+        let (code, status) = match self {
+            NoCall::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal("calls of gRPC are made by POST")),
+            NoCall::ContentType => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                Status::invalid_argument("calls of gRPC have the content type application/grpc"),
+            ),
+        };
+        let (mut head, _) = status.into_http::<Body>().into_parts();
+        head.status = code;
+        if self == NoCall::Method {
+            head.headers.insert(ALLOW, HeaderValue::from_static("POST"));
+        }
+        // Who has gone away is not told.
+        let _ = reply.send_response(Response::from_parts(head, ()), true);
+    }
+}
+
+/// Whether a content type is that of gRPC, with or without what its messages are written in. What merely begins like it, as
+/// gRPC-Web does, is something else.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let Some((begin, rest)) = content_type.split_at_checked(GRPC.len()) else { return false };
+    begin.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
+}
+
+/// Ends a call with a status alone.
+pub fn send_status(mut reply: SendResponse<Bytes>, status: Status) {
+    let (head, _) = status.into_http::<Body>().into_parts();
+    // Who has gone away is not told.
+    let _ = reply.send_response(Response::from_parts(head, ()), true);
+}
+
+/// What a call of health or reflection holds to its end.
+struct OtherPlace {
+    /// If it lasts.
+    _lasting: Option<LastingPlace>,
+    /// `None` for health when there is no room.
+    _in_flight: Option<InFlight>,
+}
+
+/// A call of health or reflection.
+struct OtherCall {
+    routes: Routes,
+    service: Arc<Service>,
+    arrived: Instant,
+    /// For a call of many questions: when there are to be no more.
+    ending: Option<Ending>,
+    _place: OtherPlace,
+}
+
+impl OtherCall {
+    async fn answer(mut self, request: Request<RecvStream>, mut reply: SendResponse<Bytes>) {
+        let answered = {
+            let mut answering = pin!(self.response(request));
+            poll_fn(|context| match answering.as_mut().poll(context) {
+                Poll::Ready(response) => Poll::Ready(Some(response)),
+                // Who has gone away needs no answer.
+                Poll::Pending => reply.poll_reset(context).map(|_| None),
+            })
+            .await
+        };
+        let Some(response) = answered else { return };
+        let (head, body) = response.into_parts();
+        if let Ok(stream) = reply.send_response(Response::from_parts(head, ()), body.is_end_stream()) {
+            send_body(stream, body).await;
+        }
+    }
+
+    async fn response(&mut self, request: Request<RecvStream>) -> Response<Body> {
+        let within = grpc_timeout(request.headers()).unwrap_or(STALL_MAX).min(STALL_MAX);
+        let ending = self.ending.take();
+        // A call of many questions has none to wait for.
+        let gives_way = ending.is_none().then(|| self.service.clone());
+        let request = request.map(|stream| Arriving::new(Incoming { stream, ending }, gives_way));
+        let Ok(answered) = timeout_at((self.arrived + within).into(), self.routes.call(request)).await else {
+            return grpc::status(&NoAnswer::Deadline).into_http();
+        };
+        answered.unwrap_or_else(|never| match never {})
+    }
+}
+
+/// What a client says, as tonic wants it.
+struct Incoming {
+    stream: RecvStream,
+    /// Then the client has said all that is listened to, whether it is done or not.
+    ending: Option<Ending>,
+}
+
+impl HttpBody for Incoming {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        match self.stream.poll_data(context) {
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Some(Ok(data))) => {
+                let released = self.stream.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(released.map(|()| Frame::data(data))))
+            }
+            Poll::Pending => match &mut self.ending {
+                Some(ending) => ending.as_mut().poll(context).map(|()| None),
+                None => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+}
+
+/// Sends a body as fast as the client takes it, until one of the two ends. The body may take its time, the client has so
+/// much for each part of it.
+async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
+    loop {
+        let frame = poll_fn(|context| match Pin::new(&mut body).poll_frame(context) {
+            Poll::Ready(frame) => Poll::Ready(Some(frame)),
+            Poll::Pending => stream.poll_reset(context).map(|_| None),
+        });
+        let frame = match frame.await {
+            None => return,
+            Some(None) => break,
+            Some(Some(Err(_))) => return stream.send_reset(Reason::INTERNAL_ERROR),
+            Some(Some(Ok(frame))) => frame,
+        };
+        let sent = match frame.into_data() {
+            Ok(data) => match timeout(STALL_MAX, send_data(&mut stream, data)).await {
+                Ok(sent) => sent,
+                Err(_) => return stream.send_reset(Reason::CANCEL),
+            },
+            Err(frame) => match frame.into_trailers() {
+                // The last that is sent.
+                Ok(trailers) => return drop(stream.send_trailers(trailers)),
+                Err(_) => continue,
+            },
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+    // Without trailers.
+    let _ = stream.send_data(Bytes::new(), true);
+}
+
+/// Sends data as fast as the client takes it.
+pub async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let Some(room) = poll_fn(|context| stream.poll_capacity(context)).await else {
+            return Err(Reason::CANCEL.into());
+        };
+        let part = data.split_to(room?.min(data.len()));
+        stream.send_data(part, false)?;
+    }
+    Ok(())
+}
+
+/// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. What can't be read is no timeout.
+pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 60 * 60),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_call_of_grpc_is_told_apart() {
+        let request = |method: Method, content_type: Option<&str>| {
+            let mut request = Request::new(());
+            *request.method_mut() = method;
+            if let Some(content_type) = content_type {
+                request.headers_mut().insert(CONTENT_TYPE, content_type.parse().unwrap());
+            }
+            NoCall::find(&request)
+        };
+        for good in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "Application/gRPC"]
+        {
+            assert_eq!(request(Method::POST, Some(good)), None, "{good}");
+        }
+        for bad in ["text/plain", "application/grp", "application/grpc-web", "application/json", ""] {
+            assert_eq!(request(Method::POST, Some(bad)), Some(NoCall::ContentType), "{bad:?}");
+        }
+        assert_eq!(request(Method::POST, None), Some(NoCall::ContentType));
+        assert_eq!(request(Method::GET, Some("application/grpc")), Some(NoCall::Method));
+    }
+
+    fn read(text: &str) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", text.parse().unwrap());
+        grpc_timeout(&headers)
+    }
+
+    #[test]
+    fn timeouts_are_read_as_the_protocol_writes_them() {
+        assert_eq!(read("18m"), Some(Duration::from_millis(18)));
+        assert_eq!(read("0n"), Some(Duration::ZERO));
+        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for nonsense in ["", "5", "m", "123456789m", "-1m", "1 m", "1x", "1.5S"] {
+            assert_eq!(read(nonsense), None, "{nonsense}");
+        }
+        assert_eq!(grpc_timeout(&HeaderMap::new()), None);
+    }
+}

@@ -1,0 +1,367 @@
+//! Connections: who may connect, for how long, and how they end.
+//!
+//! An own accept loop rather than tonic's, because connections get an age with jitter, a cap, and a deadline for their
+//! first bytes, which tonic's transport does not offer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::server::drain::Drain;
+use crate::server::grpc::call::Calls;
+use crate::server::grpc::connection_stats::ConnectionStats;
+use crate::server::grpc::http2::Http2;
+use crate::server::grpc::line::{Line, Socket};
+use crate::server::grpc::preface::{Greeted, NotGreeted};
+use crate::server::grpc::resets::Watched;
+use crate::server::grpc::workers::Workers;
+use crate::server::listener::{GrpcListener, Listen, Peer};
+use crate::server::log_budget::LogBudget;
+use crate::server::tls::{HandshakeFailure, Tls};
+
+/// A client that has not finished its TLS handshake and begun HTTP/2 by then never will.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Once the port closes, for those who had just connected.
+const LATE_GREETING_TIMEOUT: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionBounds {
+    pub connections_max: usize,
+    /// How long a connection lives, give or take a tenth.
+    pub age: Duration,
+    /// How long it may take to end.
+    pub grace: Duration,
+}
+
+/// What the gRPC port offers to those who connect.
+#[derive(Clone, Debug)]
+pub struct GrpcPort {
+    pub calls: Calls,
+    /// `None`: connections are in plain text.
+    pub tls: Option<Arc<Tls>>,
+    pub bounds: ConnectionBounds,
+    pub stats: Arc<ConnectionStats>,
+    /// Where connections are served.
+    pub workers: Arc<Workers>,
+}
+
+/// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
+pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
+    match listener {
+        GrpcListener::Tcp(listener) => serve_on(listener, port, drain).await,
+        GrpcListener::Unix(socket) => serve_on(socket, port, drain).await,
+    }
+}
+
+async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
+    let log = Arc::new(LogBudget::default());
+    let room = Room { max: port.bounds.connections_max, when_full: WhenFull::Refuse, stats: port.stats.clone() };
+    accept(listener, "gRPC", room, drain, move |stream, drain| {
+        let (port, log) = (port.clone(), log.clone());
+        // Taken here, where one connection comes after the other.
+        let seat = port.workers.seat();
+        async move {
+            let served = async { serve_one(stream.moved()?, port, log, drain).await };
+            seat.runtime().spawn(served).await.inspect_err(report_panic)?
+        }
+    })
+    .await;
+}
+
+/// What can't happen should be heard of if it does: all calls of the connection ended with it.
+fn report_panic(error: &JoinError) {
+    if error.is_panic() {
+        tracing::error!(%error, "a connection was lost to a bug");
+    }
+}
+
+/// How many connections a port has, and what becomes of one more.
+#[derive(Clone, Debug)]
+pub struct Room {
+    pub max: usize,
+    pub when_full: WhenFull,
+    pub stats: Arc<ConnectionStats>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The newcomer is closed at once: those that are open are long-lived and in use.
+    Refuse,
+    /// The oldest is closed: a port for short questions, such as probes, must not be filled by who only sits there.
+    EndOldest,
+}
+
+/// The accept loop of any port.
+pub async fn accept<L, S, F>(mut listener: L, port: &'static str, room: Room, mut drain: Drain, serve_one: S)
+where
+    L: Listen,
+    S: Fn(Socket, Drain) -> F,
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let Room { max, when_full, stats } = room;
+    let log = LogBudget::default();
+    let mut connections = JoinSet::new();
+    // In the order in which they came; those that have ended are taken out when there are too many.
+    let mut ages: VecDeque<AbortHandle> = VecDeque::new();
+    let mut begin = |stream: Socket, drain: &Drain, connections: &mut JoinSet<()>| {
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= max {
+            stats.count_refused();
+            if let Some(left_out) = log.take(Instant::now()) {
+                tracing::warn!(port, max, left_out, "closed a connection: too many are open");
+            }
+            ages.retain(|connection| !connection.is_finished());
+            match ages.pop_front().filter(|_| when_full == WhenFull::EndOldest) {
+                Some(oldest) => oldest.abort(),
+                None => return,
+            }
+        }
+        let open = stats.count_open();
+        let served = serve_one(stream, drain.clone());
+        let handle = connections.spawn(async move {
+            let _open = open;
+            if let Err(error) = served.await {
+                tracing::debug!(port, %error, "a connection ended with an error");
+            }
+        });
+        if when_full == WhenFull::EndOldest {
+            ages.push_back(handle);
+            if ages.len() > 2 * max {
+                ages.retain(|connection| !connection.is_finished());
+            }
+        }
+    };
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            () = drain.closing() => break,
+        };
+        match accepted {
+            Ok(stream) => begin(stream, &drain, &mut connections),
+            Err(error) => pause_after(port, &error).await,
+        }
+    }
+    listener.withdraw();
+    // Who is connected already, as far as the client knows, is served to the end too.
+    while let Ok(Ok(stream)) = timeout(Duration::ZERO, listener.accept()).await {
+        begin(stream, &drain, &mut connections);
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Out of file descriptors is the one failure of accept that does not pass by itself at once.
+async fn pause_after(port: &str, error: &io::Error) {
+    let is_clients_fault = matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    );
+    if !is_clients_fault {
+        tracing::error!(port, %error, "can't accept connections");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Why a connection came to nothing.
+#[derive(Debug, Error)]
+enum Refusal {
+    #[error(transparent)]
+    Tls(#[from] HandshakeFailure),
+    #[error(transparent)]
+    Preface(#[from] NotGreeted),
+    #[error("the client did not finish its TLS handshake and begin HTTP/2 within {GREETING_TIMEOUT:?}")]
+    Late,
+    #[error("the port closed before the client had said what it wants")]
+    Closing,
+}
+
+impl Refusal {
+    /// Whether someone should look into it. Nobody is to blame for a look at the port, nor for our own stop.
+    fn is_failure(&self) -> bool {
+        !matches!(
+            self,
+            Refusal::Closing | Refusal::Tls(HandshakeFailure::Silent) | Refusal::Preface(NotGreeted::Silent)
+        )
+    }
+}
+
+async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drain: Drain) -> anyhow::Result<()> {
+    let peer = stream.prepare()?;
+    match in_time(greet(stream, port.tls.as_deref()), &mut drain).await {
+        Ok(greeted) => talk(greeted, peer, port, log, drain).await,
+        Err(refusal) => {
+            report(&refusal, peer, &port.stats, &log);
+            Ok(())
+        }
+    }
+}
+
+async fn greet(stream: Socket, tls: Option<&Tls>) -> Result<Greeted<Line>, Refusal> {
+    let line = match tls {
+        None => Line::Plain(stream),
+        Some(tls) => Line::Tls(Box::new(tls.accept(stream).await?)),
+    };
+    Ok(Greeted::read(line).await?)
+}
+
+/// Bounds the time until a connection says what it wants.
+async fn in_time(
+    greeting: impl Future<Output = Result<Greeted<Line>, Refusal>>,
+    drain: &mut Drain,
+) -> Result<Greeted<Line>, Refusal> {
+    let mut greeting = pin!(greeting);
+    tokio::select! {
+        greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
+        () = drain.closing() => {}
+    }
+    timeout(LATE_GREETING_TIMEOUT, greeting).await.unwrap_or(Err(Refusal::Closing))
+}
+
+fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudget) {
+    if !refusal.is_failure() {
+        tracing::debug!(%peer, "{refusal}");
+        return;
+    }
+    stats.count_handshake_failure();
+    if let Some(left_out) = log.take(Instant::now()) {
+        tracing::warn!(%peer, left_out, "refused a connection: {refusal}");
+    }
+}
+
+/// Says what to change: who lets requests pass that were not decided may never hear of it otherwise.
+fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
+    (0..resets).for_each(|_| calls.reset());
+    if let Some(left_out) = log.take(Instant::now()) {
+        tracing::warn!(
+            %peer,
+            left_out,
+            "reset a call, which its client may take as not limited: its headers break HTTP/2, most likely by an :authority \
+             that is no host name. Envoy sends the cluster's name unless grpc_service.envoy_grpc.authority is set: set it to a \
+             host name, such as tidegate"
+        );
+    }
+}
+
+/// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
+async fn talk(
+    connection: Greeted<Line>,
+    peer: Peer,
+    port: GrpcPort,
+    log: Arc<LogBudget>,
+    mut drain: Drain,
+) -> anyhow::Result<()> {
+    let calls = port.calls.clone();
+    let connection = Watched::new(connection, move |resets| report_resets(resets, peer, &calls, &log));
+    let connection = Http2::begin(connection, port.calls).await?;
+    let aged = Instant::now() + jittered(port.bounds.age);
+    let time_to_go = async {
+        tokio::select! {
+            () = tokio::time::sleep_until(aged) => {}
+            () = drain.closing() => {}
+        }
+    };
+    Ok(connection.serve(time_to_go, port.bounds.grace).await?)
+}
+
+/// Give or take a tenth, so that clients that came together do not leave together.
+fn jittered(age: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    let random = (RandomState::new().hash_one(0u8) % 2001) as u32;
+    age * (9000 + random) / 10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::drain::{self, Drainer, Phase};
+    use crate::server::service;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    /// How long anything may take: only what never comes may fail a test.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+    struct Port {
+        address: std::net::SocketAddr,
+        stats: Arc<ConnectionStats>,
+        drainer: Drainer,
+        served: tokio::task::JoinHandle<()>,
+    }
+
+    impl Port {
+        async fn open(connections_max: usize) -> Port {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let bounds =
+                ConnectionBounds { connections_max, age: Duration::from_secs(60), grace: Duration::from_secs(1) };
+            let stats = Arc::new(ConnectionStats::default());
+            let calls = Calls::new(tonic::service::Routes::default(), service::idle(), 1024);
+            let workers = Arc::new(Workers::start(2).unwrap());
+            let port = GrpcPort { calls, tls: None, bounds, stats: stats.clone(), workers };
+            let (drainer, drain) = drain::channel();
+            let served = tokio::spawn(serve(GrpcListener::Tcp(listener), port, drain));
+            Port { address, stats, drainer, served }
+        }
+
+        async fn connect(&self, greeting: &[u8]) -> TcpStream {
+            let mut stream = TcpStream::connect(self.address).await.unwrap();
+            stream.write_all(greeting).await.unwrap();
+            stream
+        }
+
+        /// Waits for the figures: open, refused, failed.
+        async fn counts(&self, wanted: [u64; 3]) {
+            let figures = || [self.stats.open(), self.stats.refused(), self.stats.handshake_failures()];
+            let came = timeout(PATIENCE, async {
+                while figures() != wanted {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            });
+            assert!(came.await.is_ok(), "{:?} instead of {wanted:?}", figures());
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_are_counted_as_what_they_come_to() {
+        let port = Port::open(3).await;
+        let first = port.connect(PREFACE_AND_SETTINGS).await;
+        port.counts([1, 0, 0]).await;
+        let bad = port.connect(b"GET / HTTP/1.1\r\n").await;
+        port.counts([1, 0, 1]).await;
+        // Just a look, which may not be over when the next one comes.
+        drop((bad, port.connect(b"").await));
+        let second = port.connect(PREFACE_AND_SETTINGS).await;
+        port.counts([2, 0, 1]).await;
+        let silent = port.connect(b"").await;
+        port.counts([3, 0, 1]).await;
+        let _refused = port.connect(b"").await;
+        port.counts([3, 1, 1]).await;
+        drop((first, second, silent));
+        port.counts([0, 1, 1]).await;
+    }
+
+    #[tokio::test]
+    async fn who_has_said_nothing_when_the_port_closes_is_nobodys_failure() {
+        let port = Port::open(10).await;
+        let mut silent = port.connect(b"").await;
+        let late = port.connect(&PREFACE_AND_SETTINGS[..10]).await;
+        port.counts([2, 0, 0]).await;
+        port.drainer.enter(Phase::Closing);
+        // In time, if only just.
+        let mut late = late;
+        late.write_all(&PREFACE_AND_SETTINGS[10..]).await.unwrap();
+        assert!(late.read(&mut [0; 9]).await.unwrap() > 0, "a greeting");
+        drop(late);
+        assert_eq!(silent.read(&mut [0]).await.unwrap_or(0), 0);
+        timeout(PATIENCE, port.served).await.expect("the port closes").unwrap();
+        assert_eq!([port.stats.open(), port.stats.handshake_failures()], [0, 0]);
+    }
+}

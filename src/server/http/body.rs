@@ -1,0 +1,164 @@
+//! The body of a request to the HTTP port, while it arrives.
+//!
+//! One that has to be waited for reserves the length that it announces, or what it takes so far if it announces none, from
+//! what messages that arrive may take together ([`arrival`](crate::server::grpc::incomplete_calls)). When that is used up, those give way
+//! that have waited longest, whichever port they came to.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Body;
+use thiserror::Error;
+
+use crate::server::grpc::incomplete_calls::Place;
+use crate::server::service::{NoAnswer, Service};
+
+/// Why there is no body.
+#[derive(Debug, Error)]
+pub enum NoBody {
+    #[error(transparent)]
+    Overload(#[from] NoAnswer),
+    #[error("the body has more than {max} bytes, which is the most that is allowed")]
+    Long { max: usize },
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// Reads a body to its end.
+pub async fn read<B>(body: B, service: &Arc<Service>, bytes_max: usize) -> Result<Vec<u8>, NoBody>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let announced = body.size_hint().exact().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let mut arriving = Arriving { body, service, bytes: Vec::new(), announced, bytes_max, place: None };
+    arriving.check()?;
+    poll_fn(|context| arriving.poll(context)).await?;
+    Ok(arriving.bytes)
+}
+
+struct Arriving<'a, B> {
+    body: B,
+    service: &'a Arc<Service>,
+    /// Memory of its own: a piece as it came may hold on to all that was read from the connection along with it.
+    bytes: Vec<u8>,
+    /// 0 if nothing is announced.
+    announced: usize,
+    bytes_max: usize,
+    /// Taken at the first wait.
+    place: Option<Place>,
+}
+
+impl<B> Arriving<'_, B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NoBody>> {
+        while let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            match frame {
+                None => return Poll::Ready(Ok(())),
+                Some(Err(error)) => return Poll::Ready(Err(NoBody::Broken(error.to_string()))),
+                Some(Ok(frame)) => {
+                    // Trailers are of no interest.
+                    if let Ok(data) = frame.into_data() {
+                        self.bytes.reserve_exact(self.announced.saturating_sub(self.bytes.len()));
+                        self.bytes.extend_from_slice(&data);
+                        self.check()?;
+                    }
+                }
+            }
+        }
+        let reserved = self.announced.max(self.bytes.capacity());
+        if reserved > self.service.options().arriving_bytes_max {
+            // Even with all others gone there would be too little room.
+            return Poll::Ready(Err(self.service.too_many_bytes().into()));
+        }
+        let place = self.place.get_or_insert_with(|| Place::of_bytes(self.service.clone()));
+        place.reserve(reserved);
+        place.poll_ended(context).map(|overload| Err(overload.into()))
+    }
+
+    fn check(&self) -> Result<(), NoBody> {
+        if self.bytes.len().max(self.announced) > self.bytes_max {
+            return Err(NoBody::Long { max: self.bytes_max });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::service;
+    use http_body::{Frame, SizeHint};
+    use std::convert::Infallible;
+    use std::task::Waker;
+
+    /// A body of which so much comes, and then nothing.
+    struct Stalled {
+        come: Option<Bytes>,
+        announced: Option<u64>,
+    }
+
+    fn stalled(come: usize, announced: Option<u64>) -> Stalled {
+        Stalled { come: Some(vec![b' '; come].into()), announced }
+    }
+
+    impl Body for Stalled {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            match self.come.take() {
+                Some(come) => Poll::Ready(Some(Ok(Frame::data(come)))),
+                None => Poll::Pending,
+            }
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            self.announced.map(SizeHint::with_exact).unwrap_or_default()
+        }
+    }
+
+    #[test]
+    fn bodies_that_stall_reserve_no_more_than_there_may_be() {
+        let service = service::idle();
+        assert_eq!(service.options().arriving_bytes_max, 1000);
+        let context = &mut Context::from_waker(Waker::noop());
+        let mut first = Box::pin(read(stalled(1, Some(600)), &service, 4000));
+        let mut second = Box::pin(read(stalled(400, None), &service, 4000));
+        assert!(first.as_mut().poll(context).is_pending() && second.as_mut().poll(context).is_pending());
+        assert_eq!(service.arrivals().bytes(), 1000, "what is announced, and what has come");
+        let mut third = Box::pin(read(stalled(1, Some(1)), &service, 4000));
+        assert!(third.as_mut().poll(context).is_pending());
+        let Poll::Ready(Err(NoBody::Overload(overload))) = first.as_mut().poll(context) else { panic!("it waits on") };
+        assert_eq!(overload, NoAnswer::ArrivingBytes { max: 1000 });
+        drop(first);
+        assert!(second.as_mut().poll(context).is_pending() && third.as_mut().poll(context).is_pending());
+        // One that never fits does not make others go.
+        let mut large = Box::pin(read(stalled(1, Some(1001)), &service, 4000));
+        assert!(matches!(large.as_mut().poll(context), Poll::Ready(Err(NoBody::Overload(_)))));
+        assert!(second.as_mut().poll(context).is_pending());
+        // Bodies hold no place, so none of them is ended for one.
+        assert!(!service.arrivals().end_longest());
+        drop((second, third, large));
+        assert_eq!(service.arrivals().bytes(), 0);
+    }
+
+    #[test]
+    fn a_body_that_is_there_reserves_nothing_and_one_that_is_too_long_is_not_waited_for() {
+        let service = service::idle();
+        let context = &mut Context::from_waker(Waker::noop());
+        let whole = axum::body::Body::from(vec![b'a'; 3000]);
+        let mut whole = Box::pin(read(whole, &service, 4000));
+        assert!(matches!(whole.as_mut().poll(context), Poll::Ready(Ok(bytes)) if bytes.len() == 3000));
+        for long in [stalled(0, Some(4001)), stalled(4001, None)] {
+            let mut long = Box::pin(read(long, &service, 4000));
+            assert!(matches!(long.as_mut().poll(context), Poll::Ready(Err(NoBody::Long { max: 4000 }))));
+        }
+    }
+}

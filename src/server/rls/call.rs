@@ -1,0 +1,217 @@
+//! A call of ShouldRateLimit, from its headers to its answer.
+//!
+//! Served on h2 itself, without tonic: a call whose message came along with its headers, as Envoy sends them, is read,
+//! decided and answered where the connection found it, without a task, a future or a copy of its own. Only a call that has
+//! to wait, for the rest of its message or for Redis, becomes a task.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use tokio::time::{sleep_until, timeout};
+
+use crate::observe::outcome::Failure;
+use crate::server::grpc;
+use crate::server::grpc::call::{STALL_MAX, grpc_timeout, send_data, send_status};
+use crate::server::grpc::incomplete_calls::Place;
+use crate::server::grpc::message::{Incomplete, Reading};
+use crate::server::rls::write::Answer;
+use crate::server::service::{Answered, InFlight, Later, Moment, NoAnswer, Service};
+
+/// What surrounds every answer, put together once.
+static HEAD: LazyLock<HeaderMap> = LazyLock::new(|| single(CONTENT_TYPE, "application/grpc"));
+static TRAILERS: LazyLock<HeaderMap> = LazyLock::new(|| single(HeaderName::from_static("grpc-status"), "0"));
+
+fn single(name: HeaderName, value: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(name, HeaderValue::from_static(value))])
+}
+
+/// Sends an answer to a client that does not take it yet. It has a place among the open calls and a time for that, so that
+/// answers which nobody takes do not fill the memory.
+async fn send_slowly(mut stream: SendStream<Bytes>, framed: Bytes, in_flight: Option<InFlight>) {
+    let Some(_in_flight) = in_flight else { return stream.send_reset(Reason::ENHANCE_YOUR_CALM) };
+    match timeout(STALL_MAX, send_data(&mut stream, framed)).await {
+        Ok(Ok(())) => drop(stream.send_trailers(TRAILERS.clone())),
+        // Who has gone away is not told.
+        Ok(Err(_)) => {}
+        Err(_) => stream.send_reset(Reason::CANCEL),
+    }
+}
+
+/// A call that is open.
+pub struct RateLimitCall {
+    body: RecvStream,
+    reply: SendResponse<Bytes>,
+    headers: HeaderMap,
+    arrived: Instant,
+    timeout: Option<Duration>,
+}
+
+impl RateLimitCall {
+    pub fn new(request: Request<RecvStream>, reply: SendResponse<Bytes>, arrived: Instant) -> RateLimitCall {
+        let (head, body) = request.into_parts();
+        let timeout = grpc_timeout(&head.headers);
+        RateLimitCall { body, reply, headers: head.headers, arrived, timeout }
+    }
+
+    /// Answers the call if all that it takes is there, and otherwise lets it go on as a task. Says when it was done.
+    pub fn begin(
+        mut self,
+        service: &Arc<Service>,
+        message_bytes_max: usize,
+        now: Moment,
+        context: &mut Context<'_>,
+    ) -> Instant {
+        let mut reading = Reading::new(message_bytes_max);
+        match reading.poll(&mut self.body, context) {
+            Poll::Ready(Ok(())) => self.decide(service, reading, now, None),
+            Poll::Ready(Err(incomplete)) => self.give_up(service, &incomplete, now.instant),
+            // A call whose message is there needs no place among the open ones, one that waits for it does.
+            Poll::Pending => match service.enter() {
+                Ok(in_flight) => {
+                    tokio::spawn(self.read_on(service.clone(), reading, in_flight));
+                    now.instant
+                }
+                Err(overload) => self.refuse(service, &overload, now.instant),
+            },
+        }
+    }
+
+    /// By when there has to be an answer.
+    fn deadline(&self) -> Instant {
+        self.arrived + self.timeout.unwrap_or(STALL_MAX).min(STALL_MAX)
+    }
+
+    /// Waits for the rest of the message.
+    async fn read_on(mut self, service: Arc<Service>, mut reading: Reading, in_flight: InFlight) {
+        let read = {
+            let mut place = Place::take(service.clone());
+            let mut late = pin!(sleep_until(self.deadline().into()));
+            let mut reserved = 0;
+            poll_fn(|context| {
+                if let Poll::Ready(read) = reading.poll(&mut self.body, context) {
+                    return Poll::Ready(Ok(read));
+                }
+                if reserved != reading.announced_bytes() {
+                    reserved = reading.announced_bytes();
+                    place.reserve(reserved);
+                }
+                if let Poll::Ready(overload) = place.poll_ended(context) {
+                    return Poll::Ready(Err(overload));
+                }
+                late.as_mut().poll(context).map(|()| Err(NoAnswer::Deadline))
+            })
+            .await
+        };
+        match read {
+            Ok(Ok(())) => self.decide(&service, reading, Moment::now(), Some(in_flight)),
+            Ok(Err(incomplete)) => self.give_up(&service, &incomplete, Instant::now()),
+            Err(reason) => self.refuse(&service, &reason, Instant::now()),
+        };
+    }
+
+    fn decide(self, service: &Arc<Service>, reading: Reading, now: Moment, in_flight: Option<InFlight>) -> Instant {
+        let message = match reading.message() {
+            Ok(message) => message,
+            Err(incomplete) => return self.give_up(service, &incomplete, now.instant),
+        };
+        if self.timeout.is_some_and(|timeout| now.instant.duration_since(self.arrived) >= timeout) {
+            return self.refuse(service, &NoAnswer::Deadline, now.instant);
+        }
+        match service.answer(message, now) {
+            Ok(Answered::Now { answer, finished }) => self.send(service, answer, finished),
+            Ok(Answered::Later(later)) => {
+                // Those who wait for Redis are counted on their own, so there need not be a place among the open ones.
+                let in_flight = in_flight.or_else(|| service.enter_if_room());
+                tokio::spawn(self.wait(service.clone(), reading, *later, in_flight));
+                now.instant
+            }
+            Err(reason) => self.send_failure(service, &reason, Instant::now()),
+        }
+    }
+
+    /// Waits for Redis, for as long as anyone wants to know.
+    async fn wait(mut self, service: Arc<Service>, reading: Reading, later: Later, in_flight: Option<InFlight>) {
+        let _in_flight = in_flight;
+        let answered = {
+            // It has been looked at before: there is one.
+            let message = reading.message().unwrap_or_default();
+            let mut answering = pin!(service.answer_later(message, later, Some(self.deadline())));
+            let mut late = pin!(sleep_until(self.deadline().into()));
+            poll_fn(|context| {
+                if let Poll::Ready(answered) = answering.as_mut().poll(context) {
+                    return Poll::Ready(Some(answered.map_err(|reason| (reason, true))));
+                }
+                if late.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Some(Err((NoAnswer::Deadline, false))));
+                }
+                self.reply.poll_reset(context).map(|_| None)
+            })
+            .await
+        };
+        match answered {
+            Some(Ok(answer)) => self.send(&service, answer, Instant::now()),
+            Some(Err((reason, is_counted))) if is_counted => self.send_failure(&service, &reason, Instant::now()),
+            Some(Err((reason, _))) => self.refuse(&service, &reason, Instant::now()),
+            None => {
+                service.outcomes().record_failure(Failure::Cancelled);
+                self.observe(&service, Instant::now())
+            }
+        };
+    }
+
+    fn observe(&self, service: &Service, finished: Instant) -> Instant {
+        service.outcomes().response_time.record(finished.duration_since(self.arrived));
+        finished
+    }
+
+    fn send(mut self, service: &Arc<Service>, answer: Answer, finished: Instant) -> Instant {
+        let mut head = Response::new(());
+        *head.headers_mut() = HEAD.clone();
+        // Who has gone away is not told.
+        if let Ok(mut stream) = self.reply.send_response(head, false) {
+            let framed = answer.into_framed();
+            stream.reserve_capacity(framed.len());
+            if stream.capacity() >= framed.len() {
+                let _ = stream.send_data(framed, false);
+                let _ = stream.send_trailers(TRAILERS.clone());
+            } else {
+                tokio::spawn(send_slowly(stream, framed, service.enter_if_room()));
+            }
+        }
+        self.observe(service, finished)
+    }
+
+    /// There is no message.
+    fn give_up(self, service: &Service, incomplete: &Incomplete, finished: Instant) -> Instant {
+        let finished = self.observe(service, finished);
+        let outcomes = service.outcomes();
+        match incomplete.status(&self.headers) {
+            None => outcomes.record_failure(Failure::Cancelled),
+            Some(status) => {
+                outcomes.record_failure(Failure::Malformed);
+                send_status(self.reply, status);
+            }
+        }
+        finished
+    }
+
+    fn refuse(self, service: &Service, reason: &NoAnswer, finished: Instant) -> Instant {
+        service.outcomes().record_failure(reason.failure());
+        self.send_failure(service, reason, finished)
+    }
+
+    /// Says why there is no answer, which has been counted already.
+    fn send_failure(self, service: &Service, reason: &NoAnswer, finished: Instant) -> Instant {
+        let finished = self.observe(service, finished);
+        send_status(self.reply, grpc::status(reason));
+        finished
+    }
+}

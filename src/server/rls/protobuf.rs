@@ -1,0 +1,253 @@
+//! The bytes of protobuf messages, read where they lie and written into one buffer.
+//!
+//! Reads and refuses what prost does, without a copy of any field: what a request says is borrowed from the bytes that came
+//! off the wire. `src/server/rls/tests.rs` and `fuzz/` hold the two against each other.
+
+use thiserror::Error;
+
+/// How deep groups and messages may lie in each other, as in prost.
+const DEPTH_MAX: usize = 100;
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the message can't be read: {fault} at byte {at}")]
+pub struct Malformed {
+    fault: Fault,
+    at: usize,
+}
+
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+enum Fault {
+    #[error("a number without an end")]
+    Number,
+    #[error("a field without a number")]
+    Tag,
+    #[error("a field of an unknown kind")]
+    Kind,
+    #[error("a field of another kind than its number has")]
+    OtherKind,
+    #[error("a field longer than what is left")]
+    Length,
+    #[error("text that is not UTF-8")]
+    Text,
+    #[error("a group that begins or ends nowhere")]
+    Group,
+    #[error("groups too deep in each other")]
+    Depth,
+}
+
+/// What a field holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    Number(u64),
+    /// Text, bytes, or a message.
+    Bytes(&'a [u8]),
+    /// Of a kind that no field has that is read here.
+    Skipped,
+}
+
+/// The fields of a message, one after the other.
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
+    /// The outermost message, to say where something is.
+    whole: &'a [u8],
+    rest: &'a [u8],
+    depth: usize,
+}
+
+impl<'a> Fields<'a> {
+    pub fn of(message: &'a [u8]) -> Fields<'a> {
+        Fields { whole: message, rest: message, depth: 0 }
+    }
+
+    /// The fields of a message in this one.
+    pub fn inner(&self, value: Value<'a>) -> Result<Fields<'a>, Malformed> {
+        Ok(Fields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
+    }
+
+    /// Reads the next field, `None` at the end.
+    #[inline]
+    pub fn read(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let (number, kind) = self.tag()?;
+        let value = match kind {
+            0 => Value::Number(self.number()?),
+            2 => {
+                let length = self.number()?;
+                Value::Bytes(self.take(length)?)
+            }
+            kind => {
+                self.skip(number, kind, self.depth)?;
+                Value::Skipped
+            }
+        };
+        Ok(Some((number, value)))
+    }
+
+    pub fn text(&self, value: Value<'a>) -> Result<&'a str, Malformed> {
+        let bytes = self.bytes(value)?;
+        std::str::from_utf8(bytes).map_err(|_| Malformed { fault: Fault::Text, at: self.place(bytes) })
+    }
+
+    pub fn integer(&self, value: Value<'a>) -> Result<u64, Malformed> {
+        match value {
+            Value::Number(number) => Ok(number),
+            Value::Bytes(_) | Value::Skipped => Err(self.fault(Fault::OtherKind)),
+        }
+    }
+
+    fn bytes(&self, value: Value<'a>) -> Result<&'a [u8], Malformed> {
+        match value {
+            Value::Bytes(bytes) => Ok(bytes),
+            Value::Number(_) | Value::Skipped => Err(self.fault(Fault::OtherKind)),
+        }
+    }
+
+    fn fault(&self, fault: Fault) -> Malformed {
+        Malformed { fault, at: self.place(self.rest) }
+    }
+
+    /// How far into the whole message a part of it begins.
+    fn place(&self, part: &[u8]) -> usize {
+        (part.as_ptr() as usize).saturating_sub(self.whole.as_ptr() as usize)
+    }
+
+    #[inline]
+    fn tag(&mut self) -> Result<(u32, u8), Malformed> {
+        let tag = self.number()?;
+        match u32::try_from(tag) {
+            Ok(tag) if tag >> 3 > 0 => Ok((tag >> 3, (tag & 7) as u8)),
+            _ => Err(self.fault(Fault::Tag)),
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, length: u64) -> Result<&'a [u8], Malformed> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let Some((taken, rest)) = self.rest.split_at_checked(length) else { return Err(self.fault(Fault::Length)) };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    #[inline]
+    fn number(&mut self) -> Result<u64, Malformed> {
+        match self.rest {
+            // Nearly all numbers: tags, lengths and small counts.
+            [byte, rest @ ..] if *byte < 0x80 => {
+                self.rest = rest;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_number(),
+        }
+    }
+
+    fn long_number(&mut self) -> Result<u64, Malformed> {
+        let mut number = 0;
+        for (index, byte) in self.rest.iter().take(10).enumerate() {
+            number |= u64::from(byte & 0x7f) << (7 * index);
+            let is_last = *byte < 0x80;
+            // The tenth byte has room for one bit.
+            if index == 9 && *byte > 1 {
+                break;
+            }
+            if is_last {
+                self.rest = &self.rest[index + 1..];
+                return Ok(number);
+            }
+        }
+        Err(self.fault(Fault::Number))
+    }
+
+    /// Skips a field that is neither a number nor bytes.
+    fn skip(&mut self, number: u32, kind: u8, depth: usize) -> Result<(), Malformed> {
+        if depth >= DEPTH_MAX {
+            return Err(self.fault(Fault::Depth));
+        }
+        match kind {
+            0 => self.number().map(drop),
+            1 => self.take(8).map(drop),
+            2 => {
+                let length = self.number()?;
+                self.take(length).map(drop)
+            }
+            3 => loop {
+                let (inner, kind) = self.tag()?;
+                match kind {
+                    4 if inner == number => return Ok(()),
+                    4 => return Err(self.fault(Fault::Group)),
+                    kind => self.skip(inner, kind, depth + 1)?,
+                }
+            },
+            4 => Err(self.fault(Fault::Group)),
+            5 => self.take(4).map(drop),
+            _ => Err(self.fault(Fault::Kind)),
+        }
+    }
+}
+
+/// How many bytes a number takes.
+pub const fn number_bytes(number: u64) -> usize {
+    // Seven bits a byte, and one byte for zero.
+    ((70 - (number | 1).leading_zeros()) / 7) as usize
+}
+
+/// The size of a field that holds a number, which is left out if it is zero. All field numbers here take one byte.
+pub const fn number_field(number: u64) -> usize {
+    if number == 0 { 0 } else { 1 + number_bytes(number) }
+}
+
+/// The size of a field that holds so many bytes.
+pub const fn bytes_field(length: usize) -> usize {
+    1 + number_bytes(length as u64) + length
+}
+
+/// Writes fields. Whoever writes a message into a message says its size first.
+pub trait Write {
+    fn number(&mut self, number: u64);
+    fn number_field(&mut self, field: u8, number: u64);
+    /// The beginning of a message in the message.
+    fn message_field(&mut self, field: u8, size: usize);
+    fn bytes_field(&mut self, field: u8, bytes: &[u8]);
+    /// Left out if it is empty.
+    fn text_field(&mut self, field: u8, text: &str);
+}
+
+impl Write for Vec<u8> {
+    #[inline]
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.push(number as u8);
+    }
+
+    #[inline]
+    fn number_field(&mut self, field: u8, number: u64) {
+        if number > 0 {
+            self.push(field << 3);
+            self.number(number);
+        }
+    }
+
+    #[inline]
+    fn message_field(&mut self, field: u8, size: usize) {
+        self.push(field << 3 | 2);
+        self.number(size as u64);
+    }
+
+    #[inline]
+    fn bytes_field(&mut self, field: u8, bytes: &[u8]) {
+        self.message_field(field, bytes.len());
+        self.extend_from_slice(bytes);
+    }
+
+    #[inline]
+    fn text_field(&mut self, field: u8, text: &str) {
+        if !text.is_empty() {
+            self.bytes_field(field, text.as_bytes());
+        }
+    }
+}
