@@ -10,16 +10,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use tidegate::clock::Now;
 use tidegate::engine::decide::{Asking, Cause, Consult, StoreView};
 use tidegate::engine::key::{IdentifierBuffer, Key};
-use tidegate::engine::reach::{Layers, Place, Store};
+use tidegate::engine::reach::{Layers, RegionIndex, Store};
 use tidegate::engine::table::foreign::Counts;
-use tidegate::engine::table::regional_part::{Moment, OriginCell};
+use tidegate::engine::table::regional_part::OriginCell;
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, Ruleset, Source};
-use tidegate::simulate::process::Asked;
+use tidegate::simulate::process::KeyHits;
 use tidegate::simulate::world::{Setup, World};
 
 const NOW_MS: u64 = 1_800_000_000_000;
@@ -168,10 +169,10 @@ impl Case {
             let Some((slot, Some(shared))) = slot else { panic!("the key is there") };
             let sequence = slot.counter.sequence();
             let cell = OriginCell { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..OriginCell::default() };
-            shared.absorb(&mut slot.counter, &terms, &[cell], 0, Moment { wall_ms: NOW_MS, mono_ms: MONO_MS });
+            shared.absorb(&mut slot.counter, &terms, &[cell], 0, Now { wall_ms: NOW_MS, mono_us: MONO_MS * 1000 });
             for region in 1..u64::from(regions) {
                 let others = Counts { hits: 5 * region, refunds: 0 };
-                shared.abroad_mut(sequence).import(sequence, sequence, others, Counts::default());
+                shared.foreign_mut(sequence).import(sequence, sequence, others, Counts::default());
             }
         }
     }
@@ -229,7 +230,7 @@ fn regions() {
     let mut cases: Vec<Case> = counts
         .iter()
         .map(|&regions| {
-            let place = Place { region: 0, regions };
+            let place = RegionIndex { region: 0, regions };
             let layers = Layers { is_regional: true, is_global: regions > 1, owner: None, place, slack_permille: 100 };
             let case = Case::of_keys(10_000, 1, layers);
             case.hear(regions);
@@ -272,7 +273,7 @@ fn simulated(setup: Setup, keys: usize, per_second: u64, seconds: u64) -> World 
         let at_us = SECOND_US / 100 + n * SECOND_US / per_second;
         let process = world.random().below(processes) as usize;
         let key = world.random().below(keys as u64) as usize;
-        world.request_at(at_us, process, Asked { key, hits: 1 });
+        world.request_at(at_us, process, KeyHits { key, hits: 1 });
     }
     world.run_until(seconds * SECOND_US);
     world

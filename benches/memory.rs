@@ -121,7 +121,7 @@ fn count_abroad(table: &Table, key: &Key<'_>) {
     if let Some((slot, Some(shared))) = slot.map(|slot| shard.both(slot)) {
         let sequence = slot.counter.sequence();
         let others = Counts { hits: 5, refunds: 0 };
-        shared.abroad_mut(sequence).import(sequence, sequence, others, Counts::default());
+        shared.foreign_mut(sequence).import(sequence, sequence, others, Counts::default());
         table.weigh(slot, Some(shared));
     }
 }

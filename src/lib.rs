@@ -64,6 +64,7 @@
 extern crate self as tidegate;
 
 pub mod cli;
+pub mod clock;
 pub mod engine;
 pub mod global;
 pub mod measure;

@@ -25,7 +25,7 @@ use crate::global::mysql::MySql;
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
 use crate::regional::driver::{Regional, RegionalOptions, Replicated};
-use crate::regional::key_names::Keying;
+use crate::regional::key_names::KeyNames;
 use crate::regional::redis::Redis;
 use crate::regional::region::RegionOptions;
 use crate::server::admin::Admin;
@@ -223,8 +223,9 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
 
     let service = reloader.service.clone();
     let sharing = &settings.sharing;
-    let keying = Keying::new(sharing.secret.clone());
-    let joining = Joining { service: &service, keying: &keying, strict: &sharing.strict, process: rand::random() };
+    let key_names = KeyNames::new(sharing.secret.clone());
+    let joining =
+        Joining { service: &service, key_names: &key_names, strict: &sharing.strict, process: rand::random() };
     let regional = sharing.redis.clone().map(|redis| joining.region(redis));
     let owner = sharing.strict.owner.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
@@ -302,7 +303,7 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
 /// Takes up what the process shares with others.
 struct Joining<'a> {
     service: &'a Arc<Service>,
-    keying: &'a Keying,
+    key_names: &'a KeyNames,
     strict: &'a StrictSettings,
     process: u64,
 }
@@ -313,7 +314,7 @@ impl Joining<'_> {
         let region = RegionOptions {
             store,
             process: ProcessId(self.process),
-            keying: self.keying.clone(),
+            key_names: self.key_names.clone(),
             is_cluster: false,
             deadline_us: u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX),
             breaker: self.strict.breaker,
@@ -346,7 +347,7 @@ impl Joining<'_> {
         let GlobalSettings { mysql, names: RegionNames { region, regions } } = settings;
         let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
         let options =
-            ExchangeOptions { region, regions, keying: self.keying.clone(), timeout_ms, seed: rand::random() };
+            ExchangeOptions { region, regions, key_names: self.key_names.clone(), timeout_ms, seed: rand::random() };
         let place = mysql.place.clone();
         let outage_after = self.strict.global_outage_after;
         let engine = self.service.engine().clone();

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Verdict, Why, decide};
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
-use crate::engine::reach::{Held, Layers, Reach, Store};
+use crate::engine::reach::{Enforcement, Layers, Reach, Store};
 use crate::engine::table::weight::Capacity;
 use crate::engine::table::{Table, TableStats};
 use crate::request::{Descriptor, Hits, LimitOverride, Request, Unit};
@@ -74,7 +74,7 @@ pub struct Limited<'r> {
     pub on_outage: OnOutage,
     /// Nobody else counts with this process.
     pub is_alone: bool,
-    /// Held to the region's part of the limit, because other regions can't be heard.
+    /// Enforcement to the region's part of the limit, because other regions can't be heard.
     pub is_cut_off: bool,
     pub verdict: Verdict,
 }
@@ -175,12 +175,12 @@ pub struct Engine {
 pub enum Attempt<'r> {
     Decided(Decision<'r>),
     /// A store has to be asked first.
-    Asks(Inquiry),
+    Asks(StoreRequest),
 }
 
 /// What to ask a store before a request can be decided.
 #[derive(Clone, Debug)]
-pub struct Inquiry {
+pub struct StoreRequest {
     pub store: Store,
     /// What it admits is charged. Otherwise it only judges: another store, which is farther, decides after it.
     pub charges: bool,
@@ -190,7 +190,7 @@ pub struct Inquiry {
     pub class: Class,
     /// How many checks the request has: the answer is about all of them.
     pub checks: usize,
-    pub questions: SmallVec<[Asked; 2]>,
+    pub questions: SmallVec<[StoreQuestion; 2]>,
     /// A quota group that the store is not asked about is not over, so quotas deny nothing.
     pub has_free_quota: bool,
     /// What this look has given back, for the next one to know. Only the first look gives back.
@@ -199,7 +199,7 @@ pub struct Inquiry {
 
 /// One key to ask about.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct StoreQuestion {
     /// Into the request's checks.
     pub check: usize,
     pub key: OwnedKey,
@@ -444,18 +444,18 @@ fn charging(hits: Hits, charge: Charge) -> (u64, Charging) {
 
 fn check<'a>(
     key: Key<'a>,
-    held: &Held,
+    held: &Enforcement,
     (hits, charging): (u64, Charging),
     group: usize,
     is_sensitive: bool,
 ) -> Check<'a> {
-    let Held { scope, terms, usual_limit, reach, on_outage, is_cut_off, .. } = *held;
+    let Enforcement { scope, terms, usual_limit, reach, on_outage, is_cut_off, .. } = *held;
     Check { key, terms, hits, charging, group, reach, scope, on_outage, is_cut_off, usual_limit, is_sensitive }
 }
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values. The nearer store is asked first, and
 /// only judges if the farther one is still to be asked.
-fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[Option<Class>]) -> Inquiry {
+fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[Option<Class>]) -> StoreRequest {
     let of = |store: Store| outcome.questions.iter().filter(move |question| question.store == store);
     let store = if of(Store::Origin).next().is_some() { Store::Origin } else { Store::Owner };
     let charges = store == Store::Owner || of(Store::Owner).next().is_none();
@@ -469,7 +469,7 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[
         steps::count();
         let check = &checks[question.check];
         let quota = groups[check.group].is_quota.then(|| u16::try_from(check.group).unwrap_or(u16::MAX));
-        Asked {
+        StoreQuestion {
             check: question.check,
             key: OwnedKey::new(&check.key, check.is_sensitive, check.is_global()),
             terms: check.terms,
@@ -481,7 +481,7 @@ fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[
             why: question.why,
         }
     };
-    Inquiry {
+    StoreRequest {
         store,
         charges,
         is_strict: of(store).any(|question| checks[question.check].scope == Scope::Strict),

@@ -2,7 +2,7 @@
 
 use crate::engine::count::counter::Counter;
 use crate::engine::key::{IdentifierBuffer, Key};
-use crate::engine::reach::Held;
+use crate::engine::reach::Enforcement;
 use crate::engine::table::foreign::View;
 use crate::engine::{Engine, find};
 use crate::request::{Hits, Request};
@@ -16,7 +16,7 @@ pub struct Peek<'r> {
     /// `None` for a request override.
     pub limit: Option<&'r Limit>,
     /// How far it reaches, and what an outage means for it.
-    pub held: Held,
+    pub held: Enforcement,
     /// With this region's part of the limit, if it has only that.
     pub terms: Terms,
     /// The key has been counted before and is still held.
@@ -24,7 +24,7 @@ pub struct Peek<'r> {
     /// What counts against the limit now.
     pub counted: u64,
     /// Of that, what other regions have counted.
-    pub abroad: u64,
+    pub foreign: u64,
     pub remaining: u64,
     /// Whether the hits that were asked about fit.
     pub fits: bool,
@@ -64,7 +64,7 @@ impl Engine {
                     Some((space, terms, _)) => vec![(*space, self.layers().hold(terms, None, is_cut_off), None)],
                     None => found.rule.map(own).unwrap_or_default(),
                 };
-                let peek = |(space, held, limit): (Space, Held, _)| {
+                let peek = |(space, held, limit): (Space, Enforcement, _)| {
                     self.peek_key(&Key::new(space, &held.terms, identifier), held, limit, hits, now_ms)
                 };
                 limits.into_iter().map(peek).collect()
@@ -72,14 +72,21 @@ impl Engine {
             .collect()
     }
 
-    fn peek_key<'r>(&self, key: &Key<'_>, held: Held, limit: Option<&'r Limit>, hits: u64, now_ms: u64) -> Peek<'r> {
+    fn peek_key<'r>(
+        &self,
+        key: &Key<'_>,
+        held: Enforcement,
+        limit: Option<&'r Limit>,
+        hits: u64,
+        now_ms: u64,
+    ) -> Peek<'r> {
         let terms = held.terms;
         let known = self.table.peek(key);
         let is_known = known.is_some();
         // A copy: bringing a counter up to date must not touch the one that decisions use.
-        let (mut counter, abroad) = known.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
+        let (mut counter, foreign) = known.unwrap_or_else(|| (Counter::new(&terms, now_ms), None));
         let here = counter.look(&terms, now_ms);
-        let mut counter = View { counter: &mut counter, abroad: abroad.as_ref(), is_cut_off: held.is_cut_off };
+        let mut counter = View { counter: &mut counter, foreign: foreign.as_ref(), is_cut_off: held.is_cut_off };
         let look = counter.look(&terms, now_ms);
         let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
         let fits = i128::from(look.available) >= i128::from(hits);
@@ -90,7 +97,7 @@ impl Engine {
             terms,
             is_known,
             counted: u64::try_from(i64::from(most).saturating_sub(look.available)).unwrap_or(0),
-            abroad: u64::try_from(here.available.saturating_sub(look.available)).unwrap_or(0),
+            foreign: u64::try_from(here.available.saturating_sub(look.available)).unwrap_or(0),
             remaining: u64::try_from(look.available).unwrap_or(0),
             fits,
             frees_in_ms: admits_at_ms.map(|at_ms| at_ms.saturating_sub(now_ms)),

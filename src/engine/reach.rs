@@ -17,14 +17,14 @@ pub enum Store {
 
 /// Which of how many regions this is, in the order of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RegionIndex {
     pub region: u32,
     pub regions: u32,
 }
 
-impl Place {
+impl RegionIndex {
     /// The only region.
-    pub const ONLY: Place = Place { region: 0, regions: 1 };
+    pub const ONLY: RegionIndex = RegionIndex { region: 0, regions: 1 };
 
     /// This region's part of a number. The first ones get what is left over, so that all parts add up to it.
     pub fn part(&self, whole: u32) -> u32 {
@@ -68,14 +68,14 @@ pub struct Layers {
     pub is_global: bool,
     /// Who decides strict limits.
     pub owner: Option<Store>,
-    pub place: Place,
+    pub place: RegionIndex,
     /// Of limits that do not choose their own.
     pub slack_permille: u16,
 }
 
 /// How a limit is held here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct Enforcement {
     /// The scope in force.
     pub scope: Scope,
     pub terms: Terms,
@@ -91,7 +91,7 @@ pub struct Held {
 impl Layers {
     /// One process that shares nothing.
     pub const ALONE: Layers =
-        Layers { is_regional: false, is_global: false, owner: None, place: Place::ONLY, slack_permille: 0 };
+        Layers { is_regional: false, is_global: false, owner: None, place: RegionIndex::ONLY, slack_permille: 0 };
 
     /// The scope that a limit comes to.
     pub fn scope(&self, wanted: Option<Scope>, terms: &Terms) -> Scope {
@@ -112,7 +112,7 @@ impl Layers {
     }
 
     /// How a limit, or an override that stands in for it, is held. `is_cut_off`: other regions can't be heard.
-    pub fn hold(&self, terms: &Terms, policy: Option<&Policy>, is_cut_off: bool) -> Held {
+    pub fn hold(&self, terms: &Terms, policy: Option<&Policy>, is_cut_off: bool) -> Enforcement {
         let scope = self.scope(policy.and_then(|policy| policy.scope), terms);
         let on_outage = policy.map_or(OnOutage::Local, |policy| policy.on_outage);
         let is_cut_off = is_cut_off && scope == Scope::Global && on_outage == OnOutage::Share;
@@ -129,11 +129,11 @@ impl Layers {
         let usual = if scope == Scope::Split { part() } else { *terms };
         let terms = if is_cut_off { part() } else { usual };
         let class = policy.and_then(|policy| policy.class);
-        Held { scope, terms, usual_limit: usual.limit, reach, on_outage, class, is_cut_off }
+        Enforcement { scope, terms, usual_limit: usual.limit, reach, on_outage, class, is_cut_off }
     }
 
     /// The same for a limit as the rules have it, while all is well.
-    pub fn hold_limit(&self, limit: &Limit) -> Held {
+    pub fn hold_limit(&self, limit: &Limit) -> Enforcement {
         self.hold(&limit.terms, Some(&limit.policy), false)
     }
 }
@@ -150,7 +150,7 @@ mod tests {
     fn the_parts_of_all_regions_add_up() {
         for regions in 1..=7 {
             for whole in 0..50 {
-                let parts = (0..regions).map(|region| Place { region, regions }.part(whole));
+                let parts = (0..regions).map(|region| RegionIndex { region, regions }.part(whole));
                 let parts: Vec<u32> = parts.collect();
                 assert_eq!(parts.iter().sum::<u32>(), whole);
                 assert!(parts.is_sorted_by(|a, b| a >= b) && parts[0] - parts[parts.len() - 1] <= 1, "{parts:?}");
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_scope_comes_to_what_is_configured() {
         let regional = Layers { is_regional: true, ..Layers::ALONE };
-        let global = Layers { is_global: true, place: Place { region: 1, regions: 3 }, ..regional };
+        let global = Layers { is_global: true, place: RegionIndex { region: 1, regions: 3 }, ..regional };
         let strict = Layers { owner: Some(Store::Owner), ..global };
         let minute = terms(10, 60_000, Algorithm::SlidingWindow);
         let scopes = |layers: Layers| {
@@ -180,8 +180,12 @@ mod tests {
 
     #[test]
     fn only_a_share_is_held_to_its_part_when_cut_off() {
-        let layers =
-            Layers { is_regional: true, is_global: true, place: Place { region: 2, regions: 3 }, ..Layers::ALONE };
+        let layers = Layers {
+            is_regional: true,
+            is_global: true,
+            place: RegionIndex { region: 2, regions: 3 },
+            ..Layers::ALONE
+        };
         let minute = terms(10, 60_000, Algorithm::SlidingWindow);
         let limit = |scope, on_outage, is_cut_off| {
             let policy = Policy { class: None, scope, on_outage, slack_permille: None };

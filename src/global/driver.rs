@@ -13,8 +13,9 @@ use tokio::sync::Notify;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
+use crate::clock::Now;
 use crate::engine::Engine;
-use crate::global::exchange::{Exchange, ExchangeOptions, Now, TURN_STATEMENTS};
+use crate::global::exchange::{Exchange, ExchangeOptions, TURN_STATEMENTS};
 use crate::global::import::Reading;
 use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, Turn};
 use crate::global::mysql::MySql;

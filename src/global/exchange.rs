@@ -21,21 +21,21 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::engine::Engine;
 use crate::engine::key::Key;
-use crate::engine::table::regional_part::Shared;
+use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::{Slot, SlotRef, Table};
 use crate::global::cadence::Cadence;
 use crate::global::digested_keys::Hidden;
 use crate::global::exchange::pass::Pass;
 use crate::global::names::Names;
 use crate::global::row::CellName;
-use crate::regional::key_names::Keying;
+use crate::regional::key_names::KeyNames;
 use crate::rules::Ruleset;
 
 /// How often rows are published, and how often they are imported.
 pub const INTERVAL_US: u64 = 1_000_000;
 
 /// The two clocks, as the regional layer has them.
-pub use crate::regional::region::Now;
+use crate::clock::Now;
 
 /// How a process takes part.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub struct ExchangeOptions {
     pub region: Box<str>,
     /// All regions, this one too.
     pub regions: Vec<Box<str>>,
-    pub keying: Keying,
+    pub key_names: KeyNames,
     /// How long a statement may take.
     pub timeout_ms: u64,
     pub seed: u64,
@@ -174,11 +174,11 @@ impl Exchange {
 
     /// What the table knows a key's identifier by.
     fn identifier(&self, key: &Key<'_>, is_sensitive: bool) -> Box<[u8]> {
-        if is_sensitive { self.options.keying.origin_key(key, true).0.into() } else { key.identifier.into() }
+        if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
     }
 
     /// Visits every key, shard by shard, each locked only for a moment.
-    fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut Shared)) {
+    fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut RegionalPart)) {
         for number in 0..self.table().shards() {
             let mut shard = self.table().lock(number);
             for at in shard.taken() {

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::MetricType;
 use serde_json::{Map, Value, json};
 
-use crate::global::exchange::{Exchange, ExchangeStatus, Now};
+use crate::clock::Now;
+use crate::global::exchange::{Exchange, ExchangeStatus};
 use crate::global::mysql::error::StoreError;
 use crate::measure::histogram::Histogram;
 use crate::observe::label_name::LabelName;

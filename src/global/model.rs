@@ -8,12 +8,12 @@ use crate::global::import::Reading;
 use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct StoredRow {
     counts: Counts,
     updated_at_ms: u64,
 }
 
-fn heard<'a>(cells: impl Iterator<Item = (&'a CellName, &'a BTreeMap<Box<str>, Held>)>) -> Vec<HeardRow> {
+fn heard<'a>(cells: impl Iterator<Item = (&'a CellName, &'a BTreeMap<Box<str>, StoredRow>)>) -> Vec<HeardRow> {
     let rows = cells.flat_map(|(cell, regions)| regions.iter().map(move |(region, held)| (cell, region, held)));
     rows.map(|(cell, region, held)| HeardRow {
         cell: cell.clone(),
@@ -27,7 +27,7 @@ fn heard<'a>(cells: impl Iterator<Item = (&'a CellName, &'a BTreeMap<Box<str>, H
 /// The rows of all regions.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
-    cells: BTreeMap<CellName, BTreeMap<Box<str>, Held>>,
+    cells: BTreeMap<CellName, BTreeMap<Box<str>, StoredRow>>,
     /// Rows that were made or grew.
     pub changed: u64,
 }
@@ -41,14 +41,14 @@ impl Rows {
             let counts = held.counts.max(row.counts);
             if counts != held.counts || counts == row.counts {
                 self.changed += u64::from(counts != held.counts);
-                *held = Held { counts, updated_at_ms: dated_ms };
+                *held = StoredRow { counts, updated_at_ms: dated_ms };
             }
         }
     }
 
     /// What a reading says, all rows of a cell one after the other.
     pub fn read(&self, reading: &Reading, now_ms: u64) -> Vec<HeardRow> {
-        let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, Held>| match reading {
+        let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, StoredRow>| match reading {
             Reading::All { from } => from.as_ref().is_none_or(|from| cell >= from),
             Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };

@@ -10,7 +10,7 @@ use crate::rules::policy::{Class, OnOutage, Word};
 
 /// What a decision said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     Ok,
     OverLimit,
     /// OK only because a rule, or everything, is in shadow.
@@ -23,35 +23,41 @@ pub enum Outcome {
     Overload,
 }
 
-impl Outcome {
-    pub const ALL: [Outcome; 6] =
-        [Outcome::Ok, Outcome::OverLimit, Outcome::Shadow, Outcome::NoRule, Outcome::Outage, Outcome::Overload];
+impl RequestOutcome {
+    pub const ALL: [RequestOutcome; 6] = [
+        RequestOutcome::Ok,
+        RequestOutcome::OverLimit,
+        RequestOutcome::Shadow,
+        RequestOutcome::NoRule,
+        RequestOutcome::Outage,
+        RequestOutcome::Overload,
+    ];
 
-    pub fn of(decision: &Decision<'_>) -> Outcome {
+    pub fn of(decision: &Decision<'_>) -> RequestOutcome {
         let mut statuses = decision.statuses.iter();
         if decision.is_over {
             match decision.reason() {
-                Reason::Overload => Outcome::Overload,
-                Reason::Outage(OnOutage::Deny | OnOutage::Share) => Outcome::Outage,
-                _ => Outcome::OverLimit,
+                Reason::Overload => RequestOutcome::Overload,
+                Reason::Outage(OnOutage::Deny | OnOutage::Share) => RequestOutcome::Outage,
+                _ => RequestOutcome::OverLimit,
             }
         } else if decision.is_globally_shadowed || decision.statuses.iter().any(|status| status.is_shadowed) {
-            Outcome::Shadow
+            RequestOutcome::Shadow
         } else if statuses.all(|status| matches!(status.kind, StatusKind::Unmatched)) {
-            Outcome::NoRule
+            RequestOutcome::NoRule
         } else {
-            Outcome::Ok
+            RequestOutcome::Ok
         }
     }
 
     pub fn word(self) -> &'static str {
         match self {
-            Outcome::Ok => "ok",
-            Outcome::OverLimit => "over_limit",
-            Outcome::Shadow => "shadow",
-            Outcome::NoRule => "no_rule",
-            Outcome::Outage => "outage",
-            Outcome::Overload => "overload",
+            RequestOutcome::Ok => "ok",
+            RequestOutcome::OverLimit => "over_limit",
+            RequestOutcome::Shadow => "shadow",
+            RequestOutcome::NoRule => "no_rule",
+            RequestOutcome::Outage => "outage",
+            RequestOutcome::Overload => "overload",
         }
     }
 }
@@ -99,7 +105,7 @@ impl Failure {
     }
 }
 
-const GLOBALLY_SHADOWED: usize = Outcome::ALL.len();
+const GLOBALLY_SHADOWED: usize = RequestOutcome::ALL.len();
 const UNKNOWN_DOMAIN: usize = GLOBALLY_SHADOWED + 1;
 /// For each policy, OK and denied.
 const OUTAGES: usize = UNKNOWN_DOMAIN + 1;
@@ -119,7 +125,7 @@ pub struct Outcomes {
 
 impl Outcomes {
     pub fn record(&self, decision: &Decision<'_>, took: Duration) {
-        self.decisions.add(Outcome::of(decision) as usize, 1);
+        self.decisions.add(RequestOutcome::of(decision) as usize, 1);
         self.decisions.add(GLOBALLY_SHADOWED, u64::from(decision.is_globally_shadowed));
         self.decisions.add(UNKNOWN_DOMAIN, u64::from(decision.domain.is_none()));
         if let Some(policy) = decision.outage_policy {
@@ -146,7 +152,7 @@ impl Outcomes {
         self.failures.add(failure as usize, 1);
     }
 
-    pub fn decisions(&self, outcome: Outcome) -> u64 {
+    pub fn decisions(&self, outcome: RequestOutcome) -> u64 {
         self.decisions.sum(outcome as usize)
     }
 

@@ -20,7 +20,7 @@ use crate::observe::hits::{Count, Counts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
-use crate::observe::outcome::{Failure, Outcome, Outcomes};
+use crate::observe::outcome::{Failure, Outcomes, RequestOutcome};
 use crate::observe::process::ProcessFigures;
 use crate::regional::metrics::RegionalFigures;
 use crate::rules::policy::{Class, OnOutage, Word};
@@ -81,7 +81,7 @@ impl Times {
 /// Every outcome and failure, read.
 #[derive(Clone, Debug)]
 pub struct OutcomeFigures {
-    pub decisions: [(Outcome, u64); Outcome::ALL.len()],
+    pub decisions: [(RequestOutcome, u64); RequestOutcome::ALL.len()],
     pub failures: [(Failure, u64); Failure::ALL.len()],
     pub globally_shadowed: u64,
     pub unknown_domain: u64,
@@ -94,7 +94,7 @@ pub struct OutcomeFigures {
 impl OutcomeFigures {
     pub fn of(outcomes: &Outcomes) -> OutcomeFigures {
         OutcomeFigures {
-            decisions: Outcome::ALL.map(|outcome| (outcome, outcomes.decisions(outcome))),
+            decisions: RequestOutcome::ALL.map(|outcome| (outcome, outcomes.decisions(outcome))),
             failures: Failure::ALL.map(|failure| (failure, outcomes.failures(failure))),
             globally_shadowed: outcomes.globally_shadowed(),
             unknown_domain: outcomes.unknown_domain(),

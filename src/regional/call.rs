@@ -143,7 +143,7 @@ pub struct Told {
     /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
     /// it saw that; and what all other regions have. Only asks take them into account, and nothing of them is kept.
     pub row: Counts,
-    pub abroad: u64,
+    pub foreign: u64,
 }
 
 /// A request's question: do all of these fit?

@@ -17,13 +17,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, sleep_until, timeout_at};
 
+use crate::clock::Now;
 use crate::engine::decide::{StoreView, Why};
 use crate::engine::reach::Store;
-use crate::engine::{Engine, Inquiry};
+use crate::engine::{Engine, StoreRequest};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::redis::codec::{self, Invocation};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
-use crate::regional::region::{Effects, Field, Now, Operation, Outgoing, Probed, Region, RegionOptions};
+use crate::regional::region::{Effects, Field, Operation, Outgoing, Probed, Region, RegionOptions};
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::regional::witness::Witness;
@@ -228,7 +229,7 @@ impl Regional {
     }
 
     /// Asks the origin, until the deadline at most.
-    pub async fn ask(self: &Arc<Self>, inquiry: Inquiry, deadline: Instant) -> AskOutcome {
+    pub async fn ask(self: &Arc<Self>, inquiry: StoreRequest, deadline: Instant) -> AskOutcome {
         self.count(&inquiry);
         let (sender, receiver) = oneshot::channel();
         let now = self.now();
@@ -254,7 +255,7 @@ impl Regional {
         }
     }
 
-    fn count(&self, inquiry: &Inquiry) {
+    fn count(&self, inquiry: &StoreRequest) {
         let asks = |why: Why| inquiry.questions.iter().filter(|asked| asked.why == why).count() as u64;
         RegionalMetrics::count(&self.metrics.hydrations, asks(Why::Cold));
         RegionalMetrics::count(&self.metrics.checks, u64::from(asks(Why::Headroom) > 0));

@@ -13,15 +13,15 @@ use crate::secret::Secret;
 
 /// Names keys.
 #[derive(Clone, Debug)]
-pub struct Keying {
+pub struct KeyNames {
     secret: Option<Secret>,
 }
 
-impl Keying {
+impl KeyNames {
     /// Without a secret there are no names for sensitive keys: one that processes do not share would give each process
     /// counts of its own.
-    pub fn new(secret: impl Into<Option<Secret>>) -> Keying {
-        Keying { secret: secret.into() }
+    pub fn new(secret: impl Into<Option<Secret>>) -> KeyNames {
+        KeyNames { secret: secret.into() }
     }
 
     /// The key's name at the origin.
@@ -55,7 +55,7 @@ mod tests {
 
     fn name(identifier: &[u8], is_sensitive: bool, secret: &str) -> OriginKey {
         let terms = Terms { limit: 1, window_ms: 1000, algorithm: Algorithm::SlidingWindow, burst: 1 };
-        Keying::new(Secret::new(secret)).origin_key(&Key::new(Space::new("d", "r"), &terms, identifier), is_sensitive)
+        KeyNames::new(Secret::new(secret)).origin_key(&Key::new(Space::new("d", "r"), &terms, identifier), is_sensitive)
     }
 
     #[test]

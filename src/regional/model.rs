@@ -494,7 +494,7 @@ impl Origin {
         let count = |told: &Told| {
             let cell = &self.cells[&(part.key, told.sequence)];
             let region = saturating(cell.count(), unheard(told));
-            saturating(region.max(told.row.without(cell.refunds())), told.abroad)
+            saturating(region.max(told.row.without(cell.refunds())), told.foreign)
         };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),

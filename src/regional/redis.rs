@@ -28,7 +28,7 @@ pub use crate::regional::redis::script::Script;
 
 use crate::regional::redis::lanes::Lanes;
 use crate::settings::redis::RedisSettings;
-use crate::settings::redis_address::Place;
+use crate::settings::redis_address::RedisTarget;
 
 /// The region's Redis. Cheap to clone; the connections close with the last clone.
 #[derive(Clone)]
@@ -131,7 +131,7 @@ impl Redis {
     }
 
     pub fn is_cluster(&self) -> bool {
-        matches!(self.inner.lanes.settings().place, Place::Cluster(_))
+        matches!(self.inner.lanes.settings().place, RedisTarget::Cluster(_))
     }
 
     /// For metrics and for people.

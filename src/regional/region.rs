@@ -16,40 +16,24 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, StoreView};
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::{Moment, Shared};
-use crate::engine::table::{Entry, Slot, SlotRef, Table};
-use crate::engine::{Engine, Inquiry};
+use crate::engine::table::regional_part::RegionalPart;
+use crate::engine::table::{NewKey, Slot, SlotRef, Table};
+use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
-use crate::regional::key_names::Keying;
+use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
-use crate::regional::region::checking::Check;
+use crate::regional::region::checking::CheckCall;
 use crate::regional::replay::FLUSH_INTERVAL_US;
-use crate::regional::wait_queue::{AskId, AskOutcome, Asks, Waiting};
+use crate::regional::wait_queue::{AskId, AskOutcome, WaitQueue, Waiting};
 
 use crate::rules::limit::Terms;
-
-/// The two clocks: windows go by the wall, everything else by the monotonic one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Now {
-    pub wall_ms: u64,
-    pub mono_us: u64,
-}
-
-impl Now {
-    pub fn mono_ms(&self) -> u64 {
-        self.mono_us / 1000
-    }
-
-    fn moment(&self) -> Moment {
-        Moment { wall_ms: self.wall_ms, mono_ms: self.mono_ms() }
-    }
-}
 
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -107,13 +91,13 @@ impl Effects {
 
 #[derive(Debug)]
 enum UnderWay {
-    Check(Check),
+    CheckCall(CheckCall),
     Replay { slots: Vec<SlotRef>, sequences: Vec<SmallVec<[u64; 2]>> },
 }
 
 #[derive(Debug)]
 struct State {
-    asks: Asks,
+    asks: WaitQueue,
     under_way: HashMap<CallId, UnderWay>,
     next_call: u64,
     replays_under_way: usize,
@@ -167,7 +151,7 @@ pub struct RegionOptions {
     /// Which store is at the other end: the region's, or the one that all regions ask about strict limits.
     pub store: Store,
     pub process: ProcessId,
-    pub keying: Keying,
+    pub key_names: KeyNames,
     /// Keys of one call have to be in one slot of the Cluster.
     pub is_cluster: bool,
     /// How long requests wait for the origin at most.
@@ -200,7 +184,7 @@ const TRIAL_TTL_MS: u64 = 1000;
 impl Region {
     pub fn new(engine: Arc<Engine>, options: RegionOptions) -> Region {
         let state = State {
-            asks: Asks::default(),
+            asks: WaitQueue::default(),
             under_way: HashMap::new(),
             next_call: 0,
             replays_under_way: 0,
@@ -271,7 +255,7 @@ impl Region {
     }
 
     /// A request has to ask. It waits until `until_us` at the latest.
-    pub fn ask(&self, inquiry: Inquiry, until_us: u64, now: Now) -> (AskId, Effects) {
+    pub fn ask(&self, inquiry: StoreRequest, until_us: u64, now: Now) -> (AskId, Effects) {
         let keys = inquiry.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
         let waiting = Waiting::new(inquiry.clone(), keys.collect(), until_us, false);
         let state = &mut *self.state.lock();
@@ -413,7 +397,7 @@ impl Region {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(UnderWay::Check(check)) => {
+            Some(UnderWay::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
                 self.checked(state, &check, reply, now)
             }
@@ -432,7 +416,7 @@ impl Region {
         state.unanswered_us = Some(now.mono_us);
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(UnderWay::Check(check)) => {
+            Some(UnderWay::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
                 self.tell_requests(state);
                 self.unchecked(state, &check, now)
@@ -453,7 +437,7 @@ impl Region {
     }
 
     fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {
-        let mut origin = self.options.keying.origin_key(key, is_sensitive);
+        let mut origin = self.options.key_names.origin_key(key, is_sensitive);
         if self.store() == Store::Owner {
             // A key that becomes strict starts there with what each process has accepted. Should it be the same server, that
             // must not come on top of what is there from before.
@@ -468,7 +452,7 @@ impl Region {
         key: &OwnedKey,
         terms: &Terms,
         now: Now,
-        change: impl FnOnce(&mut Slot, &mut Shared) -> T,
+        change: impl FnOnce(&mut Slot, &mut RegionalPart) -> T,
     ) -> Option<(T, SlotRef)> {
         let table = self.table();
         let borrowed = key.as_key();
@@ -479,7 +463,7 @@ impl Region {
             let counter = Counter::new(terms, now.wall_ms);
             let OwnedKey { is_sensitive, is_global, .. } = *key;
             let store = self.store();
-            let entry = Entry { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
+            let entry = NewKey { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
             table.insert(&mut shard, Pinned::none(), entry, now.wall_ms)
         })?;
         let (found, shared) = shard.both(slot);

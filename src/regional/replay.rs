@@ -23,14 +23,14 @@ pub const HEALED_PER_FLUSH: usize = 2_000;
 
 /// Slots to tell the origin about, with what to tell.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+pub struct ReplayBatch {
     pub slots: Vec<SlotRef>,
     pub parts: Vec<Part>,
     /// Cells of all parts.
     pub cells: usize,
 }
 
-impl Batch {
+impl ReplayBatch {
     pub fn push(&mut self, slot: SlotRef, part: Part) {
         self.cells += part.cells.len();
         self.slots.push(slot);
@@ -42,8 +42,8 @@ impl Batch {
     }
 
     /// In messages, each with keys of one Cluster slot if `slot_of` says which.
-    pub fn into_messages(self, slot_of: Option<fn(&Part) -> u16>) -> Vec<Batch> {
-        let mut messages: Vec<(Option<u16>, Batch)> = Vec::new();
+    pub fn into_messages(self, slot_of: Option<fn(&Part) -> u16>) -> Vec<ReplayBatch> {
+        let mut messages: Vec<(Option<u16>, ReplayBatch)> = Vec::new();
         for (slot, part) in self.slots.into_iter().zip(self.parts) {
             let of = slot_of.map(|slot_of| slot_of(&part));
             let open = match of {
@@ -53,7 +53,7 @@ impl Batch {
             match open {
                 Some((_, message)) if message.has_room_for(&part) => message.push(slot, part),
                 _ => {
-                    let mut message = Batch::default();
+                    let mut message = ReplayBatch::default();
                     message.push(slot, part);
                     messages.push((of, message));
                 }
@@ -78,7 +78,7 @@ mod tests {
             cells: std::iter::repeat_n(Told::default(), cells).collect(),
         };
         for (cells, messages) in [(1, 4), (2, 4), (17, 37)] {
-            let mut batch = Batch::default();
+            let mut batch = ReplayBatch::default();
             for slot in 0..256 {
                 batch.push(SlotRef { shard: 0, slot, generation: 0 }, part(cells));
             }

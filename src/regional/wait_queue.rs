@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::{Answered, Settled};
-use crate::engine::{Asked, Inquiry, steps};
+use crate::engine::decide::{CheckAnswer, StoreAnswer};
+use crate::engine::{StoreQuestion, StoreRequest, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
@@ -22,12 +22,12 @@ pub struct AskId(pub u64);
 /// What a waiting request is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AskOutcome {
-    Settled(Settled),
+    Answered(StoreAnswer),
     /// Memory may be able to decide by now.
     Again,
     /// The same, because keys were read that the process did not know. What was read comes to this, if all of it could be
     /// judged: a table that is too small may have given the keys up again.
-    Read(Option<Settled>),
+    Read(Option<StoreAnswer>),
     /// The origin gave no answer.
     NoAnswer,
 }
@@ -35,7 +35,7 @@ pub enum AskOutcome {
 /// A waiting request.
 #[derive(Clone, Debug)]
 pub struct Waiting {
-    pub inquiry: Inquiry,
+    pub inquiry: StoreRequest,
     /// For each question.
     pub keys: SmallVec<[OriginKey; 2]>,
     /// After this nobody waits for it any more.
@@ -47,15 +47,15 @@ pub struct Waiting {
     /// Calls it is part of that have not come back: several in a Cluster.
     pub calls: usize,
     /// What the calls that have come back said.
-    answers: SmallVec<[Answered; 4]>,
+    answers: SmallVec<[CheckAnswer; 4]>,
     is_admitted: bool,
     /// One of the calls only read.
     pub has_read: bool,
 }
 
 impl Waiting {
-    pub fn new(inquiry: Inquiry, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
-        let answers = SmallVec::from_elem(Answered::NotAsked, inquiry.checks);
+    pub fn new(inquiry: StoreRequest, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
+        let answers = SmallVec::from_elem(CheckAnswer::NotAsked, inquiry.checks);
         Waiting {
             inquiry,
             keys,
@@ -80,7 +80,7 @@ impl Waiting {
             let is_over = u16::try_from(need).is_ok_and(|need| over.contains(&need));
             let check = self.inquiry.questions[*question].check;
             if let Some(answer) = self.answers.get_mut(check) {
-                *answer = if is_over { Answered::Over } else { Answered::Fits };
+                *answer = if is_over { CheckAnswer::Over } else { CheckAnswer::Fits };
             }
         }
     }
@@ -100,29 +100,29 @@ impl Waiting {
                 *before = needed;
             }
             if let Some(answer) = self.answers.get_mut(asked.check) {
-                *answer = if fits { Answered::Fits } else { Answered::Over };
+                *answer = if fits { CheckAnswer::Fits } else { CheckAnswer::Over };
             }
         }
     }
 
     /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
-    pub fn settled_by_reads(&self) -> Option<Settled> {
-        let is_judged = |asked: &Asked| self.answers.get(asked.check) != Some(&Answered::NotAsked);
+    pub fn settled_by_reads(&self) -> Option<StoreAnswer> {
+        let is_judged = |asked: &StoreQuestion| self.answers.get(asked.check) != Some(&CheckAnswer::NotAsked);
         let mut judged = self.inquiry.questions.iter().filter(|asked| asked.judged.is_some());
-        judged.all(is_judged).then(|| Settled { is_charged: false, ..self.settled(true) })
+        judged.all(is_judged).then(|| StoreAnswer { is_charged: false, ..self.settled(true) })
     }
 
     /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
-    pub fn settled(&self, is_split: bool) -> Settled {
+    pub fn settled(&self, is_split: bool) -> StoreAnswer {
         let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
-        Settled { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
+        StoreAnswer { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
     }
 
     /// The quota groups of needs that did not fit; `None` stands for needs that deny alone.
     pub fn groups_over(&self) -> HashSet<Option<u16>> {
-        let is_over = |asked: &&Asked| {
+        let is_over = |asked: &&StoreQuestion| {
             steps::count();
-            self.answers.get(asked.check) == Some(&Answered::Over)
+            self.answers.get(asked.check) == Some(&CheckAnswer::Over)
         };
         self.inquiry.questions.iter().filter(is_over).filter_map(|asked| asked.judged).collect()
     }
@@ -146,7 +146,7 @@ struct KeyState {
 
 /// Everyone who waits.
 #[derive(Debug, Default)]
-pub struct Asks {
+pub struct WaitQueue {
     next_id: u64,
     pub waiting: HashMap<AskId, Waiting>,
     keys: HashMap<OriginKey, KeyState>,
@@ -154,7 +154,7 @@ pub struct Asks {
     spaced: Vec<OriginKey>,
 }
 
-impl Asks {
+impl WaitQueue {
     pub fn enter(&mut self, waiting: Waiting) -> AskId {
         self.next_id += 1;
         let id = AskId(self.next_id);
@@ -285,7 +285,7 @@ mod tests {
     const OTHER: OriginKey = OriginKey([2; 20]);
 
     fn waiting(keys: &[OriginKey]) -> Waiting {
-        let inquiry = Inquiry {
+        let inquiry = StoreRequest {
             store: Store::Origin,
             charges: true,
             is_strict: false,
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn whoever_comes_while_a_call_is_under_way_goes_with_the_next() {
-        let mut asks = Asks::default();
+        let mut asks = WaitQueue::default();
         let [first, second, third] = [(); 3].map(|()| asks.enter(waiting(&[KEY])));
         assert!(asks.start(first, 0));
         assert!(!asks.start(second, 1) && !asks.start(third, 2));
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn calls_for_a_key_are_spaced() {
-        let mut asks = Asks::default();
+        let mut asks = WaitQueue::default();
         let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
         assert!(asks.start(first, 0));
         assert!(asks.free(&[KEY], 500, 100).is_empty());
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_request_for_two_keys_waits_for_the_one_that_is_busy() {
-        let mut asks = Asks::default();
+        let mut asks = WaitQueue::default();
         let first = asks.enter(waiting(&[KEY]));
         let both = asks.enter(waiting(&[OTHER, KEY]));
         let other = asks.enter(waiting(&[OTHER]));
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn whoever_gave_up_goes_nowhere() {
-        let mut asks = Asks::default();
+        let mut asks = WaitQueue::default();
         let [first, second] = [(); 2].map(|()| asks.enter(waiting(&[KEY])));
         assert!(asks.start(first, 0) && !asks.start(second, 1));
         assert!(asks.give_up(second) && !asks.give_up(second));

@@ -11,7 +11,7 @@ use crate::rules::limit::{
     Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, in_message, rule_step, shown,
 };
 use crate::rules::policy::{Algorithm, Policy};
-use crate::rules::problem::{Place, Problems};
+use crate::rules::problem::{FilePosition, Problems};
 use crate::rules::tree::{Label, Level, Node, Number, Tree, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
@@ -59,9 +59,9 @@ pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problem
         .collect()
 }
 
-fn gather_sensitive(file: &Arc<str>, descriptor: &DescriptorFile, keys: &mut HashMap<Box<str>, Place>) {
+fn gather_sensitive(file: &Arc<str>, descriptor: &DescriptorFile, keys: &mut HashMap<Box<str>, FilePosition>) {
     if descriptor.sensitive {
-        let place = Place { file: file.clone(), position: descriptor.at };
+        let place = FilePosition { file: file.clone(), position: descriptor.at };
         keys.entry(descriptor.key.value.as_str().into()).or_insert(place);
     }
     descriptor.descriptors.iter().for_each(|child| gather_sensitive(file, child, keys));
@@ -119,7 +119,7 @@ impl PathStep {
 struct Gathered<'f> {
     values: Values,
     patterns: Vec<(Pattern, Node)>,
-    places: Vec<(Option<&'f str>, Place)>,
+    places: Vec<(Option<&'f str>, FilePosition)>,
 }
 
 impl Compiler<'_> {
@@ -128,11 +128,11 @@ impl Compiler<'_> {
         let index = self.tree.levels.len();
         self.tree.levels.push(Level::default());
         let mut keys: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
-        let mut seen: HashMap<(&str, Option<&str>), Place> = HashMap::new();
+        let mut seen: HashMap<(&str, Option<&str>), FilePosition> = HashMap::new();
         for &(file, descriptor) in descriptors {
             let key = descriptor.key.value.as_str();
             let value = descriptor.value.as_ref().map(|value| value.value.as_str());
-            let place = Place { file: file.clone(), position: descriptor.at };
+            let place = FilePosition { file: file.clone(), position: descriptor.at };
             if let Some(first) = seen.get(&(key, value)) {
                 let composite = composite(key, self.shown(descriptor).as_deref());
                 self.problems.error(
@@ -234,7 +234,7 @@ impl Compiler<'_> {
 
     /// A node that leads nowhere yet, and its label.
     fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> Node {
-        let at = Place { file: file.clone(), position: descriptor.at };
+        let at = FilePosition { file: file.clone(), position: descriptor.at };
         self.tree.labels.push(Label { path: path.into(), at });
         Node {
             number: (self.tree.labels.len() - 1) as u32,
@@ -266,7 +266,7 @@ impl Compiler<'_> {
             quota_mode: descriptor.quota_mode,
             trail: trail.collect(),
             metadata: descriptor.metadata.clone().map(Arc::new),
-            at: Place { file: file.clone(), position: descriptor.at },
+            at: FilePosition { file: file.clone(), position: descriptor.at },
         });
         Some(number)
     }
@@ -305,11 +305,11 @@ fn limit(file: &LimitFile) -> Option<Limit> {
 fn warn_of_shadowed(
     (key, is_sensitive): (&str, bool),
     all: &Patterns,
-    places: &[(Option<&str>, Place)],
+    places: &[(Option<&str>, FilePosition)],
     problems: &mut Problems,
 ) {
     let shown = |pattern: &Pattern| in_message(pattern.text(), is_sensitive).to_owned();
-    let places: HashMap<Option<&str>, &Place> = places.iter().map(|(value, place)| (*value, place)).collect();
+    let places: HashMap<Option<&str>, &FilePosition> = places.iter().map(|(value, place)| (*value, place)).collect();
     let place_of = |wanted: Option<&str>| places.get(&wanted).copied();
     let patterns: Vec<&Pattern> = all.iter().map(|(pattern, _)| pattern).collect();
     for (index, pattern) in patterns.iter().enumerate() {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::request::Entry;
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
-use crate::rules::problem::Place;
+use crate::rules::problem::FilePosition;
 use crate::rules::tree::{Node, Number, Tree, Via};
 use crate::rules::wildcard::Patterns;
 
@@ -29,7 +29,7 @@ pub struct Step {
 #[derive(Debug, Serialize)]
 pub struct Chosen {
     pub path: String,
-    pub at: Place,
+    pub at: FilePosition,
     pub why: &'static str,
     /// The value has a count of its own.
     pub is_counted_by_value: bool,
@@ -38,7 +38,7 @@ pub struct Chosen {
 #[derive(Debug, Serialize)]
 pub struct PassedOver {
     pub path: String,
-    pub at: Place,
+    pub at: FilePosition,
     pub why: String,
 }
 

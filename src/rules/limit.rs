@@ -120,7 +120,7 @@ pub struct Rule {
     /// Returned in the dynamic metadata of requests that this rule lets pass.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// Where the rule is written.
-    pub at: crate::rules::problem::Place,
+    pub at: crate::rules::problem::FilePosition,
 }
 
 impl Rule {

@@ -19,13 +19,13 @@ pub struct Position {
 
 /// A position and the file it is in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Place {
+pub struct FilePosition {
     pub file: Arc<str>,
     #[serde(flatten)]
     pub position: Position,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The names of files and of a management server's resources may hold any character.
         write!(f, "{}:{}:{}", escaped(&self.file), self.position.line, self.position.column)
@@ -54,7 +54,7 @@ impl fmt::Display for Severity {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
     #[serde(flatten)]
-    pub place: Place,
+    pub place: FilePosition,
     pub severity: Severity,
     pub message: String,
     /// What to write instead, or what to do.
@@ -98,7 +98,7 @@ struct Listed {
     found: BTreeSet<Problem>,
     left_out: usize,
     /// Where the first one that was left out is.
-    left_out_at: Option<Place>,
+    left_out_at: Option<FilePosition>,
 }
 
 impl Listed {
@@ -157,7 +157,7 @@ impl Problems {
     }
 
     fn add(&mut self, file: &Arc<str>, position: Position, severity: Severity, message: String, help: String) {
-        let place = Place { file: file.clone(), position };
+        let place = FilePosition { file: file.clone(), position };
         let [message, help] = [message, help].map(presentable);
         self.count += 1;
         let problem = Problem { place, severity, message, help };
@@ -252,7 +252,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_file_can_not_forge_lines() {
-        let place = Place { file: "xds:a\nERROR forged\u{1b}[31m".into(), position: Position { line: 1, column: 2 } };
+        let place =
+            FilePosition { file: "xds:a\nERROR forged\u{1b}[31m".into(), position: Position { line: 1, column: 2 } };
         assert_eq!(place.to_string(), "xds:a\\nERROR forged\\u{1b}[31m:1:2");
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::request::Entry;
 use crate::rules::limit::Rule;
 use crate::rules::lookup::{Filed, Lookup};
-use crate::rules::problem::Place;
+use crate::rules::problem::FilePosition;
 use crate::rules::wildcard::Patterns;
 
 pub(crate) type Map<V> = HashMap<Box<str>, V, ahash::RandomState>;
@@ -83,7 +83,7 @@ pub enum Via {
 pub struct Label {
     /// The path down to the node, in the form of a rule id.
     pub path: Arc<str>,
-    pub at: Place,
+    pub at: FilePosition,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ pub struct Tree {
     pub rules: Vec<Rule>,
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
     /// foresees. Each with the place of the first descriptor that says so.
-    pub sensitive_keys: HashMap<Box<str>, Place>,
+    pub sensitive_keys: HashMap<Box<str>, FilePosition>,
     ways: Ways,
 }
 

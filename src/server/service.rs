@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use prost::Message;
 use thiserror::Error;
 
-use crate::engine::decide::{Asking, Cause, Consult, Reach, Settled, Store, StoreView};
-use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
+use crate::engine::decide::{Asking, Cause, Consult, Reach, Store, StoreAnswer, StoreView};
+use crate::engine::{Attempt, Decision, Engine, Modes, StoreRequest};
 use crate::global::driver::Global;
 use crate::measure::histogram::Histogram;
 use crate::observe::hits::HitMetrics;
@@ -132,7 +132,7 @@ pub enum Answered {
 #[derive(Debug)]
 pub struct Later {
     rules: Arc<InForce>,
-    inquiry: Inquiry,
+    inquiry: StoreRequest,
     /// What the stores have said so far.
     heard: [Heard; 2],
     began: Instant,
@@ -154,7 +154,7 @@ struct Heard {
 #[derive(Clone, Debug)]
 enum Said {
     Nothing,
-    Settled(Settled),
+    Answered(StoreAnswer),
     NoAnswer,
 }
 
@@ -172,10 +172,10 @@ impl Heard {
         let had_read = self.has_read;
         self.has_read |= matches!(outcome, AskOutcome::Read(_));
         self.said = match outcome {
-            AskOutcome::Settled(settled) => Said::Settled(settled),
+            AskOutcome::Answered(settled) => Said::Answered(settled),
             AskOutcome::Again if is_in_time => Said::Nothing,
             AskOutcome::Read(_) if is_in_time && !had_read => Said::Nothing,
-            AskOutcome::Read(Some(settled)) if is_in_time && !is_strict => Said::Settled(settled),
+            AskOutcome::Read(Some(settled)) if is_in_time && !is_strict => Said::Answered(settled),
             AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => Said::NoAnswer,
         };
     }
@@ -184,7 +184,7 @@ impl Heard {
         let asking = |is_out: bool, now: Asking<'a>| match &self.said {
             _ if is_out => Asking::Never(Cause::Outage),
             Said::Nothing => now,
-            Said::Settled(settled) => Asking::Settled(settled),
+            Said::Answered(settled) => Asking::Answered(settled),
             Said::NoAnswer => Asking::Never(Cause::Outage),
         };
         let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
@@ -464,7 +464,7 @@ impl Service {
         self.outcomes.record_shed(inquiry.class);
         let at_once = |asking: Asking<'static>| match asking {
             Asking::Allowed => Asking::Never(Cause::Overload),
-            Asking::Never(_) | Asking::Settled(_) => asking,
+            Asking::Never(_) | Asking::Answered(_) => asking,
         };
         let hurried = |view: StoreView<'static>| {
             let (asking, strict) = (at_once(view.asking), at_once(view.strict));
@@ -512,7 +512,7 @@ impl Service {
     }
 
     /// Asks a store, for as long as there is time.
-    async fn ask(&self, inquiry: Inquiry, began: Instant, call_ends: Option<Instant>, heard: &mut Heard) {
+    async fn ask(&self, inquiry: StoreRequest, began: Instant, call_ends: Option<Instant>, heard: &mut Heard) {
         let Some(regional) = self.store(inquiry.store) else { return heard.said = Said::NoAnswer };
         let is_strict = inquiry.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
@@ -608,7 +608,7 @@ mod tests {
 
     #[test]
     fn keys_that_a_tiny_table_does_not_keep_are_asked_for_twice_and_then_the_answer_decides() {
-        let settled = Settled { is_admitted: false, is_charged: false, checks: Default::default() };
+        let settled = StoreAnswer { is_admitted: false, is_charged: false, checks: Default::default() };
         let read = || AskOutcome::Read(Some(settled.clone()));
         let view = StoreView::new(1, Asking::Allowed);
         let mut heard = Heard::at_first(&view);
@@ -617,7 +617,7 @@ mod tests {
         heard.hear(read(), true, false);
         assert!(matches!(heard.said, Said::Nothing), "memory should know by now");
         heard.hear(read(), true, false);
-        assert!(matches!(&heard.said, Said::Settled(said) if *said == settled));
+        assert!(matches!(&heard.said, Said::Answered(said) if *said == settled));
 
         let mut strictly = Heard::at_first(&view);
         strictly.hear(read(), true, true);

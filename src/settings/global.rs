@@ -7,7 +7,7 @@
 use clap::Args;
 use thiserror::Error;
 
-use crate::engine::reach::Place;
+use crate::engine::reach::RegionIndex;
 use crate::settings::mysql::{MysqlFlags, MysqlSettingError, MysqlSettings};
 
 /// As wide as the column.
@@ -60,10 +60,10 @@ pub struct RegionNames {
 
 impl RegionNames {
     /// Its place among them by name: the order in which they are written may differ from region to region.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RegionIndex {
         let before = self.regions.iter().filter(|name| **name < self.region).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Place { region: count(before), regions: count(self.regions.len()) }
+        RegionIndex { region: count(before), regions: count(self.regions.len()) }
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
     fn names_are_of_use_without_mysql() {
         assert_eq!(RegionNames::alone(&flags(&["--region", "eu"])), Ok(None));
         let names = RegionNames::alone(&flags(&["--region", "eu", "--regions", "us,eu"])).unwrap().unwrap();
-        assert_eq!(names.place(), Place { region: 0, regions: 2 });
+        assert_eq!(names.place(), RegionIndex { region: 0, regions: 2 });
         let text = RegionNames::alone(&flags(&["--regions", "us,eu"])).unwrap_err().to_string();
         assert!(text.starts_with("--regions (TIDEGATE_REGIONS) is set, but --region (REGION) is not"), "{text}");
     }
@@ -187,7 +187,7 @@ mod tests {
         let settings = with_url(&["--region", " eu ", "--regions", "us, eu ,ap-south"]).unwrap().unwrap();
         assert_eq!(&*settings.names.region, "eu");
         assert_eq!(settings.names.regions, ["us", "eu", "ap-south"].map(Box::from));
-        assert_eq!(settings.names.place(), Place { region: 1, regions: 3 });
+        assert_eq!(settings.names.place(), RegionIndex { region: 1, regions: 3 });
     }
 
     #[test]

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::secret::Secret;
 use crate::settings::parse::{boolean, duration, thousandths};
-use crate::settings::redis_address::{AddressError, Credentials, Place, RedisAddress, RedisType, SocketType};
+use crate::settings::redis_address::{AddressError, Credentials, RedisAddress, RedisTarget, RedisType, SocketType};
 use crate::settings::redis_tls::{RedisTls, TlsFileError};
 
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
@@ -122,7 +122,7 @@ impl RedisFlags {
 /// How to reach the region's Redis, and how long to rely on memory alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
-    pub place: Place,
+    pub place: RedisTarget,
     /// Always 0 in a Cluster.
     pub database: i64,
     pub login: Login,
@@ -236,7 +236,7 @@ impl RedisSettings {
         login.read()?;
         let tls = (flags.redis_tls || address.is_tls).then(|| tls(flags)).transpose()?;
         if let Some(tls) = &tls {
-            if matches!(address.place, Place::Unix(_)) {
+            if matches!(address.place, RedisTarget::Unix(_)) {
                 return Err(RedisSettingError::TlsOnSocket);
             }
             tls.read()?;

@@ -55,7 +55,7 @@ impl fmt::Display for Node {
 
 /// The servers that make up the region's Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RedisTarget {
     Single(Node),
     Unix(PathBuf),
     /// Some of the nodes; the others are heard of from them.
@@ -66,14 +66,14 @@ pub enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RedisTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |nodes: &[Node]| nodes.iter().map(Node::to_string).collect::<Vec<_>>().join(",");
         match self {
-            Place::Single(node) => node.fmt(f),
-            Place::Unix(path) => path.display().fmt(f),
-            Place::Cluster(nodes) => write!(f, "cluster {}", list(nodes)),
-            Place::Sentinel { master, sentinels } => write!(f, "{master} of the sentinels {}", list(sentinels)),
+            RedisTarget::Single(node) => node.fmt(f),
+            RedisTarget::Unix(path) => path.display().fmt(f),
+            RedisTarget::Cluster(nodes) => write!(f, "cluster {}", list(nodes)),
+            RedisTarget::Sentinel { master, sentinels } => write!(f, "{master} of the sentinels {}", list(sentinels)),
         }
     }
 }
@@ -100,10 +100,10 @@ impl Credentials {
 /// Everything that REDIS_URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisAddress {
-    pub place: Place,
+    pub place: RedisTarget,
     pub database: i64,
     pub credentials: Option<Credentials>,
-    /// Written as rediss://.
+    /// RedisUrl as rediss://.
     pub is_tls: bool,
 }
 
@@ -181,8 +181,8 @@ impl RedisAddress {
 }
 
 /// One server, as it is written.
-struct Written {
-    place: Place,
+struct RedisUrl {
+    place: RedisTarget,
     database: i64,
     credentials: Option<Credentials>,
     is_tls: bool,
@@ -201,7 +201,7 @@ fn single(text: &str, socket: Option<SocketType>) -> Result<RedisAddress, Addres
         }
         other => other?,
     };
-    let Written { place, database, credentials, is_tls } = written;
+    let RedisUrl { place, database, credentials, is_tls } = written;
     Ok(RedisAddress { place, database, credentials, is_tls })
 }
 
@@ -219,7 +219,7 @@ fn cluster(text: &str) -> Result<RedisAddress, AddressError> {
     if nodes.is_empty() {
         return Err(AddressError::Form(hidden(text)));
     }
-    Ok(RedisAddress { place: Place::Cluster(nodes), database: 0, credentials, is_tls })
+    Ok(RedisAddress { place: RedisTarget::Cluster(nodes), database: 0, credentials, is_tls })
 }
 
 fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
@@ -244,12 +244,12 @@ fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
     if sentinels.is_empty() {
         return Err(missing());
     }
-    let place = Place::Sentinel { master: master.to_owned(), sentinels };
+    let place = RedisTarget::Sentinel { master: master.to_owned(), sentinels };
     Ok(RedisAddress { place, database: 0, credentials: None, is_tls })
 }
 
 /// Every server of a list. With a password in it, an element may be a part of that, which only looks like a server.
-fn written_list<'t>(list: &str, elements: impl Iterator<Item = &'t str>) -> Result<Vec<Written>, AddressError> {
+fn written_list<'t>(list: &str, elements: impl Iterator<Item = &'t str>) -> Result<Vec<RedisUrl>, AddressError> {
     let read = |(number, element): (usize, &str)| {
         written(element).map_err(|error| match error {
             AddressError::Form(_) | AddressError::NoPort(_) | AddressError::Url(_) if list.contains('@') => {
@@ -265,19 +265,19 @@ fn elements(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
 
-fn same_tls(all: &[Written]) -> Result<bool, AddressError> {
+fn same_tls(all: &[RedisUrl]) -> Result<bool, AddressError> {
     let tls = all.iter().filter(|one| one.is_tls).count();
     if tls == 0 || tls == all.len() { Ok(tls > 0) } else { Err(AddressError::DifferentTls) }
 }
 
-fn node_of(place: Place, kind: &'static str) -> Result<Node, AddressError> {
+fn node_of(place: RedisTarget, kind: &'static str) -> Result<Node, AddressError> {
     match place {
-        Place::Single(node) => Ok(node),
+        RedisTarget::Single(node) => Ok(node),
         _ => Err(AddressError::UnixInList(kind)),
     }
 }
 
-fn written(text: &str) -> Result<Written, AddressError> {
+fn written(text: &str) -> Result<RedisUrl, AddressError> {
     for scheme in ["redis+unix:", "unix:"] {
         if let Some(path) = text.strip_prefix(scheme) {
             if path.contains('?') {
@@ -303,25 +303,25 @@ fn written(text: &str) -> Result<Written, AddressError> {
         None if !host.contains([':', '[', ']', '/', '@', ' ', ',']) => host,
         _ => return Err(form()),
     };
-    Ok(plain(Place::Single(Node { host: host.to_owned(), port })))
+    Ok(plain(RedisTarget::Single(Node { host: host.to_owned(), port })))
 }
 
-fn plain(place: Place) -> Written {
-    Written { place, database: 0, credentials: None, is_tls: false }
+fn plain(place: RedisTarget) -> RedisUrl {
+    RedisUrl { place, database: 0, credentials: None, is_tls: false }
 }
 
-fn unix(path: &str) -> Result<Place, AddressError> {
+fn unix(path: &str) -> Result<RedisTarget, AddressError> {
     let path = PathBuf::from(path);
     match path.as_os_str().as_bytes() {
         bytes if bytes.len() > PATH_BYTES_MAX => Err(AddressError::PathTooLong(bytes.len())),
         bytes if bytes.ends_with(b"/") || path.file_name().is_none() => {
             Err(AddressError::Form(hidden(&path.to_string_lossy())))
         }
-        _ => Ok(Place::Unix(path)),
+        _ => Ok(RedisTarget::Unix(path)),
     }
 }
 
-fn url(text: &str) -> Result<Written, AddressError> {
+fn url(text: &str) -> Result<RedisUrl, AddressError> {
     let info = text.into_connection_info().map_err(|_| AddressError::Url(hidden(text)))?;
     let (host, port, is_tls) = match info.addr() {
         ConnectionAddr::Tcp(host, port) => (host, *port, false),
@@ -340,7 +340,7 @@ fn url(text: &str) -> Result<Written, AddressError> {
     if !(0..=DATABASE_MAX).contains(&database) {
         return Err(AddressError::Database(database));
     }
-    Ok(Written { place: Place::Single(Node { host: host.clone(), port }), database, credentials, is_tls })
+    Ok(RedisUrl { place: RedisTarget::Single(Node { host: host.clone(), port }), database, credentials, is_tls })
 }
 
 /// The text without what may be a password: everything between the scheme and the last `@`, and without an `@` everything

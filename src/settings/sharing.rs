@@ -3,7 +3,7 @@
 
 use clap::Args;
 
-use crate::engine::reach::{Layers, Place, Store};
+use crate::engine::reach::{Layers, RegionIndex, Store};
 use crate::secret::{self, Secret, SecretFlags};
 use crate::settings::SettingError;
 use crate::settings::global::{GlobalFlags, GlobalSettings, RegionNames};
@@ -57,7 +57,7 @@ impl SharingSettings {
     /// How far limits can reach.
     pub fn layers(&self) -> Layers {
         let is_regional = self.redis.is_some();
-        let place = self.names.as_ref().map_or(Place::ONLY, RegionNames::place);
+        let place = self.names.as_ref().map_or(RegionIndex::ONLY, RegionNames::place);
         let owner = match &self.strict.owner {
             Some(_) => Some(Store::Owner),
             // Several regions have no Redis that could own a limit of all of them.

@@ -10,7 +10,7 @@ use crate::regional::breaker::BreakerOptions;
 use crate::secret::Secret;
 use crate::settings::parse::duration;
 use crate::settings::redis::{RedisFlags, RedisSettingError, RedisSettings};
-use crate::settings::redis_address::{Place, RedisType};
+use crate::settings::redis_address::{RedisTarget, RedisType};
 
 #[derive(Args, Clone, Debug)]
 pub struct StrictFlags {
@@ -151,7 +151,7 @@ impl StrictSettings {
         if flags.strict_replicas > 0 {
             let own = RedisSettings::new(redis)?;
             let decides = owner.as_ref().or(own.as_ref());
-            if decides.is_some_and(|redis| matches!(redis.place, Place::Cluster(_))) {
+            if decides.is_some_and(|redis| matches!(redis.place, RedisTarget::Cluster(_))) {
                 return Err(StrictSettingError::ReplicasOfCluster);
             }
         }

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::clock::Now;
 use crate::engine::decide::{Asking, Cause, Consult, StoreView};
-use crate::engine::reach::{Layers, Place, Store};
-use crate::engine::{Attempt, Engine, Inquiry, Modes};
+use crate::engine::reach::{Layers, RegionIndex, Store};
+use crate::engine::{Attempt, Engine, Modes, StoreRequest};
 use crate::global::exchange::{Exchange, ExchangeOptions};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
-use crate::regional::key_names::Keying;
-use crate::regional::region::{Effects, Now, Region, RegionOptions};
+use crate::regional::key_names::KeyNames;
+use crate::regional::region::{Effects, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::regional::witness::Witness;
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
@@ -20,7 +21,7 @@ use crate::simulate::random::Random;
 
 /// What a request asks for: a key of the rule `k`, by number, and how many hits; negative ones are refunds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct KeyHits {
     pub key: usize,
     pub hits: i64,
 }
@@ -43,7 +44,7 @@ pub struct Process {
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
     /// Requests that wait, with the process's part in the simulation.
-    pub waiting: BTreeMap<AskId, Asked>,
+    pub waiting: BTreeMap<AskId, KeyHits>,
     /// How far the wall clock is ahead of the true time.
     pub skew_ms: i64,
     /// Tells this process from the one that had its place before.
@@ -72,14 +73,14 @@ impl Process {
     pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
         let Start { keys_max, slack_permille, deadline_us, seed, generation, region, regions } = start;
         let is_global = regions > 1;
-        let place = Place { region: region as u32, regions: regions as u32 };
+        let place = RegionIndex { region: region as u32, regions: regions as u32 };
         let owner = (!is_global).then_some(Store::Origin);
         let layers = Layers { is_regional: true, is_global, owner, place, slack_permille };
         let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed).hasher()));
-        let keying = Keying::new(Secret::new("simulated"));
+        let key_names = KeyNames::new(Secret::new("simulated"));
         let exchange = is_global.then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
-            let options = ExchangeOptions { region, regions, keying: keying.clone(), timeout_ms: 2000, seed };
+            let options = ExchangeOptions { region, regions, key_names: key_names.clone(), timeout_ms: 2000, seed };
             let exchange = Exchange::new(engine.clone(), options, now);
             exchange.set_rules(ruleset, now);
             exchange
@@ -87,7 +88,7 @@ impl Process {
         let options = RegionOptions {
             store: Store::Origin,
             process: ProcessId(seed),
-            keying,
+            key_names,
             is_cluster: false,
             deadline_us,
             breaker: BreakerOptions::default(),
@@ -103,7 +104,13 @@ impl Process {
         Consult { mono_ms: now.mono_ms(), origin, is_again, ..Consult::ALONE }
     }
 
-    fn attempt(&self, ruleset: &Ruleset, asked: Asked, now: Now, consult: &Consult<'_>) -> Result<bool, Box<Inquiry>> {
+    fn attempt(
+        &self,
+        ruleset: &Ruleset,
+        asked: KeyHits,
+        now: Now,
+        consult: &Consult<'_>,
+    ) -> Result<bool, Box<StoreRequest>> {
         let value = asked.key.to_string();
         let entries = [Entry { key: "k", value: &value }].into_iter().collect();
         let hits = match u64::try_from(asked.hits) {
@@ -121,7 +128,7 @@ impl Process {
     }
 
     /// A request arrives.
-    pub fn request(&mut self, ruleset: &Ruleset, asked: Asked, until_us: u64, now: Now) -> (Became, Effects) {
+    pub fn request(&mut self, ruleset: &Ruleset, asked: KeyHits, until_us: u64, now: Now) -> (Became, Effects) {
         let consult = self.consult(now, self.region.view().asking, false);
         match self.attempt(ruleset, asked, now, &consult) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
@@ -129,7 +136,7 @@ impl Process {
         }
     }
 
-    fn wait(&mut self, asked: Asked, inquiry: Inquiry, until_us: u64, now: Now) -> (Became, Effects) {
+    fn wait(&mut self, asked: KeyHits, inquiry: StoreRequest, until_us: u64, now: Now) -> (Became, Effects) {
         let (id, effects) = self.region.ask(inquiry, until_us, now);
         self.waiting.insert(id, asked);
         (Became::Waits(id), effects)
@@ -139,13 +146,13 @@ impl Process {
     pub fn told(
         &mut self,
         ruleset: &Ruleset,
-        asked: Asked,
+        asked: KeyHits,
         outcome: &AskOutcome,
         until_us: u64,
         now: Now,
     ) -> (Became, Effects) {
         let asking = match outcome {
-            AskOutcome::Settled(settled) => Asking::Settled(settled),
+            AskOutcome::Answered(settled) => Asking::Answered(settled),
             AskOutcome::Again | AskOutcome::Read(_) => self.region.view().asking,
             AskOutcome::NoAnswer => Asking::Never(Cause::Outage),
         };

@@ -9,7 +9,7 @@ mod global;
 mod kinds;
 mod policy;
 
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 pub(super) const SECOND_US: u64 = 1_000_000;
@@ -22,7 +22,7 @@ pub(super) fn load(world: &mut World, per_second: u64, from_us: u64, to_us: u64)
     while at_us < to_us {
         let process = world.random().below(processes) as usize;
         let jitter_us = world.random().below(step_us);
-        world.request_at(at_us + jitter_us, process, Asked { key: 0, hits: 1 });
+        world.request_at(at_us + jitter_us, process, KeyHits { key: 0, hits: 1 });
         at_us += step_us;
     }
 }

@@ -9,6 +9,7 @@ mod trouble;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::exchange::{Hearing, Seeking};
 use crate::global::import::Reading;
@@ -17,13 +18,13 @@ use crate::global::publish::{Sending, Sent};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
-use crate::regional::region::{CallId, Effects, Now, Probed};
+use crate::regional::region::{CallId, Effects, Probed};
 use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{Asked, Became, Process, Start};
+use crate::simulate::process::{Became, KeyHits, Process, Start};
 use crate::simulate::random::Random;
 
 /// A whole number of days after the epoch.
@@ -82,7 +83,7 @@ struct To {
 enum Event {
     Request {
         process: usize,
-        asked: Asked,
+        asked: KeyHits,
     },
     CallArrives {
         from: To,
@@ -304,7 +305,7 @@ impl World {
     }
 
     /// A request that will arrive, counted from the start.
-    pub fn request_at(&mut self, at_us: u64, process: usize, asked: Asked) {
+    pub fn request_at(&mut self, at_us: u64, process: usize, asked: KeyHits) {
         self.at(at_us, Event::Request { process, asked });
     }
 
@@ -393,7 +394,7 @@ impl World {
         }
     }
 
-    fn request(&mut self, process: usize, asked: Asked) {
+    fn request(&mut self, process: usize, asked: KeyHits) {
         // One that stops gets no new requests.
         let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
         let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
@@ -411,7 +412,7 @@ impl World {
         self.perform(process, effects);
     }
 
-    fn became(&mut self, process: usize, asked: Asked, became: Became, until_us: u64) {
+    fn became(&mut self, process: usize, asked: KeyHits, became: Became, until_us: u64) {
         let kind = match became {
             Became::Admitted => 0,
             Became::Denied => 1,
@@ -434,7 +435,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, process: usize, id: AskId, asked: Asked, outcome: &AskOutcome) {
+    fn tell(&mut self, process: usize, id: AskId, asked: KeyHits, outcome: &AskOutcome) {
         let to = self.to(process);
         let until_us = self.until.remove(&(to, id)).unwrap_or(0);
         let now = self.now(process);

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::rules::problem::{Place, Position, Problem, Severity};
+use crate::rules::problem::{FilePosition, Position, Problem, Severity};
 use crate::rules::{Loaded, Options, Ruleset, Source};
 use crate::sources::runtime::RuntimeDirectory;
 
@@ -111,7 +111,7 @@ fn problem(file: &Path, message: &str, help: &str) -> Problem {
 
 fn problem_at(file: &Path, position: Position, message: &str, help: &str) -> Problem {
     Problem {
-        place: Place { file: name(file), position },
+        place: FilePosition { file: name(file), position },
         severity: Severity::Error,
         message: message.to_owned(),
         help: help.to_owned(),

@@ -25,12 +25,12 @@ pub struct Config {
     pub rules: usize,
     pub loads_succeeded: u64,
     pub loads_failed: u64,
-    pub last_attempt: Option<Attempt>,
+    pub last_attempt: Option<LoadAttempt>,
 }
 
 /// One attempt to load rules.
 #[derive(Clone, Debug, Serialize)]
-pub struct Attempt {
+pub struct LoadAttempt {
     pub at_s: u64,
     pub ok: bool,
     pub took_ms: u64,
@@ -48,14 +48,14 @@ impl ConfigStatus {
         config.loads_succeeded += 1;
         config.loaded_at_s = Some(now_s());
         (config.domains, config.rules) = (domains, rules);
-        config.last_attempt = Some(Attempt::new(true, problems, took));
+        config.last_attempt = Some(LoadAttempt::new(true, problems, took));
     }
 
     /// Rules were refused; those in force stay.
     pub fn failed(&self, problems: Vec<Problem>, took: Duration) {
         let mut config = self.0.lock();
         config.loads_failed += 1;
-        config.last_attempt = Some(Attempt::new(false, problems, took));
+        config.last_attempt = Some(LoadAttempt::new(false, problems, took));
     }
 
     pub fn read(&self) -> Config {
@@ -63,14 +63,14 @@ impl ConfigStatus {
     }
 }
 
-impl Attempt {
-    fn new(ok: bool, mut problems: Vec<Problem>, took: Duration) -> Attempt {
+impl LoadAttempt {
+    fn new(ok: bool, mut problems: Vec<Problem>, took: Duration) -> LoadAttempt {
         let errors = problems.iter().filter(|problem| problem.severity == Severity::Error).count();
         let warnings = problems.len() - errors;
         problems.sort_by_key(|problem| problem.severity != Severity::Error);
         problems.truncate(PROBLEMS_MAX);
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        Attempt { at_s: now_s(), ok, took_ms, errors, warnings, problems }
+        LoadAttempt { at_s: now_s(), ok, took_ms, errors, warnings, problems }
     }
 }
 

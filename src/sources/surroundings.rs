@@ -99,7 +99,7 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::reach::{Place, Store};
+    use crate::engine::reach::{RegionIndex, Store};
     use crate::rules::{Options, Source};
 
     const WHITE_LIST: &str = "
@@ -152,7 +152,7 @@ domain: d
 descriptors:
   - {key: a, rate_limit: {requests_per_unit: 4, unit: hour, scope: strict}}
 ";
-        let layers = Layers { is_regional: true, place: Place { region: 0, regions: 2 }, ..Layers::ALONE };
+        let layers = Layers { is_regional: true, place: RegionIndex { region: 0, regions: 2 }, ..Layers::ALONE };
         let said = refused(strict, Surroundings { layers, has_store: true, ..ALONE }).unwrap();
         assert!(said.contains("STRICT_REDIS_URL"), "{said}");
         let layers = Layers { owner: Some(Store::Owner), ..layers };

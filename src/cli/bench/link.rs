@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::sleep;
 
 use crate::cli::bench::choice::Choice;
-use crate::cli::bench::http2::{Confused, Connection, Outcome};
+use crate::cli::bench::http2::{CallOutcome, Confused, Connection};
 use crate::cli::bench::load::Plan;
 use crate::cli::bench::pace::Pace;
 use crate::cli::bench::tally::{self, Tally};
@@ -53,14 +53,14 @@ impl Site {
         self.in_flight.set(self.in_flight.get() + u64::from(begun >= self.counted_from));
     }
 
-    fn ended(&self, tally: &mut Tally, begun: Instant, now: Instant, outcome: Outcome) {
+    fn ended(&self, tally: &mut Tally, begun: Instant, now: Instant, outcome: CallOutcome) {
         let is_counted = begun >= self.counted_from;
         self.in_flight.set(self.in_flight.get() - u64::from(is_counted));
         match outcome {
-            Outcome::NotProcessed => self.pace.put_back(begun),
+            CallOutcome::NotProcessed => self.pace.put_back(begun),
             _ if !is_counted => {}
-            Outcome::Answered(verdict) => tally.answered(verdict, now - begun),
-            Outcome::Failed(kind) => tally.failed(kind, 1),
+            CallOutcome::Answered(verdict) => tally.answered(verdict, now - begun),
+            CallOutcome::Failed(kind) => tally.failed(kind, 1),
         }
     }
 }
@@ -171,7 +171,7 @@ impl Link {
         let now = Instant::now();
         let mut tally = site.tally.lock();
         self.receive(|begun, outcome| {
-            *outcomes += u64::from(outcome != Outcome::NotProcessed);
+            *outcomes += u64::from(outcome != CallOutcome::NotProcessed);
             site.ended(&mut tally, begun, now, outcome);
         })
     }
@@ -189,7 +189,7 @@ impl Link {
         }
     }
 
-    fn receive(&mut self, ended: impl FnMut(Instant, Outcome)) -> io::Result<()> {
+    fn receive(&mut self, ended: impl FnMut(Instant, CallOutcome)) -> io::Result<()> {
         let received = self.connection.receive(&self.incoming[..self.incoming_bytes], &mut self.outgoing, ended);
         let taken = received.map_err(|Confused(why)| io::Error::new(io::ErrorKind::InvalidData, why))?;
         self.incoming.copy_within(taken..self.incoming_bytes, 0);

@@ -14,13 +14,13 @@ use crate::cli::latency::{micros, millis};
 use crate::request::typed::TypedDescriptor;
 
 /// An answer beside what was asked.
-pub struct Answer<'a> {
+pub struct CallAnswer<'a> {
     pub descriptors: &'a [TypedDescriptor],
     pub response: &'a RateLimitResponse,
     pub took: Duration,
 }
 
-impl Answer<'_> {
+impl CallAnswer<'_> {
     /// In full, for one call.
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let response = self.response;

@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::cli::call::answer::{Answer, code};
+use crate::cli::call::answer::{CallAnswer, code};
 use crate::cli::call::summary::Summary;
 use crate::cli::client::connect::{ConnectError, Sender, Target};
 use crate::cli::client::exchange::{self, Failure};
@@ -163,7 +163,11 @@ async fn call_and_print(
         match &outcome {
             Ok((response, took)) => {
                 summary.answered(code(response.overall_code), *took);
-                shown.answer(&mut out, number, Answer { descriptors: &flags.descriptors, response, took: *took })?;
+                shown.answer(
+                    &mut out,
+                    number,
+                    CallAnswer { descriptors: &flags.descriptors, response, took: *took },
+                )?;
             }
             Err(trouble) => {
                 summary.failed(trouble.code());
@@ -197,7 +201,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    fn answer(&self, out: &mut impl Write, number: u64, answer: Answer<'_>) -> std::io::Result<()> {
+    fn answer(&self, out: &mut impl Write, number: u64, answer: CallAnswer<'_>) -> std::io::Result<()> {
         match self.flags.output {
             Output::Json => writeln!(out, "{}", answer.as_json(number)),
             Output::Text if self.flags.repeat == 1 => answer.print(out),

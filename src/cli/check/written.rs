@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::rules::file::{self, DescriptorFile};
-use crate::rules::problem::{Place, Problems, Strictness};
+use crate::rules::problem::{FilePosition, Problems, Strictness};
 use crate::rules::{Domain, Ruleset};
 
 /// The fields that stand in the file.
@@ -20,7 +20,7 @@ pub struct Fields {
 
 /// The fields of every limit, by the place of its rule and its window, which no other limit of the rule has.
 #[derive(Debug, Default)]
-pub struct Written(BTreeMap<(Place, u64), Fields>);
+pub struct Written(BTreeMap<(FilePosition, u64), Fields>);
 
 impl Written {
     /// Reads the files that the rules are from.
@@ -44,14 +44,14 @@ impl Written {
 
     fn gather(&mut self, name: &Arc<str>, descriptor: &DescriptorFile) {
         for terms in descriptor.limits.iter().filter_map(|limit| limit.terms.as_ref()) {
-            let place = Place { file: name.clone(), position: descriptor.at };
+            let place = FilePosition { file: name.clone(), position: descriptor.at };
             let fields = Fields { scope: terms.scope.is_some(), on_outage: terms.on_outage.is_some() };
             self.0.insert((place, terms.window_ms), fields);
         }
         descriptor.descriptors.iter().for_each(|child| self.gather(name, child));
     }
 
-    pub fn fields(&self, place: &Place, window_ms: u64) -> Fields {
+    pub fn fields(&self, place: &FilePosition, window_ms: u64) -> Fields {
         self.0.get(&(place.clone(), window_ms)).copied().unwrap_or_default()
     }
 }

@@ -9,13 +9,13 @@ const PORT: u16 = 8081;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    pub place: Place,
+    pub place: ServerTarget,
     /// What a URL says about TLS; `None` if it was not a URL.
     pub scheme: Option<Scheme>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ServerTarget {
     /// A name or an IP address (IPv6 without its brackets), and a port.
     Tcp {
         host: String,
@@ -48,7 +48,7 @@ impl FromStr for Address {
         };
         let rest = if scheme.is_some() { rest.strip_suffix('/').unwrap_or(rest) } else { rest };
         let (host, port) = host_and_port(rest, port)?;
-        Ok(Address { place: Place::Tcp { host, port }, scheme })
+        Ok(Address { place: ServerTarget::Tcp { host, port }, scheme })
     }
 }
 
@@ -56,7 +56,7 @@ fn unix(path: &str) -> Result<Address, String> {
     if path.is_empty() {
         return Err("the path of the socket is missing: write unix:/path".into());
     }
-    Ok(Address { place: Place::Unix(path.into()), scheme: None })
+    Ok(Address { place: ServerTarget::Unix(path.into()), scheme: None })
 }
 
 fn host_and_port(text: &str, default_port: u16) -> Result<(String, u16), String> {
@@ -99,30 +99,30 @@ fn host_and_port(text: &str, default_port: u16) -> Result<(String, u16), String>
     Ok((host.to_owned(), port))
 }
 
-impl Place {
+impl ServerTarget {
     /// What stands for the place in a request's `:authority`.
     pub fn authority(&self) -> String {
         match self {
-            Place::Tcp { .. } => self.to_string(),
-            Place::Unix(_) => "localhost".into(),
+            ServerTarget::Tcp { .. } => self.to_string(),
+            ServerTarget::Unix(_) => "localhost".into(),
         }
     }
 
     /// The name that a certificate has to be for, unless another is asked for.
     pub fn server_name(&self) -> &str {
         match self {
-            Place::Tcp { host, .. } => host,
-            Place::Unix(_) => "localhost",
+            ServerTarget::Tcp { host, .. } => host,
+            ServerTarget::Unix(_) => "localhost",
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ServerTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Place::Unix(path) => write!(f, "unix:{}", path.display()),
+            ServerTarget::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            ServerTarget::Tcp { host, port } => write!(f, "{host}:{port}"),
+            ServerTarget::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }

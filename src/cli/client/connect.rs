@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 
 use crate::cli::client::ServerFlags;
-use crate::cli::client::address::Place;
+use crate::cli::client::address::ServerTarget;
 use crate::cli::client::tls::Tls;
 
 /// A server that has not accepted by then is not there.
@@ -28,7 +28,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// A server, and what is needed to speak with it.
 pub struct Target {
-    pub place: Place,
+    pub place: ServerTarget,
     tls: Option<Tls>,
     /// The head of every call.
     pub head: Request<()>,
@@ -42,15 +42,15 @@ pub enum ConnectError {
     #[error("can't find the host '{host}': {source}")]
     Lookup { host: String, source: io::Error },
     #[error("can't connect to {place}: {source}")]
-    Connect { place: Place, source: io::Error },
+    Connect { place: ServerTarget, source: io::Error },
     #[error("no TLS with {place}: {source}")]
-    Tls { place: Place, source: io::Error },
+    Tls { place: ServerTarget, source: io::Error },
     #[error("{place} does not answer as an HTTP/2 server: {source}")]
-    Http2 { place: Place, source: io::Error },
+    Http2 { place: ServerTarget, source: io::Error },
     #[error("{place} closed the connection at once")]
-    Closed { place: Place, is_secure: bool },
+    Closed { place: ServerTarget, is_secure: bool },
     #[error("{place} did not accept a connection within {} s", CONNECT_TIMEOUT.as_secs())]
-    Timeout { place: Place },
+    Timeout { place: ServerTarget },
 }
 
 /// Whatever bytes go over.
@@ -124,8 +124,8 @@ impl Target {
 
     async fn stream(&self) -> Result<Box<dyn Stream>, ConnectError> {
         let plain: Box<dyn Stream> = match &self.place {
-            Place::Tcp { host, port } => Box::new(self.tcp(host, *port).await?),
-            Place::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(|error| self.refused(error))?),
+            ServerTarget::Tcp { host, port } => Box::new(self.tcp(host, *port).await?),
+            ServerTarget::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(|error| self.refused(error))?),
         };
         let Some(tls) = &self.tls else { return Ok(plain) };
         let secured = tls.connector.connect(tls.name.clone(), plain).await;

@@ -11,7 +11,7 @@ use crate::cli::generate::source::Source;
 use crate::rules::Domain;
 use crate::rules::limit::Limit;
 use crate::rules::policy::{OnOutage, Scope};
-use crate::rules::problem::Place;
+use crate::rules::problem::FilePosition;
 use crate::rules::reachable::{Expect, Expected, expected};
 
 /// Envoy's own default, which covers the 10 ms that the service waits for Redis.
@@ -61,12 +61,12 @@ pub enum PlanError {
     #[error(
         "{at}: nobody but you knows what the key '{key}' stands for: add --map {key}=header:NAME, or another source"
     )]
-    Unknown { key: String, at: Place },
+    Unknown { key: String, at: FilePosition },
     #[error(
         "{at}: '{key}' takes its value from the rules, but this one leaves it open: add --map {key}=header:NAME, or \
          another source, or give the rule a value"
     )]
-    NoValue { key: String, at: Place },
+    NoValue { key: String, at: FilePosition },
     #[error("--map {0}: no rule of the domain has this key")]
     UnusedMap(String),
 }

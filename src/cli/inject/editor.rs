@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::cli::inject::layout::{Kind, Place, Style};
+use crate::cli::inject::layout::{InsertionPoint, Kind, Style};
 use crate::cli::inject::workload::{Addition, Step, value_at};
 use crate::cli::yaml::{element, indented, yaml};
 
 /// The text with the addition, after which the document is to say what is meant; `None` if there is no place for it.
 pub fn added(text: &str, addition: &Addition, meant: &Value) -> Option<String> {
-    let document = Place::of(text)?;
+    let document = InsertionPoint::of(text)?;
     let editor = Editor { text };
     match addition {
         Addition::Field { at, key, value } => editor.with_field(document.at(at)?, key, value),
@@ -30,7 +30,7 @@ struct Editor<'a> {
 }
 
 impl Editor<'_> {
-    fn with_field(&self, map: &Place, key: &str, value: &Value) -> Option<String> {
+    fn with_field(&self, map: &InsertionPoint, key: &str, value: &Value) -> Option<String> {
         let Kind::Map(style, fields) = &map.kind else { return None };
         match (map.field(key), style) {
             // An empty list, or nothing after the colon.
@@ -44,7 +44,14 @@ impl Editor<'_> {
     }
 
     /// One more element of the list that is a field of a map, and is then to be as it is meant.
-    fn with_element(&self, map: &Place, name: &str, value: &Value, is_first: bool, meant: &Value) -> Option<String> {
+    fn with_element(
+        &self,
+        map: &InsertionPoint,
+        name: &str,
+        value: &Value,
+        is_first: bool,
+        meant: &Value,
+    ) -> Option<String> {
         let Kind::Map(outer, _) = &map.kind else { return None };
         let (key, list) = map.field(name)?;
         let Kind::List(style, elements) = &list.kind else { return None };
@@ -87,7 +94,7 @@ impl Editor<'_> {
     }
 
     /// Another value of a field: below the key if the rest of the line is free, on the line otherwise.
-    fn with_value(&self, style: Style, key: &Place, old: &Place, value: &Value) -> Option<String> {
+    fn with_value(&self, style: Style, key: &InsertionPoint, old: &InsertionPoint, value: &Value) -> Option<String> {
         let behind_key = key.span.end;
         let behind_colon = behind_key + self.text.get(behind_key..old.span.end)?.find(':')? + 1;
         Some(match style {
@@ -110,7 +117,7 @@ impl Editor<'_> {
 
     /// Whether a list between brackets has its lines to itself and no comments within, so that nothing is lost if it is
     /// written line by line.
-    fn can_be_unfolded(&self, key: &Place, list: &Place) -> bool {
+    fn can_be_unfolded(&self, key: &InsertionPoint, list: &InsertionPoint) -> bool {
         let written = &self.text[list.span.clone()];
         let has_comment = [" #", "\t#", "\n#"].iter().any(|comment| written.contains(comment));
         let before = self.text[key.span.end..list.span.start].trim_start();
@@ -119,7 +126,13 @@ impl Editor<'_> {
     }
 
     /// A field between brackets.
-    fn with_pair(&self, map: &Place, last: Option<&(Place, Place)>, key: &str, value: &Value) -> String {
+    fn with_pair(
+        &self,
+        map: &InsertionPoint,
+        last: Option<&(InsertionPoint, InsertionPoint)>,
+        key: &str,
+        value: &Value,
+    ) -> String {
         let Some((last_key, last_value)) = last else {
             let bracket = map.span.end - 1;
             return self.with(bracket..bracket, &format!("{key}: {value}"));

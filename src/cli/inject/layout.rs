@@ -13,7 +13,7 @@ use crate::rules::yaml::without_tabs_after_colons;
 
 /// A value, and the bytes of the text that it is written in.
 #[derive(Debug)]
-pub struct Place {
+pub struct InsertionPoint {
     pub span: Range<usize>,
     pub kind: Kind,
 }
@@ -23,8 +23,8 @@ pub enum Kind {
     Scalar(String),
     /// What it stands for is written elsewhere.
     Alias,
-    Map(Style, Vec<(Place, Place)>),
-    List(Style, Vec<Place>),
+    Map(Style, Vec<(InsertionPoint, InsertionPoint)>),
+    List(Style, Vec<InsertionPoint>),
 }
 
 /// How a map or a list is written.
@@ -36,9 +36,9 @@ pub enum Style {
     Flow,
 }
 
-impl Place {
+impl InsertionPoint {
     /// The places of a document that has been read before: how deeply it nests is not looked at again.
-    pub fn of(text: &str) -> Option<Place> {
+    pub fn of(text: &str) -> Option<InsertionPoint> {
         match Reader::new(text).document() {
             Err(Some(line)) => {
                 // Bytes stay where they are.
@@ -49,7 +49,7 @@ impl Place {
         }
     }
 
-    pub fn at(&self, path: &[Step]) -> Option<&Place> {
+    pub fn at(&self, path: &[Step]) -> Option<&InsertionPoint> {
         path.iter().try_fold(self, |place, step| match (&place.kind, step) {
             (_, Step::Key(name)) => place.field(name).map(|(_, value)| value),
             (Kind::List(_, elements), Step::Index(index)) => elements.get(*index),
@@ -58,9 +58,9 @@ impl Place {
     }
 
     /// The key and the value of a field; of fields with the same key, the last one counts.
-    pub fn field(&self, name: &str) -> Option<(&Place, &Place)> {
+    pub fn field(&self, name: &str) -> Option<(&InsertionPoint, &InsertionPoint)> {
         let Kind::Map(_, fields) = &self.kind else { return None };
-        let is_named = |key: &Place| matches!(&key.kind, Kind::Scalar(text) if text == name);
+        let is_named = |key: &InsertionPoint| matches!(&key.kind, Kind::Scalar(text) if text == name);
         fields.iter().rev().find(|(key, _)| is_named(key)).map(|(key, value)| (key, value))
     }
 }
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Reader { text, bytes, parser: Parser::new_from_str(text) }
     }
 
-    fn document(&mut self) -> Result<Place, Stopped> {
+    fn document(&mut self) -> Result<InsertionPoint, Stopped> {
         loop {
             match self.next()? {
                 (Event::StreamStart | Event::DocumentStart(_), _) => {}
@@ -100,10 +100,10 @@ impl<'a> Reader<'a> {
         self.bytes.get(marker.index()).copied().unwrap_or(self.text.len())
     }
 
-    fn place(&mut self, event: Event<'a>, span: Span) -> Result<Place, Stopped> {
+    fn place(&mut self, event: Event<'a>, span: Span) -> Result<InsertionPoint, Stopped> {
         let (start, end) = (self.byte(span.start), self.byte(span.end));
         match event {
-            Event::Alias(_) => Ok(Place { span: start..end, kind: Kind::Alias }),
+            Event::Alias(_) => Ok(InsertionPoint { span: start..end, kind: Kind::Alias }),
             Event::Scalar(text, style, anchor, tag) => {
                 let is_unwritten = text.is_empty() && style == ScalarStyle::Plain && anchor == 0 && tag.is_none();
                 let span = match style {
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
                     ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => start..self.behind_quote(start),
                     ScalarStyle::Literal | ScalarStyle::Folded => self.block(start..end, &text),
                 };
-                Ok(Place { span, kind: Kind::Scalar(text.into_owned()) })
+                Ok(InsertionPoint { span, kind: Kind::Scalar(text.into_owned()) })
             }
             Event::SequenceStart(..) => self.list(start, end),
             Event::MappingStart(..) => self.map(start, end),
@@ -120,28 +120,28 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn list(&mut self, start: usize, found: usize) -> Result<Place, Stopped> {
-        let mut elements: Vec<Place> = Vec::new();
+    fn list(&mut self, start: usize, found: usize) -> Result<InsertionPoint, Stopped> {
+        let mut elements: Vec<InsertionPoint> = Vec::new();
         loop {
             match self.next()? {
                 (Event::SequenceEnd, closed) => {
                     let last = elements.last().map_or(found, |last| last.span.end);
                     let (style, end) = self.style(self.dash(found), last, closed);
-                    return Ok(Place { span: start..end, kind: Kind::List(style, elements) });
+                    return Ok(InsertionPoint { span: start..end, kind: Kind::List(style, elements) });
                 }
                 (event, span) => elements.push(self.place(event, span)?),
             }
         }
     }
 
-    fn map(&mut self, start: usize, found: usize) -> Result<Place, Stopped> {
-        let mut fields: Vec<(Place, Place)> = Vec::new();
+    fn map(&mut self, start: usize, found: usize) -> Result<InsertionPoint, Stopped> {
+        let mut fields: Vec<(InsertionPoint, InsertionPoint)> = Vec::new();
         loop {
             match self.next()? {
                 (Event::MappingEnd, closed) => {
                     let last = fields.last().map_or(found, |(_, value)| value.span.end);
                     let (style, end) = self.style(found, last, closed);
-                    return Ok(Place { span: start..end, kind: Kind::Map(style, fields) });
+                    return Ok(InsertionPoint { span: start..end, kind: Kind::Map(style, fields) });
                 }
                 (event, span) => {
                     let key = self.place(event, span)?;

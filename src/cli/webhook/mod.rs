@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::cli::Exit;
 use crate::cli::inject::SidecarFlags;
 use crate::cli::inject::sidecar::Sidecar;
-use crate::cli::webhook::review::Verdict;
+use crate::cli::webhook::review::Review;
 use crate::observe::logging;
 use crate::server::drain::{self, Phase};
 use crate::server::http::{respond, serve_tls};
@@ -112,9 +112,9 @@ async fn mutate(State(usual): State<Arc<Sidecar>>, body: Bytes) -> Response {
         Ok(answer) => {
             let pod = answer.review.pointer("/response/uid").and_then(serde_json::Value::as_str).unwrap_or_default();
             match answer.what {
-                Verdict::Unchanged => tracing::debug!(review = pod, "a pod passes as it is"),
-                Verdict::Injected => tracing::info!(review = pod, "a pod gets its sidecar"),
-                Verdict::Denied(reason) => tracing::warn!(review = pod, reason, "a pod is denied"),
+                Review::Unchanged => tracing::debug!(review = pod, "a pod passes as it is"),
+                Review::Injected => tracing::info!(review = pod, "a pod gets its sidecar"),
+                Review::Denied(reason) => tracing::warn!(review = pod, reason, "a pod is denied"),
             }
             respond(StatusCode::OK, JSON, answer.review.to_string())
         }

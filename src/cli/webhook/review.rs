@@ -30,19 +30,19 @@ pub enum ReviewError {
 
 /// The answer, and what is to be logged about it.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ReviewResponse {
     pub review: Value,
-    pub what: Verdict,
+    pub what: Review,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Review {
     Unchanged,
     Injected,
     Denied(String),
 }
 
-pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
+pub fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, ReviewError> {
     let raw: Value = serde_json::from_slice(body).map_err(ReviewError::NotAReview)?;
     let text = |field: &str| raw.get(field).and_then(Value::as_str).unwrap_or("nothing").to_owned();
     if text("kind") != KIND || text("apiVersion") != API_VERSION {
@@ -55,7 +55,7 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
     let additions = object.map_or_else(|| Ok(Vec::new()), |object| additions(object, &request, usual));
     let (response, what) = match additions {
         Ok(additions) if additions.is_empty() => {
-            (json!({"uid": request.uid, "allowed": true, "status": {}}), Verdict::Unchanged)
+            (json!({"uid": request.uid, "allowed": true, "status": {}}), Review::Unchanged)
         }
         Ok(additions) => {
             let patch = Value::Array(additions.iter().map(Addition::to_patch).collect());
@@ -63,14 +63,14 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<Answer, ReviewError> {
             let response = json!({
                 "uid": request.uid, "allowed": true, "status": {}, "patchType": "JSONPatch", "patch": patch,
             });
-            (response, Verdict::Injected)
+            (response, Review::Injected)
         }
         Err(reason) => {
             let status = json!({"code": 422, "message": reason});
-            (json!({"uid": request.uid, "allowed": false, "status": status}), Verdict::Denied(reason))
+            (json!({"uid": request.uid, "allowed": false, "status": status}), Review::Denied(reason))
         }
     };
-    Ok(Answer { review: in_review(&response), what })
+    Ok(ReviewResponse { review: in_review(&response), what })
 }
 
 /// The answer to what can't be answered as a review: to nobody, because whose it is can't be read.

@@ -10,11 +10,11 @@ use crate::engine::decide::allowance::Headroom;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::{Charging, Check, Verdict};
 use crate::engine::reach::{Reach, Store};
-use crate::engine::table::regional_part::{Freshness, Shared};
+use crate::engine::table::regional_part::{Freshness, RegionalPart};
 
 /// What a store said about one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
+pub enum CheckAnswer {
     /// It was not asked whether this one fits.
     NotAsked,
     Fits,
@@ -23,17 +23,17 @@ pub enum Answered {
 
 /// A store's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct StoreAnswer {
     pub is_admitted: bool,
     /// What was admitted is charged already. Otherwise it was only judged, because a store that is farther decides.
     pub is_charged: bool,
     /// One for each check.
-    pub checks: SmallVec<[Answered; 4]>,
+    pub checks: SmallVec<[CheckAnswer; 4]>,
 }
 
-impl Settled {
-    pub fn answered(&self, check: usize) -> Answered {
-        self.checks.get(check).copied().unwrap_or(Answered::NotAsked)
+impl StoreAnswer {
+    pub fn answered(&self, check: usize) -> CheckAnswer {
+        self.checks.get(check).copied().unwrap_or(CheckAnswer::NotAsked)
     }
 }
 
@@ -80,7 +80,7 @@ pub enum Asking<'a> {
     Allowed,
     /// It gives no answer: the rule's policy decides.
     Never(Cause),
-    Settled(&'a Settled),
+    Answered(&'a StoreAnswer),
 }
 
 /// Why a store gives no answer.
@@ -115,17 +115,17 @@ impl<'a> Consult<'a> {
     }
 
     /// What the store of a check has said, if it was asked.
-    pub fn settled(&self, check: &Check<'_>) -> Option<&'a Settled> {
+    pub fn settled(&self, check: &Check<'_>) -> Option<&'a StoreAnswer> {
         match self.asking(check)? {
-            Asking::Settled(settled) => Some(settled),
+            Asking::Answered(settled) => Some(settled),
             Asking::Allowed | Asking::Never(_) => None,
         }
     }
 
     /// Everything that was said.
-    pub fn all_settled(&self) -> impl Iterator<Item = &'a Settled> {
+    pub fn all_settled(&self) -> impl Iterator<Item = &'a StoreAnswer> {
         [&self.origin, &self.owner].into_iter().filter_map(|view| match (view.asking, view.strict) {
-            (Asking::Settled(settled), _) | (_, Asking::Settled(settled)) => Some(settled),
+            (Asking::Answered(settled), _) | (_, Asking::Answered(settled)) => Some(settled),
             _ => None,
         })
     }
@@ -159,7 +159,7 @@ pub struct Question {
     pub why: Why,
 }
 
-fn headroom(check: &Check<'_>, slack_permille: u16, shared: &Shared, live: u32) -> Headroom {
+fn headroom(check: &Check<'_>, slack_permille: u16, shared: &RegionalPart, live: u32) -> Headroom {
     // A bucket is full at its burst, whatever its rate.
     let limit = check.terms.capacity();
     Headroom { limit, slack_permille, holders: shared.holders(), is_settled: shared.are_holders_settled(), live }
@@ -175,7 +175,7 @@ const OLD_VIEW_PART: u64 = 4;
 
 /// Who decides a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Decider {
     Memory {
         /// So many pending hits are told at once: half of what may be.
         urgent_at: u64,
@@ -189,12 +189,12 @@ pub enum Standing {
     Without(Cause),
 }
 
-impl Standing {
+impl Decider {
     /// Memory decides, and what it adds can wait for the next flush.
-    pub(super) const AT_LEISURE: Standing = Standing::Memory { urgent_at: u64::MAX };
+    pub(super) const AT_LEISURE: Decider = Decider::Memory { urgent_at: u64::MAX };
 
     pub fn urgent_at(&self) -> u64 {
-        if let Standing::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
+        if let Decider::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
     }
 }
 
@@ -205,16 +205,16 @@ pub fn standing(
     check: &Check<'_>,
     verdict: &Verdict,
     counter: &Counter,
-    shared: Option<&mut Shared>,
+    shared: Option<&mut RegionalPart>,
     waiting: u64,
     is_quiet: bool,
     consult: &Consult<'_>,
-) -> Standing {
+) -> Decider {
     // What nobody shares, nobody else decides.
-    let Some(store) = check.reach.store() else { return Standing::AT_LEISURE };
+    let Some(store) = check.reach.store() else { return Decider::AT_LEISURE };
     match unhurried(check, store, verdict, counter, shared, waiting, is_quiet, consult) {
-        Standing::Asks(_) if matches!(consult.asking(check), Some(Asking::Never(Cause::Overload))) => {
-            Standing::Without(Cause::Overload)
+        Decider::Asks(_) if matches!(consult.asking(check), Some(Asking::Never(Cause::Overload))) => {
+            Decider::Without(Cause::Overload)
         }
         standing => standing,
     }
@@ -227,53 +227,53 @@ fn unhurried(
     store: Store,
     verdict: &Verdict,
     counter: &Counter,
-    shared: Option<&mut Shared>,
+    shared: Option<&mut RegionalPart>,
     waiting: u64,
     is_quiet: bool,
     consult: &Consult<'_>,
-) -> Standing {
+) -> Decider {
     if is_quiet || check.charging == Charging::Refund {
-        return Standing::AT_LEISURE;
+        return Decider::AT_LEISURE;
     }
     let view = consult.of(store);
     let live = view.live;
     match view.asking(check.reach) {
-        Asking::Settled(_) => return Standing::AT_LEISURE,
-        Asking::Never(Cause::Outage) => return Standing::Without(Cause::Outage),
+        Asking::Answered(_) => return Decider::AT_LEISURE,
+        Asking::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
         // What is charged whatever happens needs no leave, but the owner should hear of it at once.
         Asking::Allowed | Asking::Never(Cause::Overload)
             if matches!(check.reach, Reach::Strict(_)) && check.charging == Charging::Always && check.hits > 0 =>
         {
-            return Standing::Memory { urgent_at: 1 };
+            return Decider::Memory { urgent_at: 1 };
         }
-        Asking::Allowed | Asking::Never(Cause::Overload) if verdict.is_over => return Standing::AT_LEISURE,
+        Asking::Allowed | Asking::Never(Cause::Overload) if verdict.is_over => return Decider::AT_LEISURE,
         Asking::Allowed | Asking::Never(Cause::Overload) => {}
     }
-    let Reach::Region { slack_permille } = check.reach else { return Standing::Asks(Why::Strict) };
-    let Some(shared) = shared else { return Standing::Asks(Why::Cold) };
+    let Reach::Region { slack_permille } = check.reach else { return Decider::Asks(Why::Strict) };
+    let Some(shared) = shared else { return Decider::Asks(Why::Cold) };
     shared.follow(counter);
     let is_together = check.charging == Charging::Together && check.hits > 0;
     if is_together && let Some(wait_ms) = shared.paused_for_ms(check.hits, consult.mono_ms) {
-        return Standing::Paused { wait_ms };
+        return Decider::Paused { wait_ms };
     }
     match shared.freshness(consult.mono_ms) {
-        Freshness::Unreadable => return Standing::Without(Cause::Outage),
-        Freshness::Cold | Freshness::Stale => return Standing::Asks(Why::Cold),
+        Freshness::Unreadable => return Decider::Without(Cause::Outage),
+        Freshness::Cold | Freshness::Stale => return Decider::Asks(Why::Cold),
         Freshness::Fresh => {}
     }
     let pending = shared.pending().saturating_add(waiting);
     let wanted = pending.saturating_add(check.hits);
     let allowance = headroom(check, slack_permille, shared, live).allowance(verdict.available);
     if is_together && (view.is_new || wanted > allowance) {
-        return Standing::Asks(Why::Headroom);
+        return Decider::Asks(Why::Headroom);
     }
     if !is_together || !shared.is_view_old(consult.mono_ms) {
-        return Standing::Memory { urgent_at: allowance / 2 };
+        return Decider::Memory { urgent_at: allowance / 2 };
     }
     // A view that is not quite new is good for a part of the allowance, or for one larger request, and told sooner.
     let part = allowance / OLD_VIEW_PART;
     if wanted > part && pending > 0 {
-        return Standing::Asks(Why::Headroom);
+        return Decider::Asks(Why::Headroom);
     }
-    Standing::Memory { urgent_at: (part / 2).max(1) }
+    Decider::Memory { urgent_at: (part / 2).max(1) }
 }

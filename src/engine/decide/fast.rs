@@ -7,9 +7,10 @@
 
 use parking_lot::MutexGuard;
 
-use crate::engine::decide::decider::{Consult, Standing};
+use crate::engine::decide::decider::{Consult, Decider};
+use crate::engine::decide::spot::Spot;
 use crate::engine::decide::twins::Twins;
-use crate::engine::decide::{Charging, Check, Group, Outcome, Spot, assess, conclude, denies, groups_over, is_charged};
+use crate::engine::decide::{Charging, Check, Group, Outcome, assess, conclude, denies, groups_over, is_charged};
 use crate::engine::table::{Shard, Table};
 
 type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
@@ -49,7 +50,7 @@ pub(super) fn decide_few<const N: usize, const ALONE: bool>(
         // Keys in shards of their own are different keys.
         let twins = Twins::default();
         let (mut verdict, standing) = assess::<ALONE>(check, counter, shared, twins, is_quiet, now_ms, consult);
-        let Standing::Memory { urgent_at: at } = standing else { return false };
+        let Decider::Memory { urgent_at: at } = standing else { return false };
         *urgent_at = at;
         is_any_over |= verdict.is_over;
         // As it is if the request is admitted.

@@ -4,13 +4,14 @@ use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::decider::{Answered, Asking, Consult, Question, Standing, Why, is_judged};
+use crate::engine::decide::decider::{Asking, CheckAnswer, Consult, Decider, Question, Why, is_judged};
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::kin::Kin;
+use crate::engine::decide::spot::{Spot, insert, is_kept};
 use crate::engine::decide::twins::Twins;
 use crate::engine::decide::{
-    Basis, Charging, Check, Group, GroupsOver, Outcome, Spot, Verdict, assess, assess_unknown, assumed, conclude,
-    denies, groups_over, insert, is_charged, is_kept,
+    Basis, Charging, Check, Group, GroupsOver, Outcome, Verdict, assess, assess_unknown, assumed, conclude, denies,
+    groups_over, is_charged,
 };
 use crate::engine::reach::Store;
 use crate::engine::steps;
@@ -179,7 +180,7 @@ impl Batch<'_, '_> {
             None => assess_unknown::<false>(check, twins, is_quiet, now_ms, consult),
         };
         seen.urgent_at = standing.urgent_at();
-        if let Standing::Asks(why) = standing {
+        if let Decider::Asks(why) = standing {
             seen.asks = Some(why);
         }
         if is_given_back && let Ok(more @ 1..) = u64::try_from(verdict.available.saturating_sub(before)) {
@@ -200,9 +201,9 @@ impl Batch<'_, '_> {
         let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
         for (index, check) in self.checks.iter().enumerate() {
             let settled = self.consult.settled(check).filter(|settled| settled.is_charged && settled.is_admitted);
-            let answered = settled.map_or(Answered::NotAsked, |settled| settled.answered(index));
-            self.seen[index].is_charged = answered == Answered::Fits;
-            over[check.group] |= answered == Answered::Over;
+            let answered = settled.map_or(CheckAnswer::NotAsked, |settled| settled.answered(index));
+            self.seen[index].is_charged = answered == CheckAnswer::Fits;
+            over[check.group] |= answered == CheckAnswer::Over;
         }
         for (seen, check) in self.seen.iter_mut().zip(self.checks) {
             seen.is_charged &= !over[check.group];
@@ -283,24 +284,24 @@ impl Batch<'_, '_> {
             return;
         }
         let own = self.consult.settled(check);
-        let answered = own.map_or(Answered::NotAsked, |settled| settled.answered(index));
+        let answered = own.map_or(CheckAnswer::NotAsked, |settled| settled.answered(index));
         let is_charged_elsewhere = self.consult.all_settled().any(|settled| settled.is_charged && settled.is_admitted);
-        if answered == Answered::NotAsked && (is_quota || !is_charged_elsewhere) {
+        if answered == CheckAnswer::NotAsked && (is_quota || !is_charged_elsewhere) {
             return;
         }
         verdict.basis = match (check.reach.store(), verdict.basis) {
-            (Some(store), _) if answered != Answered::NotAsked => Basis::Store(store),
+            (Some(store), _) if answered != CheckAnswer::NotAsked => Basis::Store(store),
             // Its own store gave no answer, and its policy has let it pass.
             (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
             // Another store has decided, whatever became of its own.
             _ => Basis::Memory,
         };
-        if is_charged_elsewhere && answered != Answered::Over {
+        if is_charged_elsewhere && answered != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.
             self.seen[index].urgent_at = ALWAYS_URGENT;
         }
         let was_over = verdict.is_over;
-        verdict.is_over = answered == Answered::Over;
+        verdict.is_over = answered == CheckAnswer::Over;
         if was_over == verdict.is_over {
             return;
         }

@@ -15,25 +15,27 @@ pub(super) mod general;
 pub mod given_back;
 mod kin;
 pub mod outage;
+mod spot;
 pub mod twins;
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::engine::count::counter::{Counter, window_end_ms};
-pub use crate::engine::decide::decider::{Answered, Asking, Cause, Consult, Question, Settled, StoreView, Why};
-use crate::engine::decide::decider::{Standing, is_judged, standing};
+pub use crate::engine::decide::decider::{Asking, Cause, CheckAnswer, Consult, Question, StoreAnswer, StoreView, Why};
+use crate::engine::decide::decider::{Decider, is_judged, standing};
 use crate::engine::decide::fast::decide_few;
 use crate::engine::decide::general::decide_all;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::outage::Endured;
+use crate::engine::decide::spot::{Spot, insert, is_kept};
 use crate::engine::decide::twins::Twins;
 use crate::engine::key::Key;
 pub use crate::engine::reach::{Reach, Store};
 use crate::engine::steps;
+use crate::engine::table::Table;
 use crate::engine::table::foreign::View;
 use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::Shared;
-use crate::engine::table::{Entry, Shard, Slot, Table};
+use crate::engine::table::regional_part::RegionalPart;
 use crate::rules::limit::Terms;
 use crate::rules::policy::{OnOutage, Scope};
 
@@ -102,8 +104,8 @@ impl<'a> Check<'a> {
     }
 
     /// A counter as this check sees it.
-    pub fn view<'v>(&self, counter: &'v mut Counter, shared: Option<&'v Shared>) -> View<'v> {
-        View { counter, abroad: shared.and_then(Shared::abroad), is_cut_off: self.is_cut_off }
+    pub fn view<'v>(&self, counter: &'v mut Counter, shared: Option<&'v RegionalPart>) -> View<'v> {
+        View { counter, foreign: shared.and_then(RegionalPart::foreign), is_cut_off: self.is_cut_off }
     }
 }
 
@@ -275,7 +277,7 @@ fn decide_one<const ALONE: bool>(
     };
     let is_over = !is_shadow && verdict.is_over && is_denied_by(groups, |group| group == check.group);
     let asks = match standing {
-        Standing::Asks(why) if !is_over => Some(why),
+        Decider::Asks(why) if !is_over => Some(why),
         _ => None,
     };
     let is_charged = match check.charging {
@@ -316,18 +318,18 @@ fn decide_one<const ALONE: bool>(
 pub(super) fn assess<const ALONE: bool>(
     check: &Check<'_>,
     counter: &mut Counter,
-    mut shared: Option<&mut Shared>,
+    mut shared: Option<&mut RegionalPart>,
     twins: Twins,
     is_quiet: bool,
     now_ms: u64,
     consult: &Consult<'_>,
-) -> (Verdict, Standing) {
+) -> (Verdict, Decider) {
     let mut verdict = judge(check.view(counter, shared.as_deref()), check, twins, now_ms, consult);
     if ALONE {
-        return (verdict, Standing::AT_LEISURE);
+        return (verdict, Decider::AT_LEISURE);
     }
     let standing = standing(check, &verdict, counter, shared.as_deref_mut(), twins.waiting, is_quiet, consult);
-    if let Standing::Paused { .. } | Standing::Without(_) = standing {
+    if let Decider::Paused { .. } | Decider::Without(_) = standing {
         heed(&standing, check, twins, counter, shared, now_ms, consult, &mut verdict);
     }
     (verdict, standing)
@@ -341,30 +343,30 @@ pub(super) fn assess_unknown<const ALONE: bool>(
     is_quiet: bool,
     now_ms: u64,
     consult: &Consult<'_>,
-) -> (Verdict, Standing) {
+) -> (Verdict, Decider) {
     assess::<ALONE>(check, &mut Counter::new(&check.terms, now_ms), None, twins, is_quiet, now_ms, consult)
 }
 
 /// What it means for a verdict that somebody else decides.
 #[expect(clippy::too_many_arguments, reason = "a decision's parts, which only here come together")]
 fn heed(
-    standing: &Standing,
+    standing: &Decider,
     check: &Check<'_>,
     twins: Twins,
     counter: &mut Counter,
-    shared: Option<&mut Shared>,
+    shared: Option<&mut RegionalPart>,
     now_ms: u64,
     consult: &Consult<'_>,
     verdict: &mut Verdict,
 ) {
     match *standing {
-        Standing::Memory { .. } | Standing::Asks(_) => {}
-        Standing::Paused { wait_ms } => {
+        Decider::Memory { .. } | Decider::Asks(_) => {}
+        Decider::Paused { wait_ms } => {
             verdict.is_over = true;
             verdict.wait_for(check.view(counter, shared.as_deref()), &check.terms, twins.needed(check), now_ms);
             verdict.reset_ms = verdict.reset_ms.max(wait_ms);
         }
-        Standing::Without(cause) => {
+        Decider::Without(cause) => {
             let live = live(check, consult);
             let mono_ms = consult.mono_ms;
             let shared = shared.map(|shared| {
@@ -389,175 +391,6 @@ pub(super) fn assumed(check: &Check<'_>, verdict: &Verdict, consult: &Consult<'_
         Basis::Without(..) => Endured::assumed(check, live(check, consult)),
         Basis::Memory | Basis::Store(_) => 0,
     }
-}
-
-/// A slot of a locked shard while a decision is made on it.
-pub(super) struct Spot<'s> {
-    shard: u32,
-    at: u32,
-    pub(super) slot: &'s mut Slot,
-    pub(super) shared: Option<&'s mut Shared>,
-}
-
-impl<'s> Spot<'s> {
-    #[inline(always)]
-    pub(super) fn new<const ALONE: bool>(shard: &'s mut Shard, number: u32, at: u32) -> Spot<'s> {
-        if ALONE {
-            return Spot { shard: number, at, slot: shard.slot(at), shared: None };
-        }
-        let (slot, shared) = shard.both(at);
-        Spot { shard: number, at, slot, shared }
-    }
-
-    /// Marks a key as used. What the origin has denied under another limit says nothing about this one.
-    #[inline(always)]
-    pub(super) fn touch(&mut self, table: &Table, check: &Check<'_>) {
-        let has_changed = self.slot.touch(&check.terms);
-        self.slot.is_global = check.is_global();
-        if let Some(shared) = self.shared.as_deref_mut() {
-            touch_shared(table, (self.shard, self.at), self.slot, shared, check, has_changed);
-        }
-    }
-
-    /// Counts a check's hits, or gives them back, and sees to it that the origin hears of it. The counter of a new slot
-    /// has them already.
-    #[inline(always)]
-    pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
-        match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
-            None => {
-                count(&mut self.slot.counter, check, is_counted);
-                if let Counter::Exact(_) = self.slot.counter {
-                    table.weigh(self.slot, self.shared.as_deref());
-                }
-                if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
-                    shared.accept(self.slot.counter.sequence(), check.hits);
-                }
-            }
-            Some(_) => self.charge_shared(table, check, is_counted, urgent_at, assumed),
-        }
-    }
-
-    fn charge_shared(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
-        let counter = &mut self.slot.counter;
-        let Some(shared) = self.shared.as_deref_mut() else { return };
-        shared.follow(counter);
-        let missing = count(counter, check, is_counted);
-        let mut is_urgent = false;
-        if check.charging == Charging::Refund {
-            shared.refund(check.hits, missing);
-        } else {
-            if let (Counter::Gcra(bucket), 1..) = (&mut *counter, assumed) {
-                shared.hold(bucket, &check.terms, check.hits, assumed);
-            }
-            let before = shared.pending();
-            shared.add(counter.sequence(), check.hits);
-            let is_reached = before.saturating_add(check.hits) >= urgent_at;
-            is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
-        }
-        table.enqueue(self.shard, self.at, shared, is_urgent);
-        if matches!(counter, Counter::Exact(_)) || shared.has_more_beside() {
-            table.weigh(self.slot, Some(shared));
-        }
-    }
-
-    /// A check that is over has longer to wait once its hits are charged all the same.
-    #[inline(always)]
-    pub(super) fn wait_longer(&mut self, verdict: &mut Verdict, check: &Check<'_>, hits: u64, now_ms: u64) {
-        let before = (verdict.reset_ms, verdict.is_hopeless);
-        let view = check.view(&mut self.slot.counter, self.shared.as_deref());
-        verdict.wait_for(view, &check.terms, hits, now_ms);
-        if let Basis::Without(..) = verdict.basis {
-            // The policy has its own idea of when it admits again.
-            verdict.reset_ms = verdict.reset_ms.max(before.0);
-            verdict.is_hopeless |= before.1;
-        }
-    }
-
-    /// The reset of a check that fits but is not charged, because another one denies the request.
-    pub(super) fn reset_ms(&mut self, check: &Check<'_>, now_ms: u64) -> u64 {
-        let counter = &mut self.slot.counter;
-        let look = counter.look(&check.terms, now_ms);
-        counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(now_ms)
-    }
-
-    /// What the decision means for others: regions that should know of the count, and the origin, which is asked about a
-    /// key that denies about once a second, in the background.
-    #[inline(always)]
-    pub(super) fn tell_others(&mut self, table: &Table, check: &Check<'_>, is_over: bool, consult: &Consult<'_>) {
-        let Some(shared) = self.shared.as_deref_mut() else { return };
-        let (shard, at) = (self.shard, self.at);
-        table.note(shard, at, self.slot, shared);
-        if shared.is_unheard() {
-            table.seek(shard, at, self.slot, shared);
-        }
-        let is_regional = check.reach != Reach::Process;
-        if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted {
-            shared.is_wanted = true;
-            table.enqueue(shard, at, shared, false);
-        }
-    }
-}
-
-/// Counts a check's hits, or gives them back. A counter that was made for them has them already. Returns what was to be
-/// given back and was not there.
-#[inline(always)]
-fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
-    match check.charging {
-        Charging::Refund => return counter.refund(&check.terms, check.hits),
-        Charging::Together | Charging::Always if is_counted => {}
-        Charging::Together | Charging::Always => counter.add(&check.terms, check.hits),
-    }
-    0
-}
-
-/// Sees to it that a key's part in the region is what the rules in force make of it: they may be others than before.
-fn touch_shared(
-    table: &Table,
-    (number, at): (u32, u32),
-    slot: &Slot,
-    shared: &mut Shared,
-    check: &Check<'_>,
-    has_changed: bool,
-) {
-    if let Some(store) = check.reach.store().filter(|store| *store != shared.store) {
-        shared.move_to(store);
-    }
-    if has_changed {
-        shared.resume();
-    }
-    if shared.ask() {
-        table.count_asked();
-    }
-    if !check.is_global() && shared.abroad().is_some() {
-        shared.leave_abroad();
-    }
-    if shared.is_sensitive != check.is_sensitive {
-        shared.is_sensitive = check.is_sensitive;
-        table.hide(number, at, slot, shared);
-    }
-}
-
-/// A refund leaves no key behind, unless the origin has to hear of it.
-pub(super) fn is_kept(table: &Table, check: &Check<'_>) -> bool {
-    check.charging != Charging::Refund || (table.is_shared() && check.reach != Reach::Process)
-}
-
-pub(super) fn insert(
-    table: &Table,
-    shard: &mut Shard,
-    pinned: &Pinned,
-    check: &Check<'_>,
-    hash: u64,
-    now_ms: u64,
-) -> Option<u32> {
-    let Check { key, terms, is_sensitive, reach, .. } = *check;
-    let (store, is_global) = (reach.store().unwrap_or(Store::Origin), check.is_global());
-    // With its hits, so that the table knows a key that is over its limit from the start.
-    let mut counter = Counter::new(&terms, now_ms);
-    if check.charging != Charging::Refund {
-        counter.add(&terms, check.hits);
-    }
-    table.insert(shard, pinned, Entry { key, hash, terms, counter, store, is_sensitive, is_global }, now_ms)
 }
 
 /// What a counter says to a check.

@@ -8,7 +8,7 @@ use crate::engine::count::gcra::Bucket;
 use crate::engine::decide::twins::Twins;
 use crate::engine::decide::{Charging, Check, Verdict};
 use crate::engine::table::foreign::View;
-use crate::engine::table::regional_part::{MS_NS, Shared};
+use crate::engine::table::regional_part::{MS_NS, RegionalPart};
 use crate::rules::limit::Terms;
 use crate::rules::policy::{Algorithm, OnOutage};
 
@@ -55,7 +55,7 @@ impl Verdict {
 
 impl Endured<'_> {
     /// Puts the policy's verdict in the place of memory's.
-    pub fn judge(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+    pub fn judge(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         match self.check.on_outage {
             OnOutage::Local => self.recall_pause(counter, shared, verdict),
             OnOutage::Share => {
@@ -78,7 +78,7 @@ impl Endured<'_> {
     }
 
     /// What the store denied a moment ago, it would deny again.
-    fn recall_pause(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+    fn recall_pause(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         let Check { charging, hits, terms, .. } = self.check;
         let is_together = *charging == Charging::Together && *hits > 0;
         let Some(wait_ms) = shared.and_then(|shared| shared.paused_for_ms(*hits, self.mono_ms)) else { return };
@@ -89,7 +89,7 @@ impl Endured<'_> {
         }
     }
 
-    fn hold_to_share(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+    fn hold_to_share(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         if let Counter::Gcra(bucket) = counter {
             return self.hold_bucket_to_share(bucket, shared, verdict);
         }
@@ -99,7 +99,7 @@ impl Endured<'_> {
             Some(shared) => shared.own_counts(counter),
             None => Counter::new(&terms, self.now_ms),
         };
-        let mut view = View { counter: &mut own, abroad: None, is_cut_off: false };
+        let mut view = View { counter: &mut own, foreign: None, is_cut_off: false };
         let available = self.twins.available_before(view.look(&terms, self.now_ms).available, &terms);
         verdict.available = verdict.available.min(available);
         if i128::from(available) < i128::from(self.needed()) {
@@ -111,9 +111,10 @@ impl Endured<'_> {
     }
 
     /// The others are taken to do as much as this process, which fills the bucket so many times as fast.
-    fn hold_bucket_to_share(&self, bucket: &Bucket, shared: Option<&Shared>, verdict: &mut Verdict) {
+    fn hold_bucket_to_share(&self, bucket: &Bucket, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         let (rate, live) = (rate(&self.check.terms), u64::from(self.live.max(1)));
-        let empty_ns = bucket.empty_at_ms(&rate, 0).saturating_mul(MS_NS).max(shared.map_or(0, Shared::held_until_ns));
+        let empty_ns =
+            bucket.empty_at_ms(&rate, 0).saturating_mul(MS_NS).max(shared.map_or(0, RegionalPart::held_until_ns));
         let level_ns = empty_ns.saturating_sub(self.now_ms.saturating_mul(MS_NS));
         let counted = u64::try_from(self.twins.counted).unwrap_or(0);
         let level_ns = level_ns.saturating_sub(rate.drains_in_ns(counted.saturating_mul(live)));
@@ -141,7 +142,7 @@ impl Endured<'_> {
         }
     }
 
-    fn allow(&self, counter: &mut Counter, shared: Option<&Shared>, verdict: &mut Verdict) {
+    fn allow(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         if !verdict.is_over {
             return;
         }

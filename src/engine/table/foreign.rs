@@ -50,7 +50,7 @@ impl From<Cell> for Counts {
 
 /// What is known of one cell from the table that regions share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct AbroadCell {
+struct ForeignCell {
     /// The sum of the other regions' rows.
     others: Counts,
     /// This region's row, at its largest.
@@ -70,7 +70,7 @@ fn after(sequence: u64) -> NonZeroU64 {
 
 /// A key's part in the world.
 #[derive(Clone, Debug)]
-pub struct Abroad {
+pub struct Foreign {
     /// The sequence after that of the first cell; the other cells are those before it. Never 0, so that a key that has none
     /// of this needs no word to say so.
     after_newest: NonZeroU64,
@@ -79,9 +79,9 @@ pub struct Abroad {
     refunds: Option<Box<[Column; CELLS]>>,
 }
 
-impl Abroad {
-    pub fn new(sequence: u64) -> Abroad {
-        Abroad { after_newest: after(sequence), hits: [Column::default(); CELLS], refunds: None }
+impl Foreign {
+    pub fn new(sequence: u64) -> Foreign {
+        Foreign { after_newest: after(sequence), hits: [Column::default(); CELLS], refunds: None }
     }
 
     fn newest(&self) -> u64 {
@@ -93,18 +93,18 @@ impl Abroad {
         self.refunds.as_ref().map_or(0, |_| heap_bytes(size_of::<[Column; CELLS]>()))
     }
 
-    fn cell(&self, sequence: u64) -> AbroadCell {
+    fn cell(&self, sequence: u64) -> ForeignCell {
         let back = self.newest().checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
-        back.filter(|back| *back < CELLS).map_or(AbroadCell::default(), |back| self.cell_at(back))
+        back.filter(|back| *back < CELLS).map_or(ForeignCell::default(), |back| self.cell_at(back))
     }
 
-    fn cell_at(&self, back: usize) -> AbroadCell {
+    fn cell_at(&self, back: usize) -> ForeignCell {
         let refunds = self.refunds.as_ref().map_or(Column::default(), |refunds| refunds[back]);
         let [others, row, told] = [0, 1, 2].map(|at| Counts { hits: self.hits[back][at], refunds: refunds[at] });
-        AbroadCell { others, row, told, since: self.hits[back][3] }
+        ForeignCell { others, row, told, since: self.hits[back][3] }
     }
 
-    fn set_cell_at(&mut self, back: usize, AbroadCell { others, row, told, since }: AbroadCell) {
+    fn set_cell_at(&mut self, back: usize, ForeignCell { others, row, told, since }: ForeignCell) {
         self.hits[back] = [others.hits, row.hits, told.hits, since];
         let refunds = [others.refunds, row.refunds, told.refunds, 0];
         if self.refunds.is_some() || refunds != Column::default() {
@@ -120,7 +120,7 @@ impl Abroad {
         }
         if self.newest() > current.saturating_add(1) {
             // The clock was wrong, and is right again.
-            *self = Abroad::new(current);
+            *self = Foreign::new(current);
         }
         if let Some(steps) = sequence.checked_sub(self.newest()).filter(|steps| *steps > 0) {
             let steps = usize::try_from(steps).map_or(CELLS, |steps| steps.min(CELLS));
@@ -137,7 +137,7 @@ impl Abroad {
     pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
         let Some(back) = self.place_of(sequence, current) else { return false };
         let before = self.cell_at(back);
-        let after = AbroadCell {
+        let after = ForeignCell {
             others: before.others.max(others),
             row: before.row.max(row),
             told: before.told.max(row),
@@ -151,7 +151,7 @@ impl Abroad {
     pub fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
         if let Some(back) = self.place_of(sequence, current) {
             let cell = self.cell_at(back);
-            self.set_cell_at(back, AbroadCell { told: cell.told.max(counts), ..cell });
+            self.set_cell_at(back, ForeignCell { told: cell.told.max(counts), ..cell });
         }
     }
 
@@ -170,7 +170,7 @@ impl Abroad {
 
     /// What the region has counted in a cell at least: its row, and what is too new to be in it.
     pub fn row(&self, sequence: u64) -> Counts {
-        let AbroadCell { row, since, .. } = self.cell(sequence);
+        let ForeignCell { row, since, .. } = self.cell(sequence);
         if row.hits == 0 { row } else { Counts { hits: row.hits.saturating_add(since), ..row } }
     }
 
@@ -194,7 +194,7 @@ impl Abroad {
     /// The table may have lost what it was told: nothing is taken for granted.
     pub fn forget_told(&mut self) {
         for back in 0..CELLS {
-            self.set_cell_at(back, AbroadCell { told: Counts::default(), ..self.cell_at(back) });
+            self.set_cell_at(back, ForeignCell { told: Counts::default(), ..self.cell_at(back) });
         }
     }
 
@@ -227,8 +227,8 @@ impl Notable {
     /// The counts of a cell that others should know of and do not: they grew, and the region has used half of the limit,
     /// or another region counts here too, or it is the first that others hear of it in this window and more than a small
     /// part of the limit.
-    fn of_cell(&self, cell: &Cell, sequence: u64, abroad: Option<&Abroad>) -> Option<Counts> {
-        let told = abroad.map_or(Counts::default(), |abroad| abroad.cell(sequence).told);
+    fn of_cell(&self, cell: &Cell, sequence: u64, foreign: Option<&Foreign>) -> Option<Counts> {
+        let told = foreign.map_or(Counts::default(), |foreign| foreign.cell(sequence).told);
         let mut counts = Counts::from(*cell);
         if !self.with_refunds {
             counts.refunds = counts.refunds.min(told.refunds);
@@ -240,14 +240,14 @@ impl Notable {
         let is_shrunk = told.hits > 0 && counts.refunds > told.refunds;
         let is_notable = is_shrunk
             || count * 2 >= limit
-            || abroad.is_some_and(|abroad| abroad.is_contested(sequence))
+            || foreign.is_some_and(|foreign| foreign.is_contested(sequence))
             || (told.hits == 0 && count * 4 * u128::from(self.regions) >= limit);
         is_notable.then_some(counts)
     }
 
     /// The cells to publish, by their sequences.
-    pub fn cells(&self, cells: &Cells, abroad: Option<&Abroad>) -> [Option<(u64, Counts)>; 2] {
-        let of_cell = |cell: &Cell, sequence: u64| Some((sequence, self.of_cell(cell, sequence, abroad)?));
+    pub fn cells(&self, cells: &Cells, foreign: Option<&Foreign>) -> [Option<(u64, Counts)>; 2] {
+        let of_cell = |cell: &Cell, sequence: u64| Some((sequence, self.of_cell(cell, sequence, foreign)?));
         let previous = match (self.weighing, cells.sequence.checked_sub(1)) {
             (Weighing::Sliding, Some(before)) => of_cell(&cells.previous, before),
             _ => None,
@@ -255,8 +255,8 @@ impl Notable {
         [previous, of_cell(&cells.current, cells.sequence)]
     }
 
-    pub fn is_any(&self, cells: &Cells, abroad: Option<&Abroad>) -> bool {
-        self.cells(cells, abroad).iter().any(Option::is_some)
+    pub fn is_any(&self, cells: &Cells, foreign: Option<&Foreign>) -> bool {
+        self.cells(cells, foreign).iter().any(Option::is_some)
     }
 }
 
@@ -264,7 +264,7 @@ impl Notable {
 #[derive(Debug)]
 pub struct View<'a> {
     pub counter: &'a mut Counter,
-    pub abroad: Option<&'a Abroad>,
+    pub foreign: Option<&'a Foreign>,
     /// Held to the region's own part of the limit: what others have counted is theirs.
     pub is_cut_off: bool,
 }
@@ -272,8 +272,8 @@ pub struct View<'a> {
 impl View<'_> {
     /// The same counts in one counter; `None` if nothing comes from outside.
     fn lifted(&self) -> Option<Counter> {
-        match (&*self.counter, self.abroad) {
-            (Counter::Windowed(cells), Some(abroad)) => Some(Counter::Windowed(abroad.lift(cells, self.is_cut_off))),
+        match (&*self.counter, self.foreign) {
+            (Counter::Windowed(cells), Some(foreign)) => Some(Counter::Windowed(foreign.lift(cells, self.is_cut_off))),
             _ => None,
         }
     }
@@ -281,11 +281,11 @@ impl View<'_> {
     #[inline(always)]
     pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         let look = self.counter.look(terms, now_ms);
-        if self.abroad.is_none() { look } else { self.look_abroad(look, terms) }
+        if self.foreign.is_none() { look } else { self.look_foreign(look, terms) }
     }
 
     /// A look with what comes from outside.
-    fn look_abroad(&self, look: Look, terms: &Terms) -> Look {
+    fn look_foreign(&self, look: Look, terms: &Terms) -> Look {
         // Of the same window already.
         self.lifted().map_or(look, |mut lifted| lifted.look(terms, look.now_ms))
     }
@@ -325,13 +325,13 @@ mod tests {
 
     #[test]
     fn others_count_on_top_and_the_own_row_is_a_lower_bound() {
-        let mut abroad = Abroad::new(100);
-        assert!(abroad.import(100, 100, counts(3), counts(8)));
-        assert!(abroad.import(99, 100, counts(10), counts(2)));
-        assert!(!abroad.import(100, 100, counts(2), counts(1)), "counts only grow");
+        let mut foreign = Foreign::new(100);
+        assert!(foreign.import(100, 100, counts(3), counts(8)));
+        assert!(foreign.import(99, 100, counts(10), counts(2)));
+        assert!(!foreign.import(100, 100, counts(2), counts(1)), "counts only grow");
         let mut counter = Counter::Windowed(cells(5, 4));
         let terms = Terms { limit: 100, window_ms: WINDOW_MS, algorithm: Algorithm::SlidingWindow, burst: 100 };
-        let mut view = View { counter: &mut counter, abroad: Some(&abroad), is_cut_off: false };
+        let mut view = View { counter: &mut counter, foreign: Some(&foreign), is_cut_off: false };
         // 8 of the own row and 3; half of 4 and 10.
         assert_eq!(view.look(&terms, 100 * WINDOW_MS + 30_000).available, 100 - 11 - 7);
         assert_eq!(view.look(&terms, 101 * WINDOW_MS).available, 100 - 11, "the cells move on together");
@@ -339,11 +339,11 @@ mod tests {
 
     #[test]
     fn the_own_row_bounds_what_is_left_after_refunds() {
-        let mut abroad = Abroad::new(100);
-        abroad.import(100, 100, counts(0), Counts { hits: 80, refunds: 50 });
+        let mut foreign = Foreign::new(100);
+        foreign.import(100, 100, counts(0), Counts { hits: 80, refunds: 50 });
         let lifted = |hits, refunds| {
             let known = Cells { current: Cell { hits, refunds }, ..cells(0, 0) };
-            abroad.lift(&known, false).current.count()
+            foreign.lift(&known, false).current.count()
         };
         assert_eq!(lifted(10, 0), 30);
         assert_eq!(lifted(90, 70), 20, "a refund that the row has not heard of");
@@ -352,46 +352,46 @@ mod tests {
 
     #[test]
     fn what_was_accepted_since_the_row_was_seen_is_not_in_it() {
-        let mut abroad = Abroad::new(100);
-        abroad.accept(100, 9);
-        assert_eq!(abroad.row(100), counts(0), "there is no row");
-        abroad.import(100, 100, counts(0), counts(15));
-        abroad.accept(100, 4);
-        abroad.accept(99, 1);
-        abroad.accept(3, 7);
-        assert_eq!((abroad.row(100), abroad.row(99)), (counts(19), counts(0)));
-        abroad.import(100, 100, counts(2), counts(15));
-        assert_eq!(abroad.row(100), counts(19), "the same row");
-        abroad.import(100, 100, counts(2), counts(17));
-        assert_eq!(abroad.row(100), counts(17), "some of it may be in this one");
-        assert_eq!(abroad.lift(&cells(5, 0), true).current.count(), 17);
-        abroad.accept(100, 2);
-        assert_eq!(abroad.lift(&cells(7, 0), false).current.count(), 17 + 2 + 2);
+        let mut foreign = Foreign::new(100);
+        foreign.accept(100, 9);
+        assert_eq!(foreign.row(100), counts(0), "there is no row");
+        foreign.import(100, 100, counts(0), counts(15));
+        foreign.accept(100, 4);
+        foreign.accept(99, 1);
+        foreign.accept(3, 7);
+        assert_eq!((foreign.row(100), foreign.row(99)), (counts(19), counts(0)));
+        foreign.import(100, 100, counts(2), counts(15));
+        assert_eq!(foreign.row(100), counts(19), "the same row");
+        foreign.import(100, 100, counts(2), counts(17));
+        assert_eq!(foreign.row(100), counts(17), "some of it may be in this one");
+        assert_eq!(foreign.lift(&cells(5, 0), true).current.count(), 17);
+        foreign.accept(100, 2);
+        assert_eq!(foreign.lift(&cells(7, 0), false).current.count(), 17 + 2 + 2);
     }
 
     #[test]
     fn a_cell_of_another_time_finds_no_place() {
-        let mut abroad = Abroad::new(100);
-        assert!(!abroad.import(102, 100, counts(5), counts(0)));
-        assert!(!abroad.import(98, 100, counts(5), counts(0)));
-        assert!(abroad.import(101, 100, counts(5), counts(0)), "a clock that is a little ahead");
-        assert!(abroad.import(99, 100, counts(7), counts(0)));
-        assert_eq!((abroad.others(101), abroad.others(100), abroad.others(99)), (5, 0, 7));
+        let mut foreign = Foreign::new(100);
+        assert!(!foreign.import(102, 100, counts(5), counts(0)));
+        assert!(!foreign.import(98, 100, counts(5), counts(0)));
+        assert!(foreign.import(101, 100, counts(5), counts(0)), "a clock that is a little ahead");
+        assert!(foreign.import(99, 100, counts(7), counts(0)));
+        assert_eq!((foreign.others(101), foreign.others(100), foreign.others(99)), (5, 0, 7));
         // This clock was a day ahead for a while.
-        assert!(abroad.import(2000, 2000, counts(1), counts(0)));
-        assert!(abroad.import(100, 100, counts(9), counts(0)));
-        assert_eq!(abroad.others(100), 9);
+        assert!(foreign.import(2000, 2000, counts(1), counts(0)));
+        assert!(foreign.import(100, 100, counts(9), counts(0)));
+        assert_eq!(foreign.others(100), 9);
     }
 
     #[test]
     fn what_others_counted_matters_until_their_last_cell_has_expired() {
-        let mut abroad = Abroad::new(100);
-        abroad.import(100, 100, counts(0), counts(8));
-        assert_eq!(abroad.others_until_ms(WINDOW_MS), 0, "what the region itself has published is no other's");
-        abroad.import(99, 100, counts(5), counts(0));
-        assert_eq!(abroad.others_until_ms(WINDOW_MS), 101 * WINDOW_MS);
-        abroad.import(100, 100, counts(5), counts(8));
-        assert_eq!(abroad.others_until_ms(WINDOW_MS), 102 * WINDOW_MS);
+        let mut foreign = Foreign::new(100);
+        foreign.import(100, 100, counts(0), counts(8));
+        assert_eq!(foreign.others_until_ms(WINDOW_MS), 0, "what the region itself has published is no other's");
+        foreign.import(99, 100, counts(5), counts(0));
+        assert_eq!(foreign.others_until_ms(WINDOW_MS), 101 * WINDOW_MS);
+        foreign.import(100, 100, counts(5), counts(8));
+        assert_eq!(foreign.others_until_ms(WINDOW_MS), 102 * WINDOW_MS);
     }
 
     #[test]
@@ -401,28 +401,28 @@ mod tests {
         assert!(!is_notable(8, 100) && is_notable(9, 100), "a twelfth of the limit");
         assert!(is_notable(1, 10) && !is_notable(0, 10));
 
-        let mut abroad = Abroad::new(100);
-        abroad.published(100, 100, counts(9));
-        let mark = |hits: u64, abroad: &Abroad| notable(100, 3).is_any(&cells(hits, 0), Some(abroad));
-        assert!(!mark(10, &abroad), "others know that the region is there");
-        assert!(!mark(49, &abroad) && mark(50, &abroad), "half of the limit");
-        abroad.import(99, 100, counts(1), counts(0));
-        assert!(mark(10, &abroad), "another region was there in the window before");
-        assert!(!mark(9, &abroad), "nothing new");
-        abroad.import(100, 100, counts(0), counts(12));
-        assert!(!mark(12, &abroad), "another process of the region has published it");
-        abroad.forget_told();
-        assert!(mark(12, &abroad), "the table may have lost it");
+        let mut foreign = Foreign::new(100);
+        foreign.published(100, 100, counts(9));
+        let mark = |hits: u64, foreign: &Foreign| notable(100, 3).is_any(&cells(hits, 0), Some(foreign));
+        assert!(!mark(10, &foreign), "others know that the region is there");
+        assert!(!mark(49, &foreign) && mark(50, &foreign), "half of the limit");
+        foreign.import(99, 100, counts(1), counts(0));
+        assert!(mark(10, &foreign), "another region was there in the window before");
+        assert!(!mark(9, &foreign), "nothing new");
+        foreign.import(100, 100, counts(0), counts(12));
+        assert!(!mark(12, &foreign), "another process of the region has published it");
+        foreign.forget_told();
+        assert!(mark(12, &foreign), "the table may have lost it");
     }
 
     #[test]
     fn refunds_are_told_once_they_are_settled() {
-        let mut abroad = Abroad::new(100);
-        abroad.published(100, 100, counts(60));
+        let mut foreign = Foreign::new(100);
+        foreign.published(100, 100, counts(60));
         let refunded = Cells { current: Cell { hits: 60, refunds: 50 }, ..cells(0, 0) };
-        assert!(notable(100, 3).is_any(&refunded, Some(&abroad)));
+        assert!(notable(100, 3).is_any(&refunded, Some(&foreign)));
         let unsettled = Notable { with_refunds: false, ..notable(100, 3) };
-        assert!(!unsettled.is_any(&refunded, Some(&abroad)));
+        assert!(!unsettled.is_any(&refunded, Some(&foreign)));
     }
 
     #[test]

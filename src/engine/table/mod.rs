@@ -11,7 +11,7 @@
 //! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
 //! shards are small, have their room from the start, and are swept a few slots at a time.
 //!
-//! A table that is shared with other processes has a [`Shared`] beside each slot, in lists of their own, so that one that
+//! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
 pub mod foreign;
@@ -32,11 +32,11 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::engine::count::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
-use crate::engine::table::foreign::Abroad;
+use crate::engine::table::foreign::Foreign;
 use crate::engine::table::missing::Missing;
 use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::Shared;
-pub use crate::engine::table::shard::{Entry, Shard, Slot, SlotRef};
+use crate::engine::table::regional_part::RegionalPart;
+pub use crate::engine::table::shard::{NewKey, Shard, Slot, SlotRef};
 use crate::engine::table::shard::{Removed, Swept, floor_s};
 use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
 
@@ -205,16 +205,16 @@ impl Table {
     }
 
     /// A copy of a key's counter and of its part in the world, without marking the key as used.
-    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Abroad>)> {
+    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
         let (slot, shared) = shard.both(slot);
-        Some((slot.counter.clone(), shared.and_then(|shared| shared.abroad().cloned())))
+        Some((slot.counter.clone(), shared.and_then(|shared| shared.foreign().cloned())))
     }
 
     /// A key's part in the region, before anything is known of it.
-    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> Shared {
+    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> RegionalPart {
         // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
         let is_bucket = matches!(counter, Counter::Gcra(_));
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
@@ -222,7 +222,7 @@ impl Table {
             _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
         };
         let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
-        let mut shared = Shared::new(counter, 0, is_sensitive, is_first);
+        let mut shared = RegionalPart::new(counter, 0, is_sensitive, is_first);
         shared.store = store;
         shared
     }
@@ -236,7 +236,7 @@ impl Table {
     }
 
     /// Puts a slot of a locked shard into the queue of what is to be told.
-    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut Shared, is_urgent: bool) {
+    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut RegionalPart, is_urgent: bool) {
         let at = SlotRef { shard, slot, generation: shared.generation };
         if !shared.is_queued {
             shared.is_queued = true;
@@ -248,7 +248,7 @@ impl Table {
     }
 
     /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
-    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
         if !slot.is_global || shared.is_noted {
             return;
         }
@@ -264,7 +264,7 @@ impl Table {
     }
 
     /// Has a key compared with what other regions told, if they know it only by a digest.
-    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &Shared) {
+    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &RegionalPart) {
         if slot.is_global && shared.is_sensitive {
             self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
         }
@@ -283,7 +283,7 @@ impl Table {
     /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
     /// the next request on it tries again.
     #[cold]
-    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut Shared) {
+    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
         let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
         shared.set_unheard(!is_done);
     }
@@ -340,7 +340,7 @@ impl Table {
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
-    pub fn weigh(&self, slot: &mut Slot, shared: Option<&Shared>) {
+    pub fn weigh(&self, slot: &mut Slot, shared: Option<&RegionalPart>) {
         let (before, now) = slot.weigh(shared);
         if before != now {
             self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
@@ -351,7 +351,7 @@ impl Table {
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
-    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: Entry<'_>, now_ms: u64) -> Option<u32> {
+    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: NewKey<'_>, now_ms: u64) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
@@ -471,8 +471,8 @@ impl Table {
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
         if let (slot, Some(shared)) = shard.both(victim) {
             self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
-            if let Some(abroad) = shared.abroad() {
-                self.missing.leave_out(abroad.others_until_ms(slot.key().window_ms));
+            if let Some(foreign) = shared.foreign() {
+                self.missing.leave_out(foreign.others_until_ms(slot.key().window_ms));
             }
         }
         let Removed { is_unasked, bytes } = shard.remove(victim);

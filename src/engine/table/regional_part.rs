@@ -7,12 +7,13 @@
 
 use smallvec::SmallVec;
 
+use crate::clock::Now;
 use crate::engine::count::counter::{Counter, rate, weighing};
 use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
 use crate::engine::reach::Store;
-use crate::engine::table::foreign::{Abroad, Counts, Notable, View};
+use crate::engine::table::foreign::{Counts, Foreign, Notable, View};
 pub use crate::engine::table::own_counts::COUNT_MAX;
 use crate::engine::table::own_counts::{Share, Shares};
 use crate::engine::table::weight::heap_bytes;
@@ -68,7 +69,7 @@ struct Rare {
     #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
     refunds: Option<Box<Vec<Refunds>>>,
     /// What other regions have counted, if any has.
-    abroad: Option<Abroad>,
+    foreign: Option<Foreign>,
 }
 
 impl Rare {
@@ -78,13 +79,13 @@ impl Rare {
         let refunds = self.refunds.as_deref().map_or(0, |refunds| {
             heap_bytes(size_of::<Vec<Refunds>>()) + heap_bytes(refunds.capacity() * size_of::<Refunds>())
         });
-        heap_bytes(size_of::<Rare>()) + refunds + self.abroad.as_ref().map_or(0, Abroad::heap_bytes)
+        heap_bytes(size_of::<Rare>()) + refunds + self.foreign.as_ref().map_or(0, Foreign::heap_bytes)
     }
 }
 
 /// A key's part in the region.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct RegionalPart {
     shares: Shares,
     /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
     sequence: u32,
@@ -147,7 +148,7 @@ pub struct Totals {
     pub level: u64,
     /// The region's row, and the count of all other regions.
     pub row: Counts,
-    pub abroad: u64,
+    pub foreign: u64,
 }
 
 /// What the origin says about a cell.
@@ -166,20 +167,13 @@ pub struct OriginCell {
     pub level_rest: u64,
 }
 
-/// The moment of an answer.
-#[derive(Clone, Copy, Debug)]
-pub struct Moment {
-    pub wall_ms: u64,
-    pub mono_ms: u64,
-}
-
 /// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
 const SETTLED_MS: u64 = 200;
 
-impl Shared {
+impl RegionalPart {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> Shared {
-        Shared {
+    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
+        RegionalPart {
             shares: Shares::new(counter, is_first),
             sequence: counter.sequence() as u32,
             rare: None,
@@ -369,8 +363,8 @@ impl Shared {
 
     /// The same for a key that no store shares, but other regions may.
     pub fn accept(&mut self, sequence: u64, hits: u64) {
-        if let Some(abroad) = self.known_abroad() {
-            abroad.accept(sequence, hits);
+        if let Some(foreign) = self.known_foreign() {
+            foreign.accept(sequence, hits);
         }
     }
 
@@ -438,18 +432,18 @@ impl Shared {
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
-    pub fn abroad(&self) -> Option<&Abroad> {
-        self.rare.as_ref()?.abroad.as_ref()
+    pub fn foreign(&self) -> Option<&Foreign> {
+        self.rare.as_ref()?.foreign.as_ref()
     }
 
     /// What is known from other regions, made if nothing is.
-    pub fn abroad_mut(&mut self, sequence: u64) -> &mut Abroad {
-        self.rare.get_or_insert_default().abroad.get_or_insert_with(|| Abroad::new(sequence))
+    pub fn foreign_mut(&mut self, sequence: u64) -> &mut Foreign {
+        self.rare.get_or_insert_default().foreign.get_or_insert_with(|| Foreign::new(sequence))
     }
 
     /// The same, if anything is.
-    pub fn known_abroad(&mut self) -> Option<&mut Abroad> {
-        self.rare.as_mut()?.abroad.as_mut()
+    pub fn known_foreign(&mut self) -> Option<&mut Foreign> {
+        self.rare.as_mut()?.foreign.as_mut()
     }
 
     /// Whether counts of other regions may be missing, and nobody has looked them up.
@@ -479,7 +473,7 @@ impl Shared {
         let Counter::Windowed(cells) = counter else { return [None, None] };
         let notable =
             Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
-        notable.cells(cells, self.abroad())
+        notable.cells(cells, self.foreign())
     }
 
     /// What is told about all cells that count against the limit, the newest first.
@@ -509,7 +503,7 @@ impl Shared {
         let of_cell = |(at, share): (usize, Share)| {
             let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
             let known = counter.known(terms, at, share.own, share.acked());
-            let abroad = self.abroad();
+            let foreign = self.foreign();
             Totals {
                 is_seated: share.is_seated(),
                 own: share.own,
@@ -517,8 +511,8 @@ impl Shared {
                 epoch: share.epoch,
                 asked,
                 asked_acked,
-                row: abroad.map_or(Counts::default(), |abroad| abroad.row(known.sequence)),
-                abroad: abroad.map_or(0, |abroad| abroad.others(known.sequence)),
+                row: foreign.map_or(Counts::default(), |foreign| foreign.row(known.sequence)),
+                foreign: foreign.map_or(0, |foreign| foreign.others(known.sequence)),
                 ..known
             }
         };
@@ -532,7 +526,7 @@ impl Shared {
         terms: &Terms,
         cells: &[OriginCell],
         admitted: u64,
-        at: Moment,
+        at: Now,
     ) -> bool {
         counter.look(terms, at.wall_ms);
         self.follow(counter);
@@ -543,8 +537,8 @@ impl Shared {
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.marks |= CELLS_SETTLED;
         }
-        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms);
-        self.fresh_until_ms = (at.mono_ms + FRESH_MS) as u32;
+        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
+        self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
         self.is_failed = false;
         self.reconsider_pause(counter, terms, at.wall_ms);
         self.is_dirty()
@@ -552,16 +546,16 @@ impl Shared {
 
     /// Others may have given hits back.
     pub fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
-        let mut view = View { counter, abroad: self.abroad(), is_cut_off: false };
+        let mut view = View { counter, foreign: self.foreign(), is_cut_off: false };
         if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
             self.resume();
         }
     }
 
     /// Other regions do not count the key any more.
-    pub fn leave_abroad(&mut self) {
+    pub fn leave_foreign(&mut self) {
         if let Some(rare) = &mut self.rare {
-            rare.abroad = None;
+            rare.foreign = None;
         }
     }
 
@@ -664,7 +658,7 @@ mod tests {
     fn a_pause_does_not_come_again_after_fifty_days() {
         const DAY_MS: u64 = 24 * 60 * 60 * 1000;
         let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
-        let mut shared = Shared::new(&Counter::new(&terms, 0), 0, false, true);
+        let mut shared = RegionalPart::new(&Counter::new(&terms, 0), 0, false, true);
         let (at_ms, for_ms) = (1_000_000, 1_800_000);
         shared.pause(3, for_ms, at_ms);
         assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));
@@ -677,7 +671,7 @@ mod tests {
 
     #[test]
     fn a_part_takes_ninety_six_bytes() {
-        assert_eq!(std::mem::size_of::<Shared>(), 96);
+        assert_eq!(std::mem::size_of::<RegionalPart>(), 96);
         assert_eq!(std::mem::size_of::<Rare>(), 120);
     }
 }

@@ -10,10 +10,10 @@ use crate::engine::count::counter::Counter;
 use crate::engine::count::window::{Cell, Cells};
 use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::reach::Store;
-use crate::engine::table::foreign::{Abroad, View};
+use crate::engine::table::foreign::{Foreign, View};
 use crate::engine::table::index::{Index, Tag};
 use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::Shared;
+use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::weight::{Need, Weight};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
@@ -95,8 +95,9 @@ impl Slot {
     }
 
     /// Finds out anew what the key takes beside the slot, and says what that was before and is now.
-    pub(super) fn weigh(&mut self, shared: Option<&Shared>) -> (Weight, Weight) {
-        let beside = self.identifier.heap_bytes() + self.counter.heap_bytes() + shared.map_or(0, Shared::heap_bytes);
+    pub(super) fn weigh(&mut self, shared: Option<&RegionalPart>) -> (Weight, Weight) {
+        let beside =
+            self.identifier.heap_bytes() + self.counter.heap_bytes() + shared.map_or(0, RegionalPart::heap_bytes);
         let weight = Weight::new(beside);
         (std::mem::replace(&mut self.weight, weight), weight)
     }
@@ -105,15 +106,15 @@ impl Slot {
         self.counter.expires_at_ms(&self.terms())
     }
 
-    fn is_over(&mut self, abroad: Option<&Abroad>, now_ms: u64) -> bool {
+    fn is_over(&mut self, foreign: Option<&Foreign>, now_ms: u64) -> bool {
         let terms = self.terms();
-        View { counter: &mut self.counter, abroad, is_cut_off: false }.look(&terms, now_ms).available < 1
+        View { counter: &mut self.counter, foreign, is_cut_off: false }.look(&terms, now_ms).available < 1
     }
 }
 
 /// A key to add.
 #[derive(Debug)]
-pub struct Entry<'a> {
+pub struct NewKey<'a> {
     pub key: Key<'a>,
     pub hash: u64,
     pub terms: Terms,
@@ -126,7 +127,7 @@ pub struct Entry<'a> {
     pub is_global: bool,
 }
 
-impl Entry<'_> {
+impl NewKey<'_> {
     /// What the key will take beside its slot.
     pub(super) fn weight(&self) -> Weight {
         Weight::new(StoredIdentifier::heap_bytes_of(self.key.identifier) + self.counter.heap_bytes())
@@ -149,7 +150,7 @@ pub struct Shard {
     /// Those that are taken, and free ones between them.
     slots: Vec<Slot>,
     /// Beside each slot, in a table that is shared; otherwise none.
-    shared: Vec<Shared>,
+    shared: Vec<RegionalPart>,
     /// Apart, so that the locks of a table lie close to each other.
     notes: Box<Notes>,
 }
@@ -235,12 +236,12 @@ impl Shard {
 
     /// A slot, and its part in the region if the table is shared.
     #[inline(always)]
-    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut Shared>) {
+    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut RegionalPart>) {
         (&mut self.slots[number as usize], self.shared.get_mut(number as usize))
     }
 
     /// A slot and its part, if the slot still holds the key that is meant.
-    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut Shared)> {
+    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut RegionalPart)> {
         let (slot, shared) = self.both(at.slot);
         let shared = shared.filter(|shared| shared.generation == at.generation)?;
         slot.is_taken.then_some((slot, shared))
@@ -265,7 +266,7 @@ impl Shard {
 
     pub fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
         let (slot, shared) = self.both(number);
-        slot.is_over(shared.and_then(|shared| shared.abroad()), now_ms)
+        slot.is_over(shared.and_then(|shared| shared.foreign()), now_ms)
     }
 
     /// Every slot that is taken.
@@ -284,9 +285,9 @@ impl Shard {
     }
 
     /// Adds a key. The shard must not be full.
-    pub fn insert(&mut self, entry: Entry<'_>, shared: Option<Shared>, now_ms: u64) -> u32 {
+    pub fn insert(&mut self, entry: NewKey<'_>, shared: Option<RegionalPart>, now_ms: u64) -> u32 {
         let weight = entry.weight();
-        let Entry { key, hash, terms, counter, is_global, .. } = entry;
+        let NewKey { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {
             space: key.space,
             weight,
@@ -325,7 +326,7 @@ impl Shard {
         self.slots.reserve_exact(Index::SLOTS_MAX);
         self.slots.extend((0..PAGE_SLOTS).map(|_| Slot::EMPTY));
         if is_shared {
-            let part = Shared::new(&Slot::EMPTY.counter, 0, false, false);
+            let part = RegionalPart::new(&Slot::EMPTY.counter, 0, false, false);
             self.shared.reserve_exact(Index::SLOTS_MAX);
             self.shared.resize(PAGE_SLOTS, part);
         }
@@ -334,7 +335,7 @@ impl Shard {
         self.notes.free.extend((0..PAGE_SLOTS).map(|n| ((n + usize::from(first)) % PAGE_SLOTS) as u32));
     }
 
-    fn place(&mut self, slot: Slot, shared: Option<Shared>) -> u32 {
+    fn place(&mut self, slot: Slot, shared: Option<RegionalPart>) -> u32 {
         if let Some(number) = self.notes.free.pop() {
             let (old, old_shared) = self.both(number);
             *old = slot;
@@ -361,7 +362,7 @@ impl Shard {
         if let Some(shared) = shared {
             is_unasked = shared.ask();
             let generation = shared.generation.wrapping_add(1);
-            *shared = Shared::new(&slot.counter, generation, false, false);
+            *shared = RegionalPart::new(&slot.counter, generation, false, false);
         }
         self.notes.due_s[number as usize] = u32::MAX;
         self.notes.free.push(number);
@@ -389,9 +390,9 @@ impl Shard {
             looks += 1;
             let number = self.notes.sweep.at as u32;
             let (slot, shared) = self.both(number);
-            let abroad = shared.and_then(|shared| shared.abroad());
+            let foreign = shared.and_then(|shared| shared.foreign());
             let expires_at_ms =
-                slot.expires_at_ms().max(abroad.map_or(0, |abroad| abroad.expires_at_ms(slot.window_ms)));
+                slot.expires_at_ms().max(foreign.map_or(0, |foreign| foreign.expires_at_ms(slot.window_ms)));
             if expires_at_ms > now_ms {
                 self.notes.due_s[self.notes.sweep.at] = ceil_s(expires_at_ms);
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(ceil_s(expires_at_ms));
@@ -441,8 +442,8 @@ impl Shard {
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
     fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned, need: Need) -> Option<(u8, bool)> {
         let (slot, shared) = self.both(number);
-        let abroad = shared.as_deref().and_then(Shared::abroad);
-        if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(abroad, now_ms) {
+        let foreign = shared.as_deref().and_then(RegionalPart::foreign);
+        if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
             return None;
         }
         Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))

@@ -3,12 +3,13 @@
 
 use proptest::prelude::*;
 
+use crate::clock::Now;
 use crate::engine::decide::general::decide_all;
 use crate::engine::decide::{Asking, Check, Consult, Group, Reach, StoreView, decide};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
-use crate::engine::table::regional_part::{Moment, OriginCell, Totals};
+use crate::engine::table::regional_part::{OriginCell, Totals};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;
@@ -65,7 +66,7 @@ fn check(group: usize, asked: &Asked, is_shared: bool) -> Check<'static> {
 
 /// Lets the origin know of all hits, so that memory may decide for a while.
 fn tell(table: &Table, now_ms: u64) {
-    let at = Moment { wall_ms: now_ms, mono_ms: MONO_MS };
+    let at = Now { wall_ms: now_ms, mono_us: MONO_MS * 1000 };
     for number in 0..table.shards() {
         let mut shard = table.lock(number);
         for place in shard.taken() {

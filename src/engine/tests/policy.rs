@@ -1,12 +1,13 @@
 //! Limits whose store gives no answer, and limits that a farther store decides.
 
 use super::{START_MS, ask, ask_for, request, ruleset, said, seed};
+use crate::clock::Now;
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::{Answered, Asking, Cause, Consult, Settled, Store, StoreView};
-use crate::engine::reach::{Layers, Place};
+use crate::engine::decide::{Asking, Cause, CheckAnswer, Consult, Store, StoreAnswer, StoreView};
+use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
-use crate::engine::table::regional_part::{Moment, OriginCell, Shared as Part};
-use crate::engine::{Attempt, Decision, Engine, Inquiry, Modes};
+use crate::engine::table::regional_part::{OriginCell, RegionalPart as Part};
+use crate::engine::{Attempt, Decision, Engine, Modes, StoreRequest};
 use crate::request::Hits;
 use crate::rules::Ruleset;
 use crate::simulate::random::Random;
@@ -30,20 +31,23 @@ descriptors:
   - {key: split, rate_limit: {requests_per_unit: 11, unit: day, scope: split}}
 ";
 
-struct Shared {
+struct RegionalPart {
     engine: Engine,
     rules: Ruleset,
 }
 
-fn shared() -> Shared {
+fn shared() -> RegionalPart {
     let layers = Layers {
         is_regional: true,
         is_global: true,
         owner: Some(Store::Owner),
-        place: Place { region: 1, regions: 2 },
+        place: RegionIndex { region: 1, regions: 2 },
         slack_permille: 100,
     };
-    Shared { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
+    RegionalPart {
+        engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()),
+        rules: ruleset(RULES),
+    }
 }
 
 fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
@@ -61,7 +65,7 @@ fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
 const OUT: Asking<'static> = Asking::Never(Cause::Outage);
 const HURRIED: Asking<'static> = Asking::Never(Cause::Overload);
 
-impl Shared {
+impl RegionalPart {
     fn attempt(&self, entries: &[&str], consult: &Consult<'_>) -> Attempt<'_> {
         self.attempt_at(START_MS, entries, consult)
     }
@@ -87,7 +91,7 @@ impl Shared {
         }
     }
 
-    fn asked(&self, entries: &[&str], consult: &Consult<'_>) -> Inquiry {
+    fn asked(&self, entries: &[&str], consult: &Consult<'_>) -> StoreRequest {
         match self.attempt(entries, consult) {
             Attempt::Asks(inquiry) => inquiry,
             Attempt::Decided(decision) => panic!("{}", said(&decision)),
@@ -182,20 +186,26 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
     let both = ["local=a", "strict=a"];
     let first = shared.asked(&both, &consult(Asking::Allowed, Asking::Allowed));
     assert_eq!((first.store, first.charges, first.is_strict), (Store::Origin, false, false));
-    let judged =
-        Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits, Answered::NotAsked] };
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Allowed) };
+    let judged = StoreAnswer {
+        is_admitted: true,
+        is_charged: false,
+        checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
+    };
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Allowed) };
     let second = shared.asked(&both, &again);
     assert_eq!((second.store, second.charges, second.is_strict), (Store::Owner, true, true));
-    let settle =
-        |is_admitted, answer| Settled { is_admitted, is_charged: true, checks: smallvec![Answered::NotAsked, answer] };
-    let denied = settle(false, Answered::Over);
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Settled(&denied)) };
+    let settle = |is_admitted, answer| StoreAnswer {
+        is_admitted,
+        is_charged: true,
+        checks: smallvec![CheckAnswer::NotAsked, answer],
+    };
+    let denied = settle(false, CheckAnswer::Over);
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&denied)) };
     let decision = shared.decided(&both, &again);
     assert!(decision.is_over && decision.statuses[1].is_over && !decision.statuses[0].is_over);
     assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
-    let admitted = settle(true, Answered::Fits);
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Settled(&admitted)) };
+    let admitted = settle(true, CheckAnswer::Fits);
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
     assert_eq!(shared.decided(&both, &again).decided_by(), DecidedBy::Owner);
     assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
 }
@@ -205,10 +215,13 @@ fn nobody_is_asked_after_the_owner_has_charged() {
     let shared = shared();
     let both = ["deny=a", "strict=a"];
     // Memory had decided the first; meanwhile its allowance is used up, or it is cold.
-    let admitted =
-        Settled { is_admitted: true, is_charged: true, checks: smallvec![Answered::NotAsked, Answered::Fits] };
+    let admitted = StoreAnswer {
+        is_admitted: true,
+        is_charged: true,
+        checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
+    };
     for origin in [Asking::Allowed, OUT] {
-        let again = Consult { is_again: true, ..consult(origin, Asking::Settled(&admitted)) };
+        let again = Consult { is_again: true, ..consult(origin, Asking::Answered(&admitted)) };
         let decision = shared.decided(&both, &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "within_limit"));
     }
@@ -220,7 +233,7 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let unsent = |part: &crate::engine::table::regional_part::Shared| part.judged_totals(&counter, &terms)[0].own;
+    let unsent = |part: &crate::engine::table::regional_part::RegionalPart| part.judged_totals(&counter, &terms)[0].own;
     part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
@@ -239,7 +252,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let mut counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let (sequence, at) = (counter.sequence(), Moment { wall_ms: START_MS, mono_ms: 1000 });
+    let (sequence, at) = (counter.sequence(), Now { wall_ms: START_MS, mono_us: 1_000_000 });
     let heard = |sum, field| {
         let before = OriginCell { sequence: sequence - 1, epoch: 1, ..OriginCell::default() };
         [OriginCell { sequence, sum, field, ..before }, before]
@@ -283,9 +296,12 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
 fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
     let shared = shared();
     let both = ["local=a", "strict=a"];
-    let judged =
-        Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits, Answered::NotAsked] };
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), OUT) };
+    let judged = StoreAnswer {
+        is_admitted: true,
+        is_charged: false,
+        checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
+    };
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), OUT) };
     let verdicts: Vec<bool> = (0..4).map(|_| shared.decided(&both, &again).is_over).collect();
     assert_eq!(verdicts, [false, false, false, true], "three of the strict limit, from memory");
 }
@@ -322,18 +338,24 @@ fn cut_off_from_other_regions_a_share_is_the_regions_part() {
 #[test]
 fn a_policy_holds_beside_a_store_that_answers() {
     let shared = shared();
-    let admitted =
-        Settled { is_admitted: true, is_charged: true, checks: smallvec![Answered::NotAsked, Answered::Fits] };
-    let again = Consult { is_again: true, ..consult(OUT, Asking::Settled(&admitted)) };
+    let admitted = StoreAnswer {
+        is_admitted: true,
+        is_charged: true,
+        checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
+    };
+    let again = Consult { is_again: true, ..consult(OUT, Asking::Answered(&admitted)) };
     for _ in 0..3 {
         let decision = shared.decided(&["bucket=a", "strict=a"], &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "outage_share"));
     }
     assert!(shared.decided(&["bucket=a"], &consult(OUT, OUT)).is_over, "three are its share of ten");
     // The other way round: the origin decides, and the owner of the strict limit is away.
-    let admitted =
-        Settled { is_admitted: true, is_charged: true, checks: smallvec![Answered::Fits, Answered::NotAsked] };
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&admitted), OUT) };
+    let admitted = StoreAnswer {
+        is_admitted: true,
+        is_charged: true,
+        checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
+    };
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&admitted), OUT) };
     let decision = shared.decided(&["share=a", "strict=b"], &again);
     assert_eq!((decision.is_over, decision.decided_by()), (false, DecidedBy::Outage));
 }
@@ -342,11 +364,17 @@ fn a_policy_holds_beside_a_store_that_answers() {
 #[test]
 fn what_a_farther_store_has_admitted_is_told_at_once() {
     let shared = shared();
-    let judged =
-        Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits, Answered::NotAsked] };
-    let admitted =
-        Settled { is_admitted: true, is_charged: true, checks: smallvec![Answered::NotAsked, Answered::Fits] };
-    let again = Consult { is_again: true, ..consult(Asking::Settled(&judged), Asking::Settled(&admitted)) };
+    let judged = StoreAnswer {
+        is_admitted: true,
+        is_charged: false,
+        checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
+    };
+    let admitted = StoreAnswer {
+        is_admitted: true,
+        is_charged: true,
+        checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
+    };
+    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
         assert!(shared.engine.table().is_urgent(Store::Origin));
@@ -360,8 +388,8 @@ fn a_retry_under_share_passes_when_it_was_told_to_and_not_before() {
     for (entries, used) in [("minute=a", 10), ("minute=b", 3), ("bucket_minute=a", 6), ("bucket_minute=b", 4)] {
         let shared = shared();
         // All of it before the outage, so that memory denies too.
-        let admitted = Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits] };
-        let before = Consult { is_again: true, ..consult(Asking::Settled(&admitted), OUT) };
+        let admitted = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
+        let before = Consult { is_again: true, ..consult(Asking::Answered(&admitted), OUT) };
         (0..used).for_each(|_| drop(shared.decided(&[entries], &before)));
         let denied = shared.outage_at(START_MS + 100, entries, 1);
         assert!(denied.is_over, "{entries}");
@@ -377,8 +405,8 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     let shared = shared();
     let wait = |hits| shared.outage_at(START_MS, "share=a", hits).retry_after_ms();
     assert_eq!((wait(7), wait(11)), (Some(1000), None), "a part of three, a limit of ten");
-    let before = Settled { is_admitted: true, is_charged: false, checks: smallvec![Answered::Fits] };
-    let before = Consult { is_again: true, ..consult(Asking::Settled(&before), OUT) };
+    let before = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
+    let before = Consult { is_again: true, ..consult(Asking::Answered(&before), OUT) };
     (0..10).for_each(|_| drop(shared.decided(&["minute=b"], &before)));
     let denied = shared.outage_at(START_MS + 100, "minute=b", 7);
     assert!(denied.retry_after_ms() > Some(1000), "memory knows of a longer wait");

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::clock::Now;
 use crate::engine::decide::{Asking, Consult, Store, StoreView};
-use crate::engine::reach::{Layers, Place};
-use crate::engine::{Attempt, Inquiry};
+use crate::engine::reach::{Layers, RegionIndex};
+use crate::engine::{Attempt, StoreRequest};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
-use crate::regional::key_names::Keying;
+use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
-use crate::regional::region::{Effects, Now, Outgoing, Region, RegionOptions};
+use crate::regional::region::{Effects, Outgoing, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::request::Unit;
 use crate::secret::Secret;
@@ -70,7 +71,7 @@ impl Stored {
         let options = RegionOptions {
             store,
             process: ProcessId(1),
-            keying: Keying::new(Secret::new("twins")),
+            key_names: KeyNames::new(Secret::new("twins")),
             is_cluster,
             deadline_us: 500_000,
             breaker: BreakerOptions::default(),
@@ -93,7 +94,7 @@ impl Stored {
     }
 
     /// Asks, and waits for as long as it takes.
-    fn ask(&mut self, inquiry: Inquiry, now: &mut Now) -> AskOutcome {
+    fn ask(&mut self, inquiry: StoreRequest, now: &mut Now) -> AskOutcome {
         let (id, effects) = self.region.ask(inquiry, now.mono_us + 500_000, *now);
         let mut told = self.serve(effects, *now);
         for _ in 0..1000 {
@@ -117,7 +118,7 @@ pub(super) struct Fleet {
 
 impl Fleet {
     pub(super) fn new(is_cluster: bool, seed: u64) -> Fleet {
-        let place = Place { region: 0, regions: 1 };
+        let place = RegionIndex { region: 0, regions: 1 };
         let layers =
             Layers { is_regional: true, is_global: false, owner: Some(Store::Owner), place, slack_permille: 500 };
         let engine = Arc::new(Engine::with(4000, layers).hashed_by(Random::new(seed).hasher()));
@@ -154,8 +155,8 @@ impl Fleet {
             let view = |store: Store| {
                 let view = self.stores[store as usize].region.view();
                 match &heard[store as usize] {
-                    Some(AskOutcome::Settled(settled)) => {
-                        let asking = Asking::Settled(settled);
+                    Some(AskOutcome::Answered(settled)) => {
+                        let asking = Asking::Answered(settled);
                         StoreView { asking, strict: asking, ..view }
                     }
                     Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),

@@ -2,13 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::pinned::Pinned;
-use crate::engine::table::{Entry, Slot, SlotRef};
+use crate::engine::table::{NewKey, Slot, SlotRef};
 use crate::global::digested_keys::Kept;
-use crate::global::exchange::{Exchange, Now};
+use crate::global::exchange::Exchange;
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::Named;
 use crate::global::row::{CellName, HeardRow};
@@ -72,8 +73,8 @@ impl Exchange {
     pub fn forget_told(&self, hearing: &mut Hearing) {
         if std::mem::take(&mut hearing.must_forget) {
             self.for_all(|_, _, _, shared| {
-                if let Some(abroad) = shared.known_abroad() {
-                    abroad.forget_told();
+                if let Some(foreign) = shared.known_foreign() {
+                    foreign.forget_told();
                 }
             });
         }
@@ -207,15 +208,22 @@ impl Exchange {
                 }
                 None => {
                     let counter = Counter::new(&terms, now.wall_ms);
-                    let entry =
-                        Entry { key, hash, terms, counter, store: Store::Origin, is_sensitive: false, is_global: true };
+                    let entry = NewKey {
+                        key,
+                        hash,
+                        terms,
+                        counter,
+                        store: Store::Origin,
+                        is_sensitive: false,
+                        is_global: true,
+                    };
                     let Some(slot) = table.insert(&mut shard, Pinned::none(), entry, now.wall_ms) else {
                         table.count_asked();
                         self.leave_out(sum);
                         return false;
                     };
                     let (slot_at, Some(shared)) = shard.both(slot) else { return false };
-                    shared.abroad_mut(slot_at.counter.sequence());
+                    shared.foreign_mut(slot_at.counter.sequence());
                     shared.set_unasked();
                     self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
                     SlotRef { shard: number, slot, generation: shared.generation }
@@ -232,8 +240,8 @@ impl Exchange {
             let terms = slot.terms();
             slot.counter.look(&terms, now.wall_ms);
             let current = slot.counter.sequence();
-            let abroad = shared.abroad_mut(current);
-            let is_news = abroad.import(sum.cell.sequence, current, sum.others, sum.row);
+            let foreign = shared.foreign_mut(current);
+            let is_news = foreign.import(sum.cell.sequence, current, sum.others, sum.row);
             shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
             self.table().weigh(slot, Some(shared));
             // What others do not know may matter to them now.
@@ -295,7 +303,7 @@ impl Exchange {
                 let terms = slot.terms();
                 slot.counter.look(&terms, now.wall_ms);
                 let current = slot.counter.sequence();
-                shared.abroad_mut(current).import(sequence, current, others, row);
+                shared.foreign_mut(current).import(sequence, current, others, row);
                 shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
                 self.table().weigh(slot, Some(shared));
                 self.table().note(at.shard, at.slot, slot, shared);

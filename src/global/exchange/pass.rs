@@ -5,7 +5,8 @@
 //! parts together have read every row that was there when the first one began: rows stay in their place, and those that
 //! were added behind are among what changes.
 
-use crate::global::exchange::{Now, State};
+use crate::clock::Now;
+use crate::global::exchange::State;
 use crate::global::row::CellName;
 
 /// How often everything is read, whatever has changed: it repairs what was missed.

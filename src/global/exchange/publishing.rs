@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::clock::Now;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign::Counts;
 use crate::engine::table::regional_part::COUNT_MAX;
-use crate::global::exchange::{Exchange, Now, State};
+use crate::global::exchange::{Exchange, State};
 use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Sending};
 use crate::global::row::{CellName, OwnRow};
@@ -116,7 +117,7 @@ impl Exchange {
                 let mut shard = self.table().lock(at.shard);
                 if let Some((slot, shared)) = shard.at(*at) {
                     let current = slot.counter.sequence();
-                    shared.abroad_mut(current).published(row.cell.sequence, current, row.counts);
+                    shared.foreign_mut(current).published(row.cell.sequence, current, row.counts);
                     self.table().weigh(slot, Some(shared));
                 }
             }

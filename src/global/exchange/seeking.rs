@@ -6,8 +6,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::clock::Now;
 use crate::engine::table::SlotRef;
-use crate::global::exchange::{Exchange, Hearing, Now};
+use crate::global::exchange::{Exchange, Hearing};
 use crate::global::names::Names;
 use crate::global::row::{CellName, HeardRow};
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::engine::Modes;
-use crate::engine::reach::{Layers, Place};
+use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::table::foreign::Counts;
 use crate::engine::tests::seed;
 use crate::global::import::Reading;
@@ -38,13 +38,13 @@ struct Process {
 
 impl Process {
     fn new(keys_max: usize, ruleset: Ruleset) -> Process {
-        let layers = Layers { is_global: true, place: Place { region: 0, regions: 2 }, ..Layers::ALONE };
+        let layers = Layers { is_global: true, place: RegionIndex { region: 0, regions: 2 }, ..Layers::ALONE };
         let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed::seed()).hasher()));
         let now = Now { wall_ms: START_MS, mono_us: 1_000_000 };
         let options = ExchangeOptions {
             region: "a".into(),
             regions: vec!["a".into(), "b".into()],
-            keying: Keying::new(Secret::new("secret")),
+            key_names: KeyNames::new(Secret::new("secret")),
             timeout_ms: 2000,
             seed: 1,
         };

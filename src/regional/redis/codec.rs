@@ -128,7 +128,7 @@ pub(crate) fn bounded_told(told: &Told, part: &Part) -> Told {
         refunds_floor: bounded(told.refunds_floor),
         ttl_ms: told.ttl_ms.clamp(ttl_ms_min, COUNT_MAX),
         row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
-        abroad: bounded(told.abroad),
+        foreign: bounded(told.foreign),
     }
 }
 
@@ -172,7 +172,7 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
         };
         numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
         numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
-        numbers.extend([row_or_burst, told.row.refunds, told.abroad]);
+        numbers.extend([row_or_burst, told.row.refunds, told.foreign]);
     }
 }
 
@@ -217,7 +217,7 @@ impl Numbers {
 
 /// Reads what [`ORIGIN`] answered to a call.
 pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
-    let mut answer = Answer::new(value)?;
+    let mut answer = ReplyReader::new(value)?;
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
         let is_bucket = matches!(part.measure, Measure::Gcra { .. });
@@ -238,7 +238,7 @@ pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     Ok(Reply { parts, verdicts })
 }
 
-fn decode_cell(answer: &mut Answer<'_>, is_bucket: bool) -> Result<Heard, BadReply> {
+fn decode_cell(answer: &mut ReplyReader<'_>, is_bucket: bool) -> Result<Heard, BadReply> {
     Ok(Heard {
         epoch: answer.count()?,
         sum: answer.count()?,
@@ -256,7 +256,7 @@ fn decode_cell(answer: &mut Answer<'_>, is_bucket: bool) -> Result<Heard, BadRep
 
 /// Reads what [`BEAT`] answered.
 pub fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
-    let mut answer = Answer::new(value)?;
+    let mut answer = ReplyReader::new(value)?;
     let beat = Beat {
         was_known: answer.flag()?,
         live: answer.count()?,
@@ -268,12 +268,12 @@ pub fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
 }
 
 /// The numbers of an answer that were not read yet.
-struct Answer<'a>(std::slice::Iter<'a, Value>);
+struct ReplyReader<'a>(std::slice::Iter<'a, Value>);
 
-impl<'a> Answer<'a> {
-    fn new(value: &'a Value) -> Result<Answer<'a>, BadReply> {
+impl<'a> ReplyReader<'a> {
+    fn new(value: &'a Value) -> Result<ReplyReader<'a>, BadReply> {
         match value {
-            Value::Array(values) => Ok(Answer(values.iter())),
+            Value::Array(values) => Ok(ReplyReader(values.iter())),
             other => Err(bad("an array", kind(other))),
         }
     }

@@ -21,7 +21,7 @@ use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::{Driver, Link};
 use crate::regional::redis::{sentinel, tls};
 use crate::settings::redis::RedisSettings;
-use crate::settings::redis_address::{Credentials, Node, Place};
+use crate::settings::redis_address::{Credentials, Node, RedisTarget};
 use crate::settings::redis_tls::TlsFiles;
 
 /// A peer that is gone without a word is noticed after about this long: idle, then three probes.
@@ -76,16 +76,16 @@ pub async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> {
     // Each round has the time of a connect: sentinels and then a server; the named nodes of a Cluster, its slots, and
     // then the nodes that they are on, any of which may hang.
     let rounds = match settings.place {
-        Place::Single(_) | Place::Unix(_) => 1,
-        Place::Sentinel { .. } => 2,
-        Place::Cluster(_) => 3,
+        RedisTarget::Single(_) | RedisTarget::Unix(_) => 1,
+        RedisTarget::Sentinel { .. } => 2,
+        RedisTarget::Cluster(_) => 3,
     };
     let dialling = async {
         match &settings.place {
-            Place::Single(node) => single(node, fresh.credentials.as_ref(), &fresh).await,
-            Place::Unix(path) => unix(path, &fresh).await,
-            Place::Cluster(nodes) => cluster(nodes, &fresh).await,
-            Place::Sentinel { master, sentinels } => {
+            RedisTarget::Single(node) => single(node, fresh.credentials.as_ref(), &fresh).await,
+            RedisTarget::Unix(path) => unix(path, &fresh).await,
+            RedisTarget::Cluster(nodes) => cluster(nodes, &fresh).await,
+            RedisTarget::Sentinel { master, sentinels } => {
                 let node = sentinel::master(master, sentinels, &fresh).await?;
                 let link = single(&node, fresh.credentials.as_ref(), &fresh).await?;
                 sentinel::expect_master(&link).await.map_err(|error| error.at(&node))?;

@@ -28,7 +28,7 @@ pub enum OriginError {
 
 /// What a failure says about the connection that it came over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LinkState {
     /// Nothing.
     Keep,
     /// Another might do better; this one serves until there is one.
@@ -60,18 +60,18 @@ impl OriginError {
         }
     }
 
-    pub(super) fn verdict(&self) -> Verdict {
+    pub(super) fn verdict(&self) -> LinkState {
         match self {
-            OriginError::Broken(_) => Verdict::TakeOut,
+            OriginError::Broken(_) => LinkState::TakeOut,
             OriginError::Refused { code, .. } => match code.as_str() {
                 // The server is a replica now, or does not know us any more: another connect asks anew.
-                "READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS" => Verdict::TakeOut,
+                "READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS" => LinkState::TakeOut,
                 // Perhaps the password file has another user by now, or the slots have moved.
-                "NOPERM" | "MOVED" | "CLUSTERDOWN" => Verdict::Replace,
-                _ => Verdict::Keep,
+                "NOPERM" | "MOVED" | "CLUSTERDOWN" => LinkState::Replace,
+                _ => LinkState::Keep,
             },
-            OriginError::Timeout { .. } => Verdict::Replace,
-            OriginError::Down | OriginError::BadReply | OriginError::Unreplicated { .. } => Verdict::Keep,
+            OriginError::Timeout { .. } => LinkState::Replace,
+            OriginError::Down | OriginError::BadReply | OriginError::Unreplicated { .. } => LinkState::Keep,
         }
     }
 
@@ -116,18 +116,18 @@ mod tests {
     #[test]
     fn failures_have_a_word_and_a_verdict() {
         for (error, reason, verdict) in [
-            (OriginError::Down, "down", Verdict::Keep),
-            (OriginError::Timeout { within: Duration::from_millis(10) }, "timeout", Verdict::Replace),
-            (OriginError::BadReply, "reply", Verdict::Keep),
-            (OriginError::Broken("reset".into()), "io", Verdict::TakeOut),
-            (refused("LOADING"), "loading", Verdict::Keep),
-            (refused("READONLY"), "readonly", Verdict::TakeOut),
-            (refused("OOM"), "oom", Verdict::Keep),
-            (refused("MISCONF"), "other", Verdict::Keep),
-            (refused("NOAUTH"), "auth", Verdict::TakeOut),
-            (refused("NOPERM"), "auth", Verdict::Replace),
-            (refused("TRYAGAIN"), "cluster", Verdict::Keep),
-            (refused("CLUSTERDOWN"), "cluster", Verdict::Replace),
+            (OriginError::Down, "down", LinkState::Keep),
+            (OriginError::Timeout { within: Duration::from_millis(10) }, "timeout", LinkState::Replace),
+            (OriginError::BadReply, "reply", LinkState::Keep),
+            (OriginError::Broken("reset".into()), "io", LinkState::TakeOut),
+            (refused("LOADING"), "loading", LinkState::Keep),
+            (refused("READONLY"), "readonly", LinkState::TakeOut),
+            (refused("OOM"), "oom", LinkState::Keep),
+            (refused("MISCONF"), "other", LinkState::Keep),
+            (refused("NOAUTH"), "auth", LinkState::TakeOut),
+            (refused("NOPERM"), "auth", LinkState::Replace),
+            (refused("TRYAGAIN"), "cluster", LinkState::Keep),
+            (refused("CLUSTERDOWN"), "cluster", LinkState::Replace),
         ] {
             assert_eq!((error.reason(), error.verdict()), (reason, verdict), "{error}");
         }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use crate::regional::redis::backoff::Backoff;
 use crate::regional::redis::dial::dial;
-use crate::regional::redis::error::{OriginError, Verdict};
+use crate::regional::redis::error::{LinkState, OriginError};
 use crate::regional::redis::link::Link;
 use crate::settings::redis::RedisSettings;
 
@@ -138,11 +138,11 @@ impl Lanes {
     fn judge(&self, lane: Lane, live: &Live, error: &OriginError) {
         let is_young = live.since.elapsed() < DOUBTED_AFTER;
         match error.verdict() {
-            Verdict::Keep => {}
-            Verdict::Replace if is_young && matches!(error, OriginError::Timeout { .. }) => {}
+            LinkState::Keep => {}
+            LinkState::Replace if is_young && matches!(error, OriginError::Timeout { .. }) => {}
             // The other nodes of a Cluster may be well.
-            Verdict::TakeOut if !live.link.is_cluster() => self.take_out(lane, live.id, error),
-            Verdict::Replace | Verdict::TakeOut => {
+            LinkState::TakeOut if !live.link.is_cluster() => self.take_out(lane, live.id, error),
+            LinkState::Replace | LinkState::TakeOut => {
                 if !live.is_doubted.swap(true, Ordering::Relaxed) {
                     self.note(error);
                     self.is_lacking.notify_one();

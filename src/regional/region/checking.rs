@@ -4,15 +4,16 @@ use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
 
+use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::steps;
 use crate::engine::table::foreign::View;
-use crate::engine::{Asked, Inquiry};
+use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
-use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, UnderWay, random};
+use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay, random};
 use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
 use crate::rules::limit::Terms;
 
@@ -41,7 +42,7 @@ pub(super) struct CheckedAsk {
 }
 
 #[derive(Debug)]
-pub(super) struct Check {
+pub(super) struct CheckCall {
     pub(super) keys: Vec<CheckedKey>,
     pub(super) asks: Vec<CheckedAsk>,
     pub(super) call: Call,
@@ -102,7 +103,7 @@ impl Region {
                 let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
                     let sequences = part.cells.iter().map(|cell| cell.sequence).collect();
-                    let Asked { terms, is_cut_off, is_strict, .. } = *asked;
+                    let StoreQuestion { terms, is_cut_off, is_strict, .. } = *asked;
                     keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict, sequences });
                     parts.push(part);
                     parts.len() - 1
@@ -125,15 +126,15 @@ impl Region {
         }
         let call = self.call(state, charges, parts, wire_asks);
         let is_strict = keys.iter().any(|key| key.is_strict);
-        let check = Check { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
-        let id = self.enter_call(state, UnderWay::Check(check));
+        let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
+        let id = self.enter_call(state, UnderWay::CheckCall(check));
         // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         Outgoing { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.
-    fn judged_part(&self, origin: OriginKey, asked: &Asked, now: Now) -> Part {
+    fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> Part {
         let table = self.table();
         let key = asked.key.as_key();
         let hash = table.hash(&key);
@@ -144,7 +145,7 @@ impl Region {
                 shared.follow(&slot.counter);
                 let mut totals = shared.judged_totals(&slot.counter, &asked.terms);
                 if asked.is_cut_off {
-                    totals.iter_mut().for_each(|cell| cell.abroad = 0);
+                    totals.iter_mut().for_each(|cell| cell.foreign = 0);
                 }
                 part(origin, &asked.terms, &totals, look.now_ms, now.wall_ms)
             }
@@ -184,7 +185,7 @@ impl Region {
         effects
     }
 
-    fn is_paused(&self, asked: &Asked, now: Now) -> bool {
+    fn is_paused(&self, asked: &StoreQuestion, now: Now) -> bool {
         let table = self.table();
         let key = asked.key.as_key();
         let hash = table.hash(&key);
@@ -195,7 +196,7 @@ impl Region {
     }
 
     /// A check was answered: takes it over and tells everyone.
-    pub(super) fn checked(&self, state: &mut State, check: &Check, reply: &Reply, now: Now) -> Effects {
+    pub(super) fn checked(&self, state: &mut State, check: &CheckCall, reply: &Reply, now: Now) -> Effects {
         let mut admitted: Vec<u64> = vec![0; check.keys.len()];
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
@@ -222,17 +223,18 @@ impl Region {
             let jitter = random(state);
             let taken = self.with_slot(&key.key, &key.terms, now, |slot, shared| {
                 let cells = origin_cells(&key.sequences, heard);
-                let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now.moment());
+                let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now);
                 self.table().weigh(slot, Some(shared));
                 // The owner of strict limits is asked again as soon as memory does not deny any more.
                 if let Some(hits) = denied.filter(|_| !key.is_strict) {
-                    let view = View { counter: &mut slot.counter, abroad: shared.abroad(), is_cut_off: key.is_cut_off };
+                    let view =
+                        View { counter: &mut slot.counter, foreign: shared.foreign(), is_cut_off: key.is_cut_off };
                     let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
                     shared.pause(hits, wait_ms, now.mono_ms());
                 }
                 let left = has_read.then(|| {
-                    let (counter, abroad) = (&mut slot.counter, shared.abroad());
-                    View { counter, abroad, is_cut_off: key.is_cut_off }.look(&key.terms, now.wall_ms).available
+                    let (counter, foreign) = (&mut slot.counter, shared.foreign());
+                    View { counter, foreign, is_cut_off: key.is_cut_off }.look(&key.terms, now.wall_ms).available
                 });
                 (is_dirty, shared.holders(), left)
             });
@@ -261,7 +263,7 @@ impl Region {
                 }
                 if !waiting.is_background {
                     let outcome = match is_settled {
-                        true => AskOutcome::Settled(settled),
+                        true => AskOutcome::Answered(settled),
                         false => AskOutcome::Read(waiting.settled_by_reads()),
                     };
                     effects.told.push((ask.id, outcome));
@@ -277,7 +279,7 @@ impl Region {
     /// once.
     fn charge_here(&self, waiting: &Waiting, now: Now) {
         let over = waiting.groups_over();
-        let is_charged = |asked: &&Asked| {
+        let is_charged = |asked: &&StoreQuestion| {
             asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !over.contains(&quota))
         };
         for asked in waiting.inquiry.questions.iter().filter(is_charged) {
@@ -297,7 +299,7 @@ impl Region {
     }
 
     /// A check was not answered: memory decides, and those who wait try again.
-    pub(super) fn unchecked(&self, state: &mut State, check: &Check, now: Now) -> Effects {
+    pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
             self.with_slot(&key.key, &key.terms, now, |_, shared| shared.unreadable(now.mono_ms()));
@@ -315,7 +317,7 @@ impl Region {
         effects
     }
 
-    fn free(&self, state: &mut State, check: &Check, spacing_us: u64, now: Now) -> Effects {
+    fn free(&self, state: &mut State, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
         // Whoever waits for the spacing to pass must still have time to be answered.
@@ -327,7 +329,7 @@ impl Region {
     }
 
     /// Keys whose background read failed stay in the queue.
-    fn want_again(&self, inquiry: &Inquiry) {
+    fn want_again(&self, inquiry: &StoreRequest) {
         for asked in &inquiry.questions {
             let key = asked.key.as_key();
             let hash = self.table().hash(&key);
@@ -343,7 +345,7 @@ impl Region {
 
 /// The limit that the origin judges a question by: what of later checks on the key is counted already must not make it too
 /// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
-fn judged_limit(asked: &Asked, part: &Part) -> u64 {
+fn judged_limit(asked: &StoreQuestion, part: &Part) -> u64 {
     let newest = &part.cells[0];
     let own = match part.measure {
         Measure::Sum => part.cells.iter().fold(0, |sum: u64, told| sum.saturating_add(told.own)),

@@ -35,7 +35,7 @@ pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, n
             _ => totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms),
         },
         row: totals.row,
-        abroad: totals.abroad,
+        foreign: totals.foreign,
     };
     Part { key, window_ms, measure, cells: totals.iter().map(told).collect() }
 }

@@ -4,15 +4,16 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use crate::clock::Now;
 use crate::engine::decide::Why;
 use crate::engine::key::OwnedKey;
 use crate::engine::table::{Shard, SlotRef};
-use crate::engine::{Asked, Inquiry};
+use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
-use crate::regional::region::{Effects, Now, Operation, Outgoing, Region, State, UnderWay};
-use crate::regional::replay::{self, Batch, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US};
+use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay};
+use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 use crate::regional::wait_queue::Waiting;
 use crate::rules::policy::{Algorithm, Class};
 
@@ -29,7 +30,7 @@ enum Taken {
     Nothing,
     Part(Box<Part>),
     /// It has to be read before its totals mean anything.
-    Unseated(Box<Asked>),
+    Unseated(Box<StoreQuestion>),
 }
 
 impl Region {
@@ -101,7 +102,7 @@ impl Region {
             return Effects::default();
         }
         let mut effects = Effects::default();
-        let mut batch = Batch::default();
+        let mut batch = ReplayBatch::default();
         let mut kept = Vec::new();
         let mut pending_hits = 0;
         let mut reads = 0;
@@ -137,7 +138,7 @@ impl Region {
             self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
         let slot_of = |part: &Part| cluster_slot(&part.key);
-        for Batch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
+        for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
             let sequences = parts.iter().map(|part| part.cells.iter().map(|cell| cell.sequence).collect()).collect();
             let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
@@ -186,7 +187,7 @@ impl Region {
         }
         let key = slot.key();
         if !shared.is_seated() {
-            let asked = Asked {
+            let asked = StoreQuestion {
                 check: 0,
                 key: OwnedKey::new(&key, shared.is_sensitive, slot.is_global),
                 terms,
@@ -207,9 +208,9 @@ impl Region {
     }
 
     /// Reads a key that this process has hits for but does not know its field of. Nobody waits for it.
-    fn read_behind(&self, state: &mut State, asked: Asked, now: Now) -> Vec<Outgoing> {
+    fn read_behind(&self, state: &mut State, asked: StoreQuestion, now: Now) -> Vec<Outgoing> {
         let key = self.origin_key(&asked.key.as_key(), asked.key.is_sensitive);
-        let inquiry = Inquiry {
+        let inquiry = StoreRequest {
             store: self.store(),
             charges: true,
             is_strict: false,
@@ -238,7 +239,7 @@ impl Region {
             shared.is_in_flight = false;
             let terms = slot.terms();
             let cells = origin_cells(sequences, heard);
-            let is_dirty = shared.absorb(&mut slot.counter, &terms, &cells, 0, now.moment());
+            let is_dirty = shared.absorb(&mut slot.counter, &terms, &cells, 0, now);
             self.table().weigh(slot, Some(shared));
             if is_dirty || shared.is_wanted {
                 self.table().enqueue(at.shard, at.slot, shared, false);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::engine::peek::Peek;
-use crate::engine::reach::{Held, Reach};
+use crate::engine::reach::{Enforcement, Reach};
 use crate::request::typed::TypedDescriptor;
 use crate::request::{Descriptor, Hits, Refused, Request};
 use crate::rules::explain::explain as explain_rule;
@@ -54,12 +54,12 @@ impl Query {
 struct Explained {
     in_words: String,
     as_json: Value,
-    limits: Vec<Standing>,
+    limits: Vec<LimitState>,
 }
 
 /// How a limit stands.
 #[derive(Debug)]
-struct Standing {
+struct LimitState {
     limit: u32,
     window_ms: u64,
     name: String,
@@ -69,22 +69,22 @@ struct Standing {
     unheard: Option<&'static str>,
     is_known: bool,
     counted: u64,
-    abroad: u64,
+    foreign: u64,
     remaining: u64,
     fits: bool,
     frees_in_ms: Option<u64>,
     resets_in_ms: u64,
 }
 
-impl Standing {
-    fn of(peek: &Peek<'_>, service: &Service) -> Standing {
-        let Held { scope, on_outage, reach, is_cut_off, .. } = peek.held;
+impl LimitState {
+    fn of(peek: &Peek<'_>, service: &Service) -> LimitState {
+        let Enforcement { scope, on_outage, reach, is_cut_off, .. } = peek.held;
         let unheard = match reach {
             Reach::Strict(_) if service.is_out(reach) => Some("the owner of strict limits gives no answer"),
             _ if service.is_out(reach) => Some("Redis gives no answer"),
             _ => is_cut_off.then_some("other regions can't be heard"),
         };
-        Standing {
+        LimitState {
             scope,
             on_outage,
             unheard,
@@ -93,7 +93,7 @@ impl Standing {
             name: peek.limit.map_or_else(String::new, |limit| limit.name.to_string()),
             is_known: peek.is_known,
             counted: peek.counted,
-            abroad: peek.abroad,
+            foreign: peek.foreign,
             remaining: peek.remaining,
             fits: peek.fits,
             frees_in_ms: peek.frees_in_ms,
@@ -111,7 +111,7 @@ impl Standing {
             "outage": self.unheard,
             "is_known": self.is_known,
             "counted": self.counted,
-            "of_other_regions": self.abroad,
+            "of_other_regions": self.foreign,
             "remaining": self.remaining,
             "fits": self.fits,
             "frees_in_ms": self.frees_in_ms,
@@ -120,7 +120,7 @@ impl Standing {
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for LimitState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "now: {} of {} per {}", self.counted, self.limit, window(self.window_ms))?;
         if !self.name.is_empty() {
@@ -129,8 +129,8 @@ impl fmt::Display for Standing {
         if !self.is_known {
             write!(f, ", not counted before")?;
         }
-        if self.abroad > 0 {
-            write!(f, ", {} of them in other regions", self.abroad)?;
+        if self.foreign > 0 {
+            write!(f, ", {} of them in other regions", self.foreign)?;
         }
         let after = |ms: u64| humantime::format_duration(Duration::from_millis(ms)).to_string();
         match self.frees_in_ms {
@@ -149,7 +149,7 @@ impl Page {
     pub fn to_json(&self) -> Value {
         let descriptor = |explained: &Explained| {
             let mut document = explained.as_json.clone();
-            document["now"] = explained.limits.iter().map(Standing::to_json).collect();
+            document["now"] = explained.limits.iter().map(LimitState::to_json).collect();
             document
         };
         self.0.iter().map(descriptor).collect()
@@ -205,7 +205,7 @@ pub fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
         Explained {
             in_words: explanation.to_string(),
             as_json: explanation.to_json(),
-            limits: limits.iter().map(|peek| Standing::of(peek, service)).collect(),
+            limits: limits.iter().map(|peek| LimitState::of(peek, service)).collect(),
         }
     });
     Ok(Page(explained.collect()))

@@ -24,10 +24,10 @@ use crate::server::service::{NoAnswer, Service};
 
 /// The calls that wait, in the order in which they began to.
 #[derive(Debug, Default)]
-pub struct Arrivals(Mutex<Waiting>);
+pub struct Arrivals(Mutex<IncompleteCall>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct IncompleteCall {
     next: u64,
     calls: BTreeMap<u64, Call>,
     /// What all of them have reserved.
@@ -50,7 +50,7 @@ enum Scarce {
     Bytes,
 }
 
-impl Waiting {
+impl IncompleteCall {
     /// Ends the call that has waited longest. False if none waits.
     fn end_longest(&mut self, scarce: Scarce) -> bool {
         let is_asked = |call: &Call| scarce == Scarce::Bytes || call.gives_place;
@@ -85,23 +85,23 @@ impl Arrivals {
 /// A place among those that wait. Held to the end of the message: who sends a byte now and then does not become a newcomer
 /// by it.
 #[derive(Debug)]
-pub struct Place {
+pub struct CallSlot {
     service: Arc<Service>,
     number: u64,
     ended: oneshot::Receiver<Scarce>,
 }
 
-impl Place {
-    pub fn take(service: Arc<Service>) -> Place {
-        Place::new(service, true)
+impl CallSlot {
+    pub fn take(service: Arc<Service>) -> CallSlot {
+        CallSlot::new(service, true)
     }
 
     /// For a request to the HTTP port, which has few: it gives way only to others' bytes.
-    pub fn of_bytes(service: Arc<Service>) -> Place {
-        Place::new(service, false)
+    pub fn of_bytes(service: Arc<Service>) -> CallSlot {
+        CallSlot::new(service, false)
     }
 
-    fn new(service: Arc<Service>, gives_place: bool) -> Place {
+    fn new(service: Arc<Service>, gives_place: bool) -> CallSlot {
         let (end, ended) = oneshot::channel();
         let number = {
             let mut waiting = service.arrivals().0.lock();
@@ -110,7 +110,7 @@ impl Place {
             waiting.calls.insert(number, Call { end, bytes: 0, gives_place });
             number
         };
-        Place { service, number, ended }
+        CallSlot { service, number, ended }
     }
 
     /// Reserves the bytes of the call's message. If that is more than there may be, those give way that have waited longest,
@@ -132,7 +132,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CallSlot {
     fn drop(&mut self) {
         self.service.arrivals().leave(self.number);
     }
@@ -146,7 +146,7 @@ pub struct Arriving<B> {
     /// `None` for a call that holds no place while it waits.
     service: Option<Arc<Service>>,
     /// Taken at the first wait.
-    place: Option<Place>,
+    place: Option<CallSlot>,
 }
 
 impl<B> Arriving<B> {
@@ -173,7 +173,7 @@ where
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let Some(service) = &this.service else { return Poll::Pending };
-        let place = this.place.get_or_insert_with(|| Place::take(service.clone()));
+        let place = this.place.get_or_insert_with(|| CallSlot::take(service.clone()));
         place.poll_ended(context).map(|overload| Some(Err(grpc::status(&overload).into())))
     }
 
@@ -235,7 +235,7 @@ mod tests {
         let service = service::idle();
         let max = service.options().arriving_bytes_max;
         let context = &mut Context::from_waker(Waker::noop());
-        let mut places = [(); 4].map(|()| Place::take(service.clone()));
+        let mut places = [(); 4].map(|()| CallSlot::take(service.clone()));
         let [first, second, third, fourth] = &mut places;
         first.reserve(max / 2);
         second.reserve(max / 2);
@@ -250,7 +250,7 @@ mod tests {
         assert!([second, third, fourth].into_iter().all(|place| place.poll_ended(context).is_ready()));
         assert_eq!(service.arrivals().bytes(), 0);
         drop(places);
-        let place = Place::take(service.clone());
+        let place = CallSlot::take(service.clone());
         place.reserve(5);
         drop(place);
         assert_eq!(service.arrivals().bytes(), 0, "who has gone reserves nothing");

@@ -59,16 +59,16 @@ impl Incomplete {
 /// One that has to be waited for is kept in memory of its own, as much as it announces: a piece as it came may hold on to all
 /// that was read from the connection along with it.
 #[derive(Debug)]
-pub struct Reading {
+pub struct MessageReader {
     first: Bytes,
     /// All of it, once it has to be waited for.
     joined: Vec<u8>,
     bytes_max: usize,
 }
 
-impl Reading {
-    pub fn new(bytes_max: usize) -> Reading {
-        Reading { first: Bytes::new(), joined: Vec::new(), bytes_max }
+impl MessageReader {
+    pub fn new(bytes_max: usize) -> MessageReader {
+        MessageReader { first: Bytes::new(), joined: Vec::new(), bytes_max }
     }
 
     /// Reads what is there. Ready at the end of the call, or when there can't be a message any more.
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn read(pieces: &[&[u8]]) -> Result<Vec<u8>, Incomplete> {
-        let mut reading = Reading::new(4);
+        let mut reading = MessageReader::new(4);
         for piece in pieces {
             reading.push(Bytes::copy_from_slice(piece));
             reading.check()?;
@@ -187,14 +187,14 @@ mod tests {
     #[test]
     fn a_message_that_stalls_takes_what_it_announces_and_nothing_of_what_came_with_it() {
         let came_along = Bytes::from(vec![0; 64 * 1024]);
-        let mut reading = Reading::new(1000);
+        let mut reading = MessageReader::new(1000);
         reading.push(came_along.slice(..3));
         reading.keep();
         reading.push(Bytes::from_static(&[3, 0xe8, b'a']));
         assert_eq!(reading.check(), Ok(()));
         assert_eq!((reading.announced_bytes(), reading.joined.capacity()), (1005, 1005));
         assert!(came_along.is_unique(), "what was read along with it is free");
-        let mut reading = Reading::new(1000);
+        let mut reading = MessageReader::new(1000);
         reading.push(came_along.slice(..2));
         reading.push(Bytes::from_static(&[0xff, 0xff, 0xff]));
         assert_eq!(reading.check(), Err(Incomplete::Long { length: 0xff_ffff, max: 1000 }));

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http_body::Body;
 use thiserror::Error;
 
-use crate::server::grpc::incomplete_calls::Place;
+use crate::server::grpc::incomplete_calls::CallSlot;
 use crate::server::service::{NoAnswer, Service};
 
 /// Why there is no body.
@@ -49,7 +49,7 @@ struct Arriving<'a, B> {
     announced: usize,
     bytes_max: usize,
     /// Taken at the first wait.
-    place: Option<Place>,
+    place: Option<CallSlot>,
 }
 
 impl<B> Arriving<'_, B>
@@ -77,7 +77,7 @@ where
             // Even with all others gone there would be too little room.
             return Poll::Ready(Err(self.service.too_many_bytes().into()));
         }
-        let place = self.place.get_or_insert_with(|| Place::of_bytes(self.service.clone()));
+        let place = self.place.get_or_insert_with(|| CallSlot::of_bytes(self.service.clone()));
         place.reserve(reserved);
         place.poll_ended(context).map(|overload| Err(overload.into()))
     }

@@ -20,8 +20,8 @@ use tokio::time::{sleep_until, timeout};
 use crate::observe::outcome::Failure;
 use crate::server::grpc;
 use crate::server::grpc::call::{STALL_MAX, grpc_timeout, send_data, send_status};
-use crate::server::grpc::incomplete_calls::Place;
-use crate::server::grpc::message::{Incomplete, Reading};
+use crate::server::grpc::incomplete_calls::CallSlot;
+use crate::server::grpc::message::{Incomplete, MessageReader};
 use crate::server::rls::write::Answer;
 use crate::server::service::{Answered, InFlight, Later, Moment, NoAnswer, Service};
 
@@ -69,7 +69,7 @@ impl RateLimitCall {
         now: Moment,
         context: &mut Context<'_>,
     ) -> Instant {
-        let mut reading = Reading::new(message_bytes_max);
+        let mut reading = MessageReader::new(message_bytes_max);
         match reading.poll(&mut self.body, context) {
             Poll::Ready(Ok(())) => self.decide(service, reading, now, None),
             Poll::Ready(Err(incomplete)) => self.give_up(service, &incomplete, now.instant),
@@ -90,9 +90,9 @@ impl RateLimitCall {
     }
 
     /// Waits for the rest of the message.
-    async fn read_on(mut self, service: Arc<Service>, mut reading: Reading, in_flight: InFlight) {
+    async fn read_on(mut self, service: Arc<Service>, mut reading: MessageReader, in_flight: InFlight) {
         let read = {
-            let mut place = Place::take(service.clone());
+            let mut place = CallSlot::take(service.clone());
             let mut late = pin!(sleep_until(self.deadline().into()));
             let mut reserved = 0;
             poll_fn(|context| {
@@ -117,7 +117,13 @@ impl RateLimitCall {
         };
     }
 
-    fn decide(self, service: &Arc<Service>, reading: Reading, now: Moment, in_flight: Option<InFlight>) -> Instant {
+    fn decide(
+        self,
+        service: &Arc<Service>,
+        reading: MessageReader,
+        now: Moment,
+        in_flight: Option<InFlight>,
+    ) -> Instant {
         let message = match reading.message() {
             Ok(message) => message,
             Err(incomplete) => return self.give_up(service, &incomplete, now.instant),
@@ -138,7 +144,7 @@ impl RateLimitCall {
     }
 
     /// Waits for Redis, for as long as anyone wants to know.
-    async fn wait(mut self, service: Arc<Service>, reading: Reading, later: Later, in_flight: Option<InFlight>) {
+    async fn wait(mut self, service: Arc<Service>, reading: MessageReader, later: Later, in_flight: Option<InFlight>) {
         let _in_flight = in_flight;
         let answered = {
             // It has been looked at before: there is one.

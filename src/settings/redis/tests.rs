@@ -36,7 +36,7 @@ fn no_url_is_no_redis() {
 #[test]
 fn defaults_are_those_of_the_documentation() {
     let settings = settings("--redis-url redis:6379");
-    assert_eq!(settings.place, Place::Single(Node { host: "redis".into(), port: 6379 }));
+    assert_eq!(settings.place, RedisTarget::Single(Node { host: "redis".into(), port: 6379 }));
     assert_eq!((settings.login, settings.tls, settings.sentinel_login), (Login::None, None, None));
     assert_eq!((settings.database, settings.slack), (0, 100));
     assert_eq!(settings.connect_timeout, Duration::from_secs(1));
@@ -47,7 +47,7 @@ fn defaults_are_those_of_the_documentation() {
 fn types_are_taken_in_any_case() {
     for text in ["cluster", "CLUSTER", "Cluster"] {
         let settings = settings(&format!("--redis-url a:1,b:2 --redis-type {text} --redis-socket-type TCP"));
-        assert!(matches!(settings.place, Place::Cluster(nodes) if nodes.len() == 2));
+        assert!(matches!(settings.place, RedisTarget::Cluster(nodes) if nodes.len() == 2));
     }
     let sentinel = settings("--redis-url m,a:1 --redis-type sentinel --redis-sentinel-auth s:t --redis-auth p");
     assert_eq!(sentinel.sentinel_login, Some(Credentials::parse("s:t")));

@@ -28,7 +28,7 @@ fn a_server_is_a_host_and_port_or_a_url() {
         ("redis://[fd00::1]:7", "fd00::1", 7, "[fd00::1]:7"),
     ] {
         let address = single(text).unwrap();
-        assert_eq!(address.place, Place::Single(node(host, port)), "{text}");
+        assert_eq!(address.place, RedisTarget::Single(node(host, port)), "{text}");
         assert_eq!(address.place.to_string(), shown);
         assert_eq!((address.database, address.credentials, address.is_tls), (0, None, false), "{text}");
     }
@@ -37,7 +37,7 @@ fn a_server_is_a_host_and_port_or_a_url() {
 #[test]
 fn a_url_may_say_who_where_and_how() {
     let address = single("rediss://edge:p%40ss%2Fw@cache.test:6390/3").unwrap();
-    assert_eq!(address.place, Place::Single(node("cache.test", 6390)));
+    assert_eq!(address.place, RedisTarget::Single(node("cache.test", 6390)));
     assert_eq!((address.database, address.is_tls), (3, true));
     let credentials = address.credentials.unwrap();
     assert_eq!((credentials.user.as_deref(), credentials.password.expose()), (Some("edge"), "p@ss/w"));
@@ -48,14 +48,14 @@ fn a_url_may_say_who_where_and_how() {
 #[test]
 fn a_unix_socket_is_a_path() {
     for text in ["/run/redis.sock", "unix:///run/redis.sock", "redis+unix:///run/redis.sock", "unix:/run/redis.sock"] {
-        assert_eq!(single(text).unwrap().place, Place::Unix("/run/redis.sock".into()), "{text}");
+        assert_eq!(single(text).unwrap().place, RedisTarget::Unix("/run/redis.sock".into()), "{text}");
     }
     let typed = |text, socket| RedisAddress::parse(text, RedisType::Single, Some(socket));
-    assert_eq!(typed("redis.sock", SocketType::Unix).unwrap().place, Place::Unix("redis.sock".into()));
-    assert_eq!(typed("./redis.sock", SocketType::Unix).unwrap().place, Place::Unix("./redis.sock".into()));
+    assert_eq!(typed("redis.sock", SocketType::Unix).unwrap().place, RedisTarget::Unix("redis.sock".into()));
+    assert_eq!(typed("./redis.sock", SocketType::Unix).unwrap().place, RedisTarget::Unix("./redis.sock".into()));
     // The form says more than the type, whose default is `unix` in envoyproxy/ratelimit.
-    assert_eq!(typed("redis:6379", SocketType::Unix).unwrap().place, Place::Single(node("redis", 6379)));
-    assert_eq!(typed("/run/x", SocketType::Tcp).unwrap().place, Place::Unix("/run/x".into()));
+    assert_eq!(typed("redis:6379", SocketType::Unix).unwrap().place, RedisTarget::Single(node("redis", 6379)));
+    assert_eq!(typed("/run/x", SocketType::Tcp).unwrap().place, RedisTarget::Unix("/run/x".into()));
     assert_eq!(single(&format!("/{}", "x".repeat(107))), Err(AddressError::PathTooLong(108)));
     assert!(matches!(single("/run/"), Err(AddressError::Form(_))));
 }
@@ -63,7 +63,7 @@ fn a_unix_socket_is_a_path() {
 #[test]
 fn a_cluster_is_a_list() {
     let address = cluster("a:1, [::1]:2,,c:3").unwrap();
-    assert_eq!(address.place, Place::Cluster(vec![node("a", 1), node("::1", 2), node("c", 3)]));
+    assert_eq!(address.place, RedisTarget::Cluster(vec![node("a", 1), node("::1", 2), node("c", 3)]));
     assert_eq!(address.place.to_string(), "cluster a:1,[::1]:2,c:3");
     let address = cluster("rediss://u:p@a:1,rediss://u:p@b:2").unwrap();
     assert!(address.is_tls && address.credentials.is_some());
@@ -79,7 +79,7 @@ fn a_cluster_is_a_list() {
 fn sentinels_come_after_the_name() {
     let address = sentinel("mymaster,s1:26379,s2:26379").unwrap();
     let sentinels = vec![node("s1", 26379), node("s2", 26379)];
-    assert_eq!(address.place, Place::Sentinel { master: "mymaster".into(), sentinels });
+    assert_eq!(address.place, RedisTarget::Sentinel { master: "mymaster".into(), sentinels });
     assert_eq!(address.place.to_string(), "mymaster of the sentinels s1:26379,s2:26379");
     assert!(sentinel("rediss://mymaster,rediss://s1:1").unwrap().is_tls);
     assert!(sentinel("mymaster,rediss://s1:1").unwrap().is_tls);

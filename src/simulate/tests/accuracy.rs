@@ -4,7 +4,7 @@ use super::{SECOND_US, load, loaded};
 use crate::engine::{Engine, Modes};
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use crate::rules::{Options, Ruleset, Source};
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{START_MS, Setup, World};
 
 const WINDOW_MS: u64 = 10_000;
@@ -118,14 +118,14 @@ fn an_idle_process_learns_before_it_decides() {
     let setup = Setup::new(3, 3, "{requests_per_unit: 162000, window: 1h}");
     let mut world = World::new(setup);
     for n in 0..160 {
-        world.request_at(10_000 + n * 10_000, (n % 2) as usize, Asked { key: 0, hits: 1000 });
+        world.request_at(10_000 + n * 10_000, (n % 2) as usize, KeyHits { key: 0, hits: 1000 });
     }
-    world.request_at(1_000, 2, Asked { key: 0, hits: 1 });
+    world.request_at(1_000, 2, KeyHits { key: 0, hits: 1 });
     for n in 0..10 {
-        world.request_at(10 * SECOND_US + n * 1000, 2, Asked { key: 0, hits: 1500 });
+        world.request_at(10 * SECOND_US + n * 1000, 2, KeyHits { key: 0, hits: 1500 });
     }
     for n in 0..5 {
-        world.request_at(11 * SECOND_US + n * 1000, 2, Asked { key: 0, hits: 1 });
+        world.request_at(11 * SECOND_US + n * 1000, 2, KeyHits { key: 0, hits: 1 });
     }
     world.run_until(15 * SECOND_US);
     let late: Vec<u64> =

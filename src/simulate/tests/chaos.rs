@@ -2,7 +2,7 @@
 
 use super::SECOND_US;
 use crate::simulate::faults::{Fault, Network, Plant};
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 pub(super) const SEEDS: u64 = 2_000;
@@ -37,7 +37,7 @@ pub(super) fn run(seed: u64, kind: Kind, plant: Option<Plant>) -> World {
         let process = world.random().below(processes) as usize;
         let key = world.random().below(KEYS) as usize;
         let hits = 1 + world.random().below(4) as i64;
-        world.request_at(at_us, process, Asked { key, hits });
+        world.request_at(at_us, process, KeyHits { key, hits });
     }
     for _ in 0..3 {
         let at_us = 100_000 + world.random().below(3 * SECOND_US);
@@ -104,13 +104,13 @@ fn everyone_agrees_in_the_end() {
         // A look at every key by every process: the views are read again.
         for process in 0..world.processes.len() {
             for key in 0..KEYS as usize {
-                world.request_at(10 * SECOND_US, process, Asked { key, hits: 1 });
+                world.request_at(10 * SECOND_US, process, KeyHits { key, hits: 1 });
             }
         }
         world.run_until(20 * SECOND_US);
         for key in 0..KEYS as usize {
             for process in 0..world.processes.len() {
-                world.request_at(20 * SECOND_US, process, Asked { key, hits: 1 });
+                world.request_at(20 * SECOND_US, process, KeyHits { key, hits: 1 });
             }
         }
         world.run_until(30 * SECOND_US);

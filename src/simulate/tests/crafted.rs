@@ -1,7 +1,7 @@
 //! Schedules made to exploit what processes do not know of each other: the slack is the most that they can gain.
 
 use super::SECOND_US;
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 fn setup(seed: u64, processes: usize) -> Setup {
@@ -21,13 +21,13 @@ fn stale_views_then_one_takes_all_then_everyone_at_once() {
     for (seed, processes) in [(1, 9), (2, 9), (3, 100)] {
         let mut world = World::new(setup(seed, processes));
         for process in 0..processes {
-            world.request_at(10_000 + process as u64 * 100, process, Asked { key: 0, hits: 1 });
+            world.request_at(10_000 + process as u64 * 100, process, KeyHits { key: 0, hits: 1 });
         }
         for n in 0..900 {
-            world.request_at(60_000 + n * 10, 0, Asked { key: 0, hits: 1 });
+            world.request_at(60_000 + n * 10, 0, KeyHits { key: 0, hits: 1 });
         }
         for n in 0..3000u64 {
-            world.request_at(75_000 + n, (n % processes as u64) as usize, Asked { key: 0, hits: 1 });
+            world.request_at(75_000 + n, (n % processes as u64) as usize, KeyHits { key: 0, hits: 1 });
         }
         world.run_until(9 * SECOND_US);
         check(&world, &format!("stale views, {processes} processes"));
@@ -42,7 +42,7 @@ fn turns() {
             let mut world = World::new(setup(turn, processes));
             for n in 0..3000u64 {
                 let process = (n / turn) % processes as u64;
-                world.request_at(20_000 + n * 20, process as usize, Asked { key: 0, hits: 1 });
+                world.request_at(20_000 + n * 20, process as usize, KeyHits { key: 0, hits: 1 });
             }
             world.run_until(9 * SECOND_US);
             check(&world, &format!("turns of {turn}, {processes} processes"));
@@ -56,7 +56,7 @@ fn all_at_once_on_a_cold_key() {
     for processes in [9usize, 100] {
         let mut world = World::new(setup(9, processes));
         for n in 0..5000u64 {
-            world.request_at(20_000 + n / 100, (n % processes as u64) as usize, Asked { key: 0, hits: 1 });
+            world.request_at(20_000 + n / 100, (n % processes as u64) as usize, KeyHits { key: 0, hits: 1 });
         }
         world.run_until(9 * SECOND_US);
         check(&world, &format!("all at once, {processes} processes"));

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{SECOND_US, chaos, policy};
 use crate::simulate::faults::{Fault, Network, Way};
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 const RECORDED: &str = include_str!("digests.txt");
@@ -42,7 +42,7 @@ fn anything(seed: u64) -> World {
         let at_us = 10_000 + world.random().below(25 * SECOND_US);
         let (process, key) = (world.random().below(processes) as usize, world.random().below(6) as usize);
         let hits = if world.random().permille(100) { -3 } else { 1 + world.random().below(3) as i64 };
-        world.request_at(at_us, process, Asked { key, hits });
+        world.request_at(at_us, process, KeyHits { key, hits });
     }
     for _ in 0..4 {
         let at_us = SECOND_US + world.random().below(15 * SECOND_US);

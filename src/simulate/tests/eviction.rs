@@ -2,12 +2,13 @@
 //! forgotten here.
 
 use super::SECOND_US;
+use crate::clock::Now;
 use crate::regional::model::Origin;
-use crate::regional::region::{Effects, Now};
+use crate::regional::region::Effects;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::faults::Network;
-use crate::simulate::process::{Asked, Became, Process, Start};
+use crate::simulate::process::{Became, KeyHits, Process, Start};
 use crate::simulate::world::{START_MS, Setup, World};
 
 const KEYS_MAX: usize = 8;
@@ -25,10 +26,10 @@ fn setup(seed: u64, limit: u32) -> Setup {
 fn round(world: &mut World, number: u64, hits: i64) {
     let from_us = number * ROUND_US + 10_000;
     for process in 0..2 {
-        world.request_at(from_us + process as u64 * SECOND_US, process, Asked { key: 0, hits });
+        world.request_at(from_us + process as u64 * SECOND_US, process, KeyHits { key: 0, hits });
         for other in 1..=OTHERS {
             let at_us = from_us + 3 * SECOND_US + other as u64 * 250_000;
-            world.request_at(at_us, process, Asked { key: other, hits: 1 });
+            world.request_at(at_us, process, KeyHits { key: other, hits: 1 });
         }
     }
     world.run_until((number + 1) * ROUND_US);
@@ -106,7 +107,7 @@ impl Pair {
 
     /// Asks until it is answered. Says whether it was admitted, and what each call was for.
     fn ask(&mut self, key: usize) -> (bool, Vec<&'static str>) {
-        let asked = Asked { key, hits: 1 };
+        let asked = KeyHits { key, hits: 1 };
         self.now = Now { wall_ms: self.now.wall_ms + 100, mono_us: self.now.mono_us + 100_000 };
         let until_us = self.now.mono_us + 10_000;
         let (mut became, mut effects) = self.process.request(&self.ruleset, asked, until_us, self.now);

@@ -2,7 +2,7 @@
 
 use super::{SECOND_US, load};
 use crate::simulate::faults::{Fault, Network, Way};
-use crate::simulate::process::{Asked, region_name};
+use crate::simulate::process::{KeyHits, region_name};
 use crate::simulate::world::{Setup, World};
 
 const WINDOW_MS: u64 = 60_000;
@@ -53,11 +53,11 @@ fn ten_regions_stay_near_the_limit_under_five_times_the_load() {
 #[test]
 fn what_two_regions_used_is_denied_in_the_third() {
     let mut world = World::new(Setup { regions: 3, ..Setup::new(5, 2, "{requests_per_unit: 20, unit: hour}") });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 12 });
-    world.request_at(SECOND_US, 2, Asked { key: 0, hits: 11 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 12 });
+    world.request_at(SECOND_US, 2, KeyHits { key: 0, hits: 11 });
     for process in [4, 5] {
-        world.request_at(5 * SECOND_US, process, Asked { key: 0, hits: 1 });
-        world.request_at(5 * SECOND_US, process, Asked { key: 1, hits: 1 });
+        world.request_at(5 * SECOND_US, process, KeyHits { key: 0, hits: 1 });
+        world.request_at(5 * SECOND_US, process, KeyHits { key: 1, hits: 1 });
     }
     world.run_until(6 * SECOND_US);
     let admitted: Vec<(usize, u64)> = world.oracle.admitted.iter().map(|it| (it.key, it.hits)).collect();
@@ -67,11 +67,11 @@ fn what_two_regions_used_is_denied_in_the_third() {
 #[test]
 fn quiet_keys_and_denied_requests_make_no_row() {
     let mut world = World::new(Setup { regions: 3, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 1 });
-    world.request_at(SECOND_US, 0, Asked { key: 1, hits: 101 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 1 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 1, hits: 101 });
     world.run_until(10 * SECOND_US);
     assert_eq!(world.rows.rows(), 0);
-    world.request_at(10 * SECOND_US, 0, Asked { key: 0, hits: 60 });
+    world.request_at(10 * SECOND_US, 0, KeyHits { key: 0, hits: 60 });
     world.run_until(20 * SECOND_US);
     assert_eq!((world.rows.rows(), world.rows.total("region-0").hits), (1, 61));
     // Everyone has imported it, and nobody publishes it as its own, or again.
@@ -84,11 +84,11 @@ fn quiet_keys_and_denied_requests_make_no_row() {
 #[test]
 fn refunds_reach_the_other_regions() {
     let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 80 });
-    world.request_at(5 * SECOND_US, 1, Asked { key: 0, hits: -50 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 80 });
+    world.request_at(5 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });
     world.run_until(10 * SECOND_US);
-    world.request_at(10 * SECOND_US, 2, Asked { key: 0, hits: 70 });
-    world.request_at(10 * SECOND_US, 3, Asked { key: 0, hits: 1 });
+    world.request_at(10 * SECOND_US, 2, KeyHits { key: 0, hits: 70 });
+    world.request_at(10 * SECOND_US, 3, KeyHits { key: 0, hits: 1 });
     world.run_until(20 * SECOND_US);
     let late: Vec<u64> = world.oracle.admitted.iter().skip(1).map(|it| it.hits).collect();
     assert_eq!(late, [70], "30 are left of 80, and one more does not fit");
@@ -98,11 +98,11 @@ fn refunds_reach_the_other_regions() {
 #[test]
 fn a_refund_counts_at_home_before_others_hear_of_it() {
     let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 90 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 90 });
     world.fault_at(5 * SECOND_US, Fault::Partition { region: 0, way: Way::Both, for_us: 1000 * SECOND_US });
-    world.request_at(6 * SECOND_US, 1, Asked { key: 0, hits: -50 });
-    world.request_at(7 * SECOND_US, 1, Asked { key: 0, hits: 60 });
-    world.request_at(8 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(6 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });
+    world.request_at(7 * SECOND_US, 1, KeyHits { key: 0, hits: 60 });
+    world.request_at(8 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
     world.run_until(10 * SECOND_US);
     let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
     assert_eq!(admitted, [90, 60]);
@@ -113,12 +113,12 @@ fn a_refund_counts_at_home_before_others_hear_of_it() {
 #[test]
 fn the_own_row_holds_a_region_that_lost_its_origin() {
     let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 90 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 90 });
     world.fault_at(5 * SECOND_US, Fault::LoseData { region: 0 });
     world.fault_at(5 * SECOND_US, Fault::Crash { process: 0 });
     world.fault_at(5 * SECOND_US, Fault::Crash { process: 1 });
-    world.request_at(10 * SECOND_US, 1, Asked { key: 0, hits: 11 });
-    world.request_at(11 * SECOND_US, 1, Asked { key: 0, hits: 10 });
+    world.request_at(10 * SECOND_US, 1, KeyHits { key: 0, hits: 11 });
+    world.request_at(11 * SECOND_US, 1, KeyHits { key: 0, hits: 10 });
     world.run_until(20 * SECOND_US);
     let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
     assert_eq!(admitted, [90, 10], "a lower bound");
@@ -132,8 +132,8 @@ fn the_own_row_holds_a_region_that_lost_its_origin() {
 fn a_row_that_is_committed_late_reaches_the_other_regions() {
     let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 1, "{requests_per_unit: 20, unit: hour}") });
     world.fault_at(3 * SECOND_US, Fault::Stall { for_us: 12 * SECOND_US });
-    world.request_at(4 * SECOND_US, 0, Asked { key: 0, hits: 18 });
-    world.request_at(22 * SECOND_US, 1, Asked { key: 0, hits: 3 });
+    world.request_at(4 * SECOND_US, 0, KeyHits { key: 0, hits: 18 });
+    world.request_at(22 * SECOND_US, 1, KeyHits { key: 0, hits: 3 });
     world.run_until(25 * SECOND_US);
     let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
     assert_eq!(admitted, [18], "and none of the other region, where two are left");
@@ -156,7 +156,7 @@ fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
             let at_us = 10_000 + world.random().below(20 * SECOND_US);
             let (process, key) = (world.random().below(processes) as usize, world.random().below(KEYS as u64) as usize);
             let hits = 1 + world.random().below(5) as i64;
-            world.request_at(at_us, process, Asked { key, hits });
+            world.request_at(at_us, process, KeyHits { key, hits });
         }
         let mut is_skewed = false;
         let mut faults = Vec::new();
@@ -218,8 +218,8 @@ fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
         let processes = world.processes.len();
         for process in 0..processes {
             for key in 0..KEYS {
-                world.request_at(40 * SECOND_US, process, Asked { key, hits: 1 });
-                world.request_at(46 * SECOND_US, process, Asked { key, hits: 1 });
+                world.request_at(40 * SECOND_US, process, KeyHits { key, hits: 1 });
+                world.request_at(46 * SECOND_US, process, KeyHits { key, hits: 1 });
             }
         }
         world.run_until(52 * SECOND_US);
@@ -240,7 +240,7 @@ fn rows_follow_hot_keys_not_requests() {
     for n in 0..20_000u64 {
         let process = world.random().below(6) as usize;
         let key = if n % 10 == 0 { 0 } else { 1 + world.random().below(1000) as usize };
-        world.request_at(10_000 + n * 2_000, process, Asked { key, hits: 1 });
+        world.request_at(10_000 + n * 2_000, process, KeyHits { key, hits: 1 });
     }
     world.run_until(45 * SECOND_US);
     assert_eq!(world.rows.rows(), 3, "the hot key, of every region");
@@ -259,12 +259,12 @@ fn keys_that_come_and_go_do_not_lose_what_others_have_counted() {
         let mut world = World::new(Setup { regions: 2, keys_max: 16, ..Setup::new(seed, 1, limit) });
         // One after the other, with time to tell of each: no region has room for all of them.
         for key in 0..KEYS {
-            world.request_at((1 + 2 * key as u64) * SECOND_US, 0, Asked { key, hits: 90 });
+            world.request_at((1 + 2 * key as u64) * SECOND_US, 0, KeyHits { key, hits: 90 });
         }
         world.run_until(100 * SECOND_US);
         // The other region comes by three times. The first request on a key may find it unknown; the second does not.
         for turn in 0..3 * KEYS as u64 {
-            let asked = Asked { key: turn as usize % KEYS, hits: 4 };
+            let asked = KeyHits { key: turn as usize % KEYS, hits: 4 };
             world.request_at((100 + 4 * turn) * SECOND_US, 1, asked);
             world.request_at((103 + 4 * turn) * SECOND_US, 1, asked);
         }

@@ -2,7 +2,7 @@
 
 use super::{SECOND_US, load};
 use crate::simulate::faults::{Fault, Network};
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 #[test]
@@ -64,17 +64,17 @@ fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {
 fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
     let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute}"));
     for n in 0..100 {
-        world.request_at(100_000 + n * 10_000, if n < 40 { 0 } else { 1 }, Asked { key: 0, hits: 1 });
+        world.request_at(100_000 + n * 10_000, if n < 40 { 0 } else { 1 }, KeyHits { key: 0, hits: 1 });
     }
     world.run_until(2 * SECOND_US);
     assert_eq!(world.oracle.total(0), 100);
     world.processes[0].skew_ms = 3_600_000;
-    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(3 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
     world.run_until(4 * SECOND_US);
     assert_eq!(world.oracle.total(0), 101, "in another window");
     world.processes[0].skew_ms = 0;
     for n in 0..50 {
-        world.request_at(5 * SECOND_US + n * 10_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(5 * SECOND_US + n * 10_000, 0, KeyHits { key: 0, hits: 1 });
     }
     world.run_until(8 * SECOND_US);
     assert_eq!(world.oracle.total(0), 101);
@@ -84,15 +84,15 @@ fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
 #[test]
 fn refunds_find_their_charge() {
     let mut world = World::new(Setup::new(5, 3, "{requests_per_unit: 1000, window: 1h}"));
-    world.request_at(10_000, 1, Asked { key: 0, hits: 1 });
-    world.request_at(20_000, 0, Asked { key: 0, hits: 900 });
+    world.request_at(10_000, 1, KeyHits { key: 0, hits: 1 });
+    world.request_at(20_000, 0, KeyHits { key: 0, hits: 900 });
     // One that saw the key before the charge, one that never saw it.
-    world.request_at(21_000, 1, Asked { key: 0, hits: -300 });
-    world.request_at(200_000, 2, Asked { key: 0, hits: -400 });
+    world.request_at(21_000, 1, KeyHits { key: 0, hits: -300 });
+    world.request_at(200_000, 2, KeyHits { key: 0, hits: -400 });
     world.run_until(2 * SECOND_US);
     assert_eq!(world.origin_total(), (901, 700));
-    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 799 });
-    world.request_at(3 * SECOND_US + 500_000, 2, Asked { key: 0, hits: 1 });
+    world.request_at(3 * SECOND_US, 0, KeyHits { key: 0, hits: 799 });
+    world.request_at(3 * SECOND_US + 500_000, 2, KeyHits { key: 0, hits: 1 });
     world.run_until(5 * SECOND_US);
     assert_eq!(world.oracle.admitted.len(), 3, "{:?}", world.oracle.admitted);
     assert_eq!(world.oracle.denied, 1);
@@ -105,19 +105,19 @@ fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
     world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 5 * SECOND_US });
     // Until nothing is told any more.
     for n in 0..200 {
-        world.request_at(SECOND_US + n * 10_000, 0, Asked { key: 1 + n as usize, hits: 1 });
+        world.request_at(SECOND_US + n * 10_000, 0, KeyHits { key: 1 + n as usize, hits: 1 });
     }
-    world.request_at(4 * SECOND_US, 0, Asked { key: 0, hits: -5 });
+    world.request_at(4 * SECOND_US, 0, KeyHits { key: 0, hits: -5 });
     for n in 0..6 {
-        world.request_at(4 * SECOND_US + 500_000 + n * 1_000, 0, Asked { key: 0, hits: 1 });
-        world.request_at(9 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(4 * SECOND_US + 500_000 + n * 1_000, 0, KeyHits { key: 0, hits: 1 });
+        world.request_at(9 * SECOND_US + n * 1_000, 0, KeyHits { key: 0, hits: 1 });
     }
     world.run_until(12 * SECOND_US);
     assert_eq!((world.oracle.total(0), world.oracle.denied), (5, 7));
     // What is given back of those is there again.
-    world.request_at(13 * SECOND_US, 0, Asked { key: 0, hits: -2 });
-    world.request_at(14 * SECOND_US, 0, Asked { key: 0, hits: 2 });
-    world.request_at(15 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(13 * SECOND_US, 0, KeyHits { key: 0, hits: -2 });
+    world.request_at(14 * SECOND_US, 0, KeyHits { key: 0, hits: 2 });
+    world.request_at(15 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
     world.run_until(17 * SECOND_US);
     assert_eq!((world.oracle.total(0), world.oracle.denied), (7, 8));
 }
@@ -125,10 +125,10 @@ fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
 #[test]
 fn a_refund_is_never_banked() {
     let mut world = World::new(Setup::new(6, 2, "{requests_per_unit: 10, window: 1h}"));
-    world.request_at(10_000, 0, Asked { key: 0, hits: 4 });
-    world.request_at(300_000, 1, Asked { key: 0, hits: -100 });
-    world.request_at(SECOND_US, 0, Asked { key: 0, hits: 10 });
-    world.request_at(2 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    world.request_at(10_000, 0, KeyHits { key: 0, hits: 4 });
+    world.request_at(300_000, 1, KeyHits { key: 0, hits: -100 });
+    world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 10 });
+    world.request_at(2 * SECOND_US, 1, KeyHits { key: 0, hits: 1 });
     world.run_until(4 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
 }
@@ -141,15 +141,15 @@ fn a_failover_to_an_older_copy_does_not_forget_what_the_dead_had_told() {
         setup.slack_permille = 0;
         let mut world = World::new(setup);
         // Before the copy, after it, and when another has heard of it.
-        world.request_at(500_000, 1, Asked { key: 0, hits: 1 });
-        world.request_at(SECOND_US + 500 * seed, 0, Asked { key: 0, hits: 12 });
-        world.request_at(SECOND_US + 100_000, 1, Asked { key: 0, hits: 3 });
+        world.request_at(500_000, 1, KeyHits { key: 0, hits: 1 });
+        world.request_at(SECOND_US + 500 * seed, 0, KeyHits { key: 0, hits: 12 });
+        world.request_at(SECOND_US + 100_000, 1, KeyHits { key: 0, hits: 3 });
         world.fault_at(SECOND_US + 150_000, Fault::Crash { process: 0 });
         world.fault_at(SECOND_US + 200_000, Fault::Failover { region: 0, back_us: 300_000 });
         world.run_until(3 * SECOND_US);
         assert_eq!(world.origin_total(), (16, 0), "seed {seed}");
-        world.request_at(3 * SECOND_US, 2, Asked { key: 0, hits: 5 });
-        world.request_at(4 * SECOND_US, 2, Asked { key: 0, hits: 4 });
+        world.request_at(3 * SECOND_US, 2, KeyHits { key: 0, hits: 5 });
+        world.request_at(4 * SECOND_US, 2, KeyHits { key: 0, hits: 4 });
         world.run_until(6 * SECOND_US);
         let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
         assert_eq!(admitted, [1, 12, 3, 4], "seed {seed}");
@@ -163,14 +163,14 @@ fn the_debt_of_a_bucket_is_forgiven_after_some_windows() {
     let mut world = World::new(Setup::new(3, 2, limit));
     for n in 0..100 {
         let process = (n % 2) as usize;
-        world.request_at(SECOND_US + n * 20_000, process, Asked { key: 0, hits: 1_000_000_000 });
+        world.request_at(SECOND_US + n * 20_000, process, KeyHits { key: 0, hits: 1_000_000_000 });
     }
     world.run_until(4 * SECOND_US);
     let (level, _) = world.origin_levels();
     assert!((150..=200).contains(&level), "ten times the limit and the burst: {level}");
     // 200 drain in 20 seconds.
-    world.request_at(5 * SECOND_US, 0, Asked { key: 0, hits: 1 });
-    world.request_at(24 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+    world.request_at(5 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
+    world.request_at(24 * SECOND_US, 1, KeyHits { key: 0, hits: 1 });
     world.run_until(26 * SECOND_US);
     let admitted: Vec<u64> = world.oracle.admitted.iter().map(|it| it.hits).collect();
     assert_eq!(admitted, [1]);
@@ -191,13 +191,13 @@ fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
             let at_us = 10_000 + world.random().below(MINUTES * 60 * SECOND_US);
             let process = world.random().below(3) as usize;
             let hits = 1 + world.random().below(4) as i64;
-            world.request_at(at_us, process, Asked { key: 0, hits });
+            world.request_at(at_us, process, KeyHits { key: 0, hits });
         }
         for n in 0..12 * MINUTES {
             world.fault_at((5 * n + 4) * SECOND_US, Fault::Crash { process: (n % 2) as usize });
         }
         for (at_us, hits) in [(SECOND_US, 7), (2 * SECOND_US, 5), (MINUTES * 60 * SECOND_US, 11)] {
-            world.request_at(at_us, 3, Asked { key: 0, hits });
+            world.request_at(at_us, 3, KeyHits { key: 0, hits });
         }
         world.fault_at(MINUTES * 60 * SECOND_US + 2 * SECOND_US, Fault::Calm);
         world.run_until((MINUTES * 60 + 10) * SECOND_US);
@@ -220,7 +220,7 @@ fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
 fn a_bucket_that_drained_during_an_outage_is_not_filled_again() {
     let mut world = World::new(Setup::new(7, 2, "{requests_per_unit: 100, window: 10s, algorithm: gcra, burst: 10}"));
     for n in 0..160 {
-        world.request_at(100_000 + n * SECOND_US / 8, (n % 2) as usize, Asked { key: 0, hits: 1 });
+        world.request_at(100_000 + n * SECOND_US / 8, (n % 2) as usize, KeyHits { key: 0, hits: 1 });
     }
     world.fault_at(5 * SECOND_US, Fault::Freeze { region: 0, for_us: 6 * SECOND_US });
     world.run_until(22 * SECOND_US);
@@ -231,10 +231,10 @@ fn a_bucket_that_drained_during_an_outage_is_not_filled_again() {
 #[test]
 fn all_of_an_exact_window_is_told_again_after_a_loss() {
     let mut world = World::new(Setup::new(8, 2, "{requests_per_unit: 1000, window: 16s, algorithm: exact_window}"));
-    world.request_at(100_000, 0, Asked { key: 0, hits: 600 });
-    world.request_at(3 * SECOND_US, 0, Asked { key: 0, hits: 1 });
+    world.request_at(100_000, 0, KeyHits { key: 0, hits: 600 });
+    world.request_at(3 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
     world.fault_at(6 * SECOND_US, Fault::LoseData { region: 0 });
-    world.request_at(8 * SECOND_US, 1, Asked { key: 0, hits: 500 });
+    world.request_at(8 * SECOND_US, 1, KeyHits { key: 0, hits: 500 });
     world.run_until(10 * SECOND_US);
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle.admitted);
 }
@@ -244,11 +244,11 @@ fn all_of_an_exact_window_is_told_again_after_a_loss() {
 fn a_process_hears_of_the_sub_cells_that_it_has_nothing_to_say_about() {
     let mut world = World::new(Setup::new(9, 2, "{requests_per_unit: 1000, window: 16s, algorithm: exact_window}"));
     for n in 0..4 {
-        world.request_at(100_000 + n * 3 * SECOND_US, 1, Asked { key: 0, hits: 1 });
+        world.request_at(100_000 + n * 3 * SECOND_US, 1, KeyHits { key: 0, hits: 1 });
     }
-    world.request_at(4 * SECOND_US + 500_000, 0, Asked { key: 0, hits: 600 });
-    world.request_at(9 * SECOND_US + 600_000, 1, Asked { key: 0, hits: 80 });
-    world.request_at(9 * SECOND_US + 700_000, 1, Asked { key: 0, hits: 400 });
+    world.request_at(4 * SECOND_US + 500_000, 0, KeyHits { key: 0, hits: 600 });
+    world.request_at(9 * SECOND_US + 600_000, 1, KeyHits { key: 0, hits: 80 });
+    world.request_at(9 * SECOND_US + 700_000, 1, KeyHits { key: 0, hits: 400 });
     world.run_until(12 * SECOND_US);
     assert_eq!(world.oracle.denied, 1, "{:?}", world.oracle.admitted);
 }

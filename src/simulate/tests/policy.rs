@@ -2,7 +2,7 @@
 
 use super::SECOND_US;
 use crate::simulate::faults::{Fault, Network};
-use crate::simulate::process::Asked;
+use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
 
 const KEYS: usize = 2;
@@ -18,7 +18,7 @@ pub(super) fn run(seed: u64, limit: &str, network: Network) -> World {
         let at_us = 10_000 + world.random().below(3 * SECOND_US);
         let process = world.random().below(processes) as usize;
         let key = world.random().below(KEYS as u64) as usize;
-        world.request_at(at_us, process, Asked { key, hits: 1 });
+        world.request_at(at_us, process, KeyHits { key, hits: 1 });
     }
     for _ in 0..3 {
         let at_us = 100_000 + world.random().below(3 * SECOND_US);
@@ -59,7 +59,7 @@ fn a_strict_limit_is_used_up() {
         for _ in 0..10 * LIMIT {
             let at_us = 10_000 + world.random().below(3 * SECOND_US);
             let process = world.random().below(9) as usize;
-            world.request_at(at_us, process, Asked { key: 0, hits: 1 });
+            world.request_at(at_us, process, KeyHits { key: 0, hits: 1 });
         }
         world.run_until(5 * SECOND_US);
         assert_eq!(admitted(&world, 0), LIMIT, "seed {seed}");
@@ -80,7 +80,7 @@ fn processes_that_have_just_started_do_not_exceed_a_small_limit() {
         for _ in 0..60 {
             let at_us = start_us + 1_000 + world.random().below(SECOND_US / 2);
             let process = world.random().below(3) as usize;
-            world.request_at(at_us, process, Asked { key: 0, hits: 1 });
+            world.request_at(at_us, process, KeyHits { key: 0, hits: 1 });
         }
         world.run_until(5 * SECOND_US);
         assert_eq!(admitted(&world, 0), 10, "seed {seed}");
@@ -94,7 +94,7 @@ fn a_process_that_starts_in_an_outage_takes_an_eighth_for_its_share() {
     world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 60 * SECOND_US });
     world.fault_at(2 * SECOND_US, Fault::Crash { process: 0 });
     for n in 0..50 {
-        world.request_at(5 * SECOND_US + n * 1_000, 0, Asked { key: 0, hits: 1 });
+        world.request_at(5 * SECOND_US + n * 1_000, 0, KeyHits { key: 0, hits: 1 });
     }
     world.run_until(10 * SECOND_US);
     assert_eq!(admitted(&world, 0), 10);

@@ -58,7 +58,7 @@ impl Name {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct HeaderEntry {
     name: Name,
     name_bytes: usize,
     field: Field,
@@ -67,7 +67,7 @@ struct Entry {
 
 /// What a block of headers said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct HeaderBlock {
     pub status: Option<u16>,
     pub grpc_status: Option<u16>,
 }
@@ -76,7 +76,7 @@ pub struct Heard {
 pub struct Decoder {
     huffman: Huffman,
     /// The newest first.
-    table: VecDeque<Entry>,
+    table: VecDeque<HeaderEntry>,
     bytes: usize,
     bytes_max: usize,
 }
@@ -87,8 +87,8 @@ impl Decoder {
     }
 
     /// Reads a block. `None` is one that can't be read, after which nothing else can.
-    pub fn decode(&mut self, mut block: &[u8]) -> Option<Heard> {
-        let mut heard = Heard::default();
+    pub fn decode(&mut self, mut block: &[u8]) -> Option<HeaderBlock> {
+        let mut heard = HeaderBlock::default();
         while let Some(first) = block.first() {
             let field = match first {
                 0x80.. => {
@@ -126,7 +126,7 @@ impl Decoder {
         };
         let (field, value_bytes) = self.string(block, |value| name.field(value))?;
         if is_kept {
-            let entry = Entry { name, name_bytes, field, bytes: name_bytes + value_bytes + ENTRY_BYTES };
+            let entry = HeaderEntry { name, name_bytes, field, bytes: name_bytes + value_bytes + ENTRY_BYTES };
             self.make_room(entry.bytes);
             // What is larger than the whole table empties it and is not kept.
             if entry.bytes <= self.bytes_max {
@@ -151,7 +151,7 @@ impl Decoder {
         Some((meaning(&text), text.len()))
     }
 
-    fn entry(&self, index: usize) -> Option<Entry> {
+    fn entry(&self, index: usize) -> Option<HeaderEntry> {
         let Some(&name_bytes) = STATIC_NAME_BYTES.get(index.checked_sub(1)?) else {
             return self.table.get(index - 1 - STATIC_NAME_BYTES.len()).copied();
         };
@@ -160,7 +160,7 @@ impl Decoder {
             Some(status) => (Name::Status, Field::Status(*status)),
             None => (Name::Other, Field::Other),
         };
-        Some(Entry { name, name_bytes: name_bytes.into(), field, bytes: 0 })
+        Some(HeaderEntry { name, name_bytes: name_bytes.into(), field, bytes: 0 })
     }
 
     /// The oldest entries go until there is room for so many bytes.
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn statuses_are_heard_in_every_form() {
         let mut decoder = Decoder::new();
-        let heard = |status, grpc_status| Some(Heard { status, grpc_status });
+        let heard = |status, grpc_status| Some(HeaderBlock { status, grpc_status });
         assert_eq!(decoder.decode(&[0x88]), heard(Some(200), None));
         assert_eq!(decoder.decode(&[0x8d]), heard(Some(404), None));
         let kept = [literal(0x40, "x", "y"), literal(0x40, "grpc-status", "14")].concat();

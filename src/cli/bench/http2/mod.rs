@@ -14,7 +14,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use ahash::AHashMap;
 
 use crate::cli::bench::http2::frame::*;
-use crate::cli::bench::http2::hpack::{Decoder, Heard, RequestBlocks, TABLE_BYTES};
+use crate::cli::bench::http2::hpack::{Decoder, HeaderBlock, RequestBlocks, TABLE_BYTES};
 use crate::cli::bench::tally::verdict;
 use crate::cli::client::exchange::{self, PREFIX_BYTES};
 
@@ -30,7 +30,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     Answered(Code),
     Failed(&'static str),
     /// The server says that it has not processed it: it may be sent again.
@@ -131,7 +131,7 @@ impl Connection {
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        mut ended: impl FnMut(Instant, Outcome),
+        mut ended: impl FnMut(Instant, CallOutcome),
     ) -> Result<usize, Confused> {
         let mut taken = 0;
         while let Some((head, rest)) = bytes[taken..].split_first_chunk::<FRAME_HEAD_BYTES>() {
@@ -156,8 +156,8 @@ impl Connection {
     }
 
     /// Ends every request that is still in flight.
-    pub fn fail_all(&mut self, kind: &'static str, mut ended: impl FnMut(Instant, Outcome)) {
-        self.flights.drain().for_each(|(_, flight)| ended(flight.begun, Outcome::Failed(kind)));
+    pub fn fail_all(&mut self, kind: &'static str, mut ended: impl FnMut(Instant, CallOutcome)) {
+        self.flights.drain().for_each(|(_, flight)| ended(flight.begun, CallOutcome::Failed(kind)));
     }
 
     fn frame(
@@ -167,14 +167,14 @@ impl Connection {
         id: u32,
         payload: &[u8],
         out: &mut Vec<u8>,
-        ended: &mut impl FnMut(Instant, Outcome),
+        ended: &mut impl FnMut(Instant, CallOutcome),
     ) -> Result<(), Confused> {
         match kind {
             DATA => {
                 self.received_bytes += payload.len() as u32;
                 self.data(id, unpadded(flags, payload)?);
                 if flags & END_STREAM != 0 {
-                    self.end(id, Outcome::Failed("malformed"), ended);
+                    self.end(id, CallOutcome::Failed("malformed"), ended);
                 }
             }
             HEADERS => {
@@ -203,8 +203,8 @@ impl Connection {
                 }
             }
             RST_STREAM => match number(payload, 0)? {
-                REFUSED_STREAM => self.end(id, Outcome::NotProcessed, ended),
-                _ => self.end(id, Outcome::Failed("reset"), ended),
+                REFUSED_STREAM => self.end(id, CallOutcome::NotProcessed, ended),
+                _ => self.end(id, CallOutcome::Failed("reset"), ended),
             },
             SETTINGS if flags & ACK == 0 => self.settings(payload, out)?,
             PING if flags & ACK == 0 => {
@@ -215,7 +215,7 @@ impl Connection {
                 self.is_leaving = true;
                 let last = number(payload, 0)? & STREAM_ID_MAX;
                 let left_out: Vec<u32> = self.flights.keys().copied().filter(|id| *id > last).collect();
-                left_out.into_iter().for_each(|id| self.end(id, Outcome::NotProcessed, ended));
+                left_out.into_iter().for_each(|id| self.end(id, CallOutcome::NotProcessed, ended));
             }
             WINDOW_UPDATE if id == 0 => self.window_bytes += i64::from(number(payload, 0)?),
             PUSH_PROMISE => return Err(Confused("it pushes, though it was told not to")),
@@ -247,7 +247,7 @@ impl Connection {
         id: u32,
         flags: u8,
         block: &[u8],
-        ended: &mut impl FnMut(Instant, Outcome),
+        ended: &mut impl FnMut(Instant, CallOutcome),
     ) -> Result<(), Confused> {
         // Also for a stream that nobody waits for any more: the table has to stay in step.
         let heard = self.decoder.decode(block).ok_or(Confused("a block of headers can't be read"))?;
@@ -272,7 +272,7 @@ impl Connection {
         }
     }
 
-    fn end(&mut self, id: u32, outcome: Outcome, ended: &mut impl FnMut(Instant, Outcome)) {
+    fn end(&mut self, id: u32, outcome: CallOutcome, ended: &mut impl FnMut(Instant, CallOutcome)) {
         if let Some(flight) = self.flights.remove(&id) {
             ended(flight.begun, outcome);
         }
@@ -280,15 +280,15 @@ impl Connection {
 }
 
 /// What a request came to whose last headers have come.
-fn outcome(flight: &Flight, last: Heard) -> Outcome {
+fn outcome(flight: &Flight, last: HeaderBlock) -> CallOutcome {
     const GRPC_OK: u16 = 0;
     const HTTP_OK: u16 = 200;
     match (last.grpc_status, flight.verdict) {
-        (Some(GRPC_OK), Some(verdict)) => Outcome::Answered(verdict),
-        (Some(GRPC_OK), None) => Outcome::Failed("malformed"),
-        (Some(status), _) => Outcome::Failed(exchange::name(i32::from(status).into())),
-        (None, _) if flight.status.or(last.status) != Some(HTTP_OK) => Outcome::Failed("not_grpc"),
-        (None, _) => Outcome::Failed("malformed"),
+        (Some(GRPC_OK), Some(verdict)) => CallOutcome::Answered(verdict),
+        (Some(GRPC_OK), None) => CallOutcome::Failed("malformed"),
+        (Some(status), _) => CallOutcome::Failed(exchange::name(i32::from(status).into())),
+        (None, _) if flight.status.or(last.status) != Some(HTTP_OK) => CallOutcome::Failed("not_grpc"),
+        (None, _) => CallOutcome::Failed("malformed"),
     }
 }
 
@@ -336,7 +336,7 @@ mod tests {
         connection
     }
 
-    fn heard(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<Outcome>, Confused> {
+    fn heard(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<CallOutcome>, Confused> {
         let mut outcomes = Vec::new();
         let taken = connection.receive(bytes, &mut Vec::new(), |_, outcome| outcomes.push(outcome))?;
         assert_eq!(taken, bytes.len(), "whole frames are taken");
@@ -349,7 +349,7 @@ mod tests {
         let bytes = [answer(3, 2), answer(1, 1)].concat();
         assert_eq!(
             heard(&mut connection, &bytes),
-            Ok(vec![Outcome::Answered(Code::OverLimit), Outcome::Answered(Code::Ok)])
+            Ok(vec![CallOutcome::Answered(Code::OverLimit), CallOutcome::Answered(Code::Ok)])
         );
         let mut outcomes = Vec::new();
         let (bytes, mut at) = (answer(5, 1), 0);
@@ -357,7 +357,7 @@ mod tests {
             let ended = |_, outcome| outcomes.push(outcome);
             at += connection.receive(&bytes[at..end], &mut Vec::new(), ended).unwrap();
         }
-        assert_eq!((outcomes, connection.in_flight()), (vec![Outcome::Answered(Code::Ok)], 0));
+        assert_eq!((outcomes, connection.in_flight()), (vec![CallOutcome::Answered(Code::Ok)], 0));
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
             frame(CONTINUATION, END_HEADERS, 1, tail),
         ]
         .concat();
-        assert_eq!(heard(&mut connection, &bytes), Ok(vec![Outcome::Answered(Code::Ok)]));
+        assert_eq!(heard(&mut connection, &bytes), Ok(vec![CallOutcome::Answered(Code::Ok)]));
     }
 
     #[test]
@@ -389,23 +389,26 @@ mod tests {
             (frame(RST_STREAM, 0, 1, &[0, 0, 0, 2]), "reset"),
             ([frame(HEADERS, END_HEADERS, 1, HEAD), frame(DATA, END_STREAM, 1, &message(1))].concat(), "malformed"),
         ] {
-            assert_eq!(heard(&mut connected(1), &bytes), Ok(vec![Outcome::Failed(kind)]));
+            assert_eq!(heard(&mut connected(1), &bytes), Ok(vec![CallOutcome::Failed(kind)]));
         }
     }
 
     #[test]
     fn what_the_server_has_not_processed_may_be_sent_again() {
         let mut connection = connected(3);
-        assert_eq!(heard(&mut connection, &frame(RST_STREAM, 0, 1, &[0, 0, 0, 7])), Ok(vec![Outcome::NotProcessed]));
+        assert_eq!(
+            heard(&mut connection, &frame(RST_STREAM, 0, 1, &[0, 0, 0, 7])),
+            Ok(vec![CallOutcome::NotProcessed])
+        );
         assert!(connection.has_room(10));
         assert_eq!(
             heard(&mut connection, &frame(GOAWAY, 0, 0, &[0, 0, 0, 3, 0, 0, 0, 0])),
-            Ok(vec![Outcome::NotProcessed])
+            Ok(vec![CallOutcome::NotProcessed])
         );
         assert!(!connection.has_room(10) && connection.is_leaving());
         assert_eq!(
             heard(&mut connection, &answer(3, 1)),
-            Ok(vec![Outcome::Answered(Code::Ok)]),
+            Ok(vec![CallOutcome::Answered(Code::Ok)]),
             "it finishes the rest"
         );
     }

@@ -161,7 +161,7 @@ impl Chaos {
             // A window's cell outlasts the test.
             ttl_ms: if sequence == 0 { self.count() } else { 10_000 * WINDOW_MS_MAX },
             row: Counts { hits: refund(self), refunds: refund(self) },
-            abroad: refund(self),
+            foreign: refund(self),
         }
     }
 
