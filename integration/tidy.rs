@@ -149,3 +149,32 @@ fn dependencies_come_from_crates_io_under_licenses_that_anybody_may_ship() {
         assert_ne!(dependency["req"], "*", "{}: which version?", dependency["name"]);
     }
 }
+
+/// An invariant that no test names is one that nobody holds.
+#[test]
+fn every_invariant_is_held_by_a_test() {
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/develop.md")).unwrap();
+    let ids: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| INV-")?.split(' ').next()).collect();
+    assert_eq!(ids.len(), 10, "docs/develop.md has a table of invariants");
+    let folders = ["src", "integration"].map(|folder| Path::new(ROOT).join(folder));
+    let sources = folders.iter().flat_map(|folder| files_below(folder)).filter(|path| has_ending(path, "rs"));
+    let texts: Vec<String> = sources.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let is_named = |id: &str, text: &str| {
+        text.split(&format!("INV-{id}")).skip(1).any(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
+    };
+    for id in ids {
+        assert!(texts.iter().any(|text| is_named(id, text)), "no test says that it holds INV-{id}");
+    }
+}
+
+/// A doc comment is read where its item is used, far from the one before it.
+#[test]
+fn no_doc_comment_says_the_same() {
+    let folders = ["src", "integration", "benches"].map(|folder| Path::new(ROOT).join(folder));
+    for path in folders.iter().flat_map(|folder| files_below(folder)).filter(|path| has_ending(path, "rs")) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let vague = text.lines().position(|line| line.trim_start().starts_with("/// The same"));
+        let line = vague.map(|line| line + 1);
+        assert!(line.is_none(), "{}:{}: say what it is, not that it is the same", path.display(), line.unwrap_or(0));
+    }
+}

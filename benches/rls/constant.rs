@@ -41,7 +41,7 @@ pub enum Constant {
     Tonic,
     /// A runtime for each core, among which the kernel shares out the connections.
     TonicPerCore,
-    /// The same without tonic.
+    /// hyper alone, on a runtime for each core.
     HyperPerCore,
 }
 

@@ -109,7 +109,7 @@ async fn rows_only_grow_and_a_repeat_is_dated_anew() {
         store.publish("eu", &[row("a", counts[0], counts[1])]).await.unwrap();
     }
     assert_eq!(all(&store).await, first);
-    // The same: what was sent before may have been seen by nobody yet.
+    // Once more: what was sent before may have been seen by nobody yet.
     store.publish("eu", &[row("a", 5, 1)]).await.unwrap();
     let again = all(&store).await;
     assert_eq!(in_short(&again), in_short(&first));

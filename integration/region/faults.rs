@@ -172,6 +172,7 @@ fn a_reply_that_is_lost_after_the_script_was_applied_counts_nothing_twice() {
     assert_counts_once(|proxy| proxy.swallow_at_random(150, 1), 200);
 }
 
+/// INV-2.
 #[test]
 fn a_reply_that_ends_half_way_counts_nothing_twice() {
     assert_counts_once(|proxy| proxy.reset_at_random(150, 2), 50);

@@ -1,4 +1,4 @@
-//! The same key more than once in a request counts down within it, whether Redis is asked or not.
+//! A key that comes more than once in a request counts down within it, whether Redis is asked or not.
 
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{Service, ask, descriptor, descriptor_for, overridden, refund, said};

@@ -26,7 +26,7 @@ descriptors:
 
 const MIB: usize = 1024 * 1024;
 
-/// The same service twice, one asked by gRPC and one by JSON, so that both have the same counts.
+/// Two services with equal counts: one is asked by gRPC, the other by JSON.
 struct Both {
     by_grpc: Service,
     client: Client,
@@ -175,6 +175,7 @@ async fn units_that_do_not_exist_are_refused_by_number_and_by_name() {
     }
 }
 
+/// INV-9.
 #[tokio::test]
 async fn odd_characters_are_values_like_any_other_and_what_is_not_text_is_refused() {
     let mut both = Both::start().await;

@@ -151,6 +151,7 @@ async fn a_root_that_is_a_link_is_followed() {
     until_left(&mut client, 19).await;
 }
 
+/// INV-8.
 #[tokio::test]
 async fn a_swap_that_is_half_done_changes_nothing() {
     let mount = tempfile::tempdir().unwrap();
@@ -200,6 +201,7 @@ async fn calls(service: Client, is_over: Arc<AtomicBool>) -> (u64, Vec<String>) 
     (count, versions)
 }
 
+/// INV-8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_reloads_a_second_fail_no_call_and_mix_no_rulesets() {
     let directory = Directory::new();

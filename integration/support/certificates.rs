@@ -194,7 +194,7 @@ impl Connector {
         Connector { server_name, ..self }
     }
 
-    /// The same with a count of its own.
+    /// A copy that counts its own connections.
     pub fn anew(&self) -> Connector {
         Connector { connects: Arc::default(), seen: Arc::default(), ..self.clone() }
     }

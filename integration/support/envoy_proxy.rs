@@ -100,7 +100,7 @@ impl Envoy {
         TcpStream::connect_timeout(&self.listener(FRONT), PATIENCE).unwrap()
     }
 
-    /// The same from an address of this machine.
+    /// A connection to that listener from a given address of this machine.
     pub fn connect_from(&self, address: [u8; 4]) -> TcpStream {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((address, 0)).into()).unwrap();
@@ -140,7 +140,7 @@ impl Cluster {
         Cluster { endpoints: format!("- endpoint: {{address: {address}}}\n"), more: String::new() }
     }
 
-    /// The same with another endpoint.
+    /// Adds the endpoints of another cluster.
     pub fn and(mut self, other: &Cluster) -> Cluster {
         self.endpoints += &other.endpoints;
         self

@@ -34,7 +34,7 @@ impl Fleet {
         fleet
     }
 
-    /// The same, once every process knows how many they are.
+    /// Starts processes and waits until each knows how many they are.
     pub fn together(count: usize, rules: &str, redis_url: &str, env: &[(&str, &str)]) -> Fleet {
         let fleet = Fleet::start(count, rules, redis_url, env);
         until(PATIENCE, "the processes know of each other", || {

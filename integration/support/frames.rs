@@ -154,7 +154,7 @@ impl Connection {
         Connection::open_with(address, &[])
     }
 
-    /// The same with settings of our own.
+    /// Connects and greets with settings of our own.
     pub fn open_with(address: SocketAddr, settings: &[(u16, u32)]) -> Connection {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the gRPC port answers");
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -166,7 +166,7 @@ impl Connection {
         Connection::over(stream)
     }
 
-    /// The same once the server has greeted too.
+    /// Connects, greets, and reads the server's greeting.
     pub fn greeted(address: SocketAddr) -> Connection {
         let mut connection = Connection::open(address);
         connection.read_to(SETTINGS).expect("a greeting");

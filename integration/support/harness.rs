@@ -484,17 +484,17 @@ pub fn descriptor(text: &str) -> RateLimitDescriptor {
     RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }
 }
 
-/// The same with hits of its own.
+/// A descriptor with hits of its own.
 pub fn descriptor_for(text: &str, hits: u64) -> RateLimitDescriptor {
     RateLimitDescriptor { hits_addend: Some(UInt64Value { value: hits }), ..descriptor(text) }
 }
 
-/// The same, given back.
+/// A descriptor that gives hits back.
 pub fn refund(text: &str, hits: u64) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..descriptor_for(text, hits) }
 }
 
-/// The same with a limit that the request brings along.
+/// A descriptor with a limit that the request brings along.
 pub fn overridden(text: &str, requests_per_unit: u32, unit: i32) -> RateLimitDescriptor {
     RateLimitDescriptor { limit: Some(RateLimitOverride { requests_per_unit, unit }), ..descriptor(text) }
 }

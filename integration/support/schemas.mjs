@@ -33,7 +33,7 @@ function problemsOf(model, data) {
   }
 }
 
-// The same data, and what was asked of each object in it.
+// A copy of the data, and what was asked of each object in it.
 function watched(data, path, asked) {
   if (data === null || typeof data !== "object") return data;
   const children = Array.isArray(data) ? [] : {};

@@ -50,7 +50,7 @@ pub fn rate_limit_service(service: Always, tls: Option<ServerTlsConfig>) -> Stri
     address
 }
 
-/// The same on a socket of this path.
+/// Serves the constant answer on a unix socket.
 pub fn rate_limit_service_at(path: &Path) {
     let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
     let service = RateLimitServiceServer::new(Always::AT_ONCE);

@@ -295,7 +295,7 @@ impl Fields {
         self.boolean_or_spoilt(key, report).unwrap_or(false)
     }
 
-    /// The same, but `None` if what is there is no boolean.
+    /// A boolean, or `None` if what is there is none. Absent is false.
     pub fn boolean_or_spoilt(&self, key: &str, report: &mut Report<'_>) -> Option<bool> {
         let Some(node) = self.node(key) else { return Some(false) };
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {

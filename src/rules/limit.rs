@@ -187,7 +187,7 @@ pub fn rule_step(key: &str, value: Option<&str>) -> String {
     }
 }
 
-/// The same with `%`, `/` and `=` in the names escaped, for the rare rule whose plain id another one has already.
+/// A step with `%`, `/` and `=` in its names escaped, for the rare rule whose plain id another one has already.
 pub fn escaped_rule_step(key: &str, value: Option<&str>) -> String {
     let escape = |text: &str| text.replace('%', "%25").replace('/', "%2F").replace('=', "%3D");
     rule_step(&escape(key), value.map(escape).as_deref())

@@ -147,7 +147,7 @@ struct Middles {
 /// Literals that have been met in a value, one bit each.
 type Met = SmallVec<[u64; 16]>;
 
-/// The same literals for longer values.
+/// How those literals are found in longer values.
 #[derive(Debug)]
 enum Literals {
     /// One step a byte.

@@ -18,6 +18,7 @@ descriptors:
 
 /// Every round is a window of its own: nine threads ask for exactly what fits, in every order of the keys, among
 /// requests that are always denied. All that fits must pass, and the denied must leave nothing behind.
+/// INV-10.
 #[test]
 fn a_batch_that_fits_alone_always_passes_and_a_denied_one_leaves_no_charge() {
     const PER_THREAD: usize = 50;

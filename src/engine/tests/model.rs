@@ -216,6 +216,7 @@ fn check(steps: &[Step], seed: u64) -> Result<(), TestCaseError> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
+    /// INV-6.
     #[test]
     fn the_engine_agrees_with_a_log_of_accepted_hits(steps in steps(), seed in any::<u64>()) {
         check(&steps, seed)?;

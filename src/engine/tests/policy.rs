@@ -107,6 +107,7 @@ impl RegionalPart {
     }
 }
 
+/// INV-3.
 #[test]
 fn each_policy_admits_what_it_says() {
     let shared = shared();

@@ -390,6 +390,7 @@ descriptors:
     assert_eq!(said(&decision), "OVER: OVER 0");
 }
 
+/// INV-5.
 #[test]
 fn a_clock_that_steps_neither_panics_nor_forgets() {
     let bench = Bench::new(TEN);
@@ -402,6 +403,7 @@ fn a_clock_that_steps_neither_panics_nor_forgets() {
     assert_eq!(bench.said(&[ask("a=x")], 2 * MINUTE_MS), "OK: OK 9");
 }
 
+/// INV-9.
 #[test]
 fn extreme_numbers_get_an_answer() {
     let bench = Bench::new(TEN);

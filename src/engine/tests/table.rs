@@ -20,6 +20,7 @@ fn bench(keys_max: usize) -> Bench {
     Bench::seeded(RULES, keys_max, seed::seed())
 }
 
+/// INV-7.
 #[test]
 fn the_cap_holds_and_over_limit_keys_stay_denied() {
     for keys_max in [100, 1000, 20_000] {

@@ -24,6 +24,7 @@ fn bench(capacity: Capacity) -> Bench {
     Bench { engine, rules: ruleset(RULES), modes: Modes::default() }
 }
 
+/// INV-7.
 #[test]
 fn keys_take_no_more_than_they_may_whatever_each_takes() {
     let bench = bench(Capacity { keys: 100_000, bytes: MIB });

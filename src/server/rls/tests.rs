@@ -185,6 +185,7 @@ proptest! {
         compare(&changes.iter().fold(bytes, changed))?;
     }
 
+    /// INV-9.
     #[test]
     fn any_bytes_are_read_as_prost_reads_them(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         compare(&bytes)?;

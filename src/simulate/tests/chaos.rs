@@ -84,6 +84,7 @@ fn wrong(world: &World, kind: Kind) -> Option<String> {
     None
 }
 
+/// INV-1 and INV-2.
 #[test]
 fn nothing_is_lost_and_nothing_is_counted_twice() {
     for seed in 0..SEEDS {
@@ -96,6 +97,7 @@ fn nothing_is_lost_and_nothing_is_counted_twice() {
 }
 
 /// After healing, all processes agree with the origin.
+/// INV-4.
 #[test]
 fn everyone_agrees_in_the_end() {
     for seed in 0..200 {

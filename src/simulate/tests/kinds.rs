@@ -60,6 +60,7 @@ fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {
 }
 
 /// Found by review: what a process had admitted before its clock was wrong was admitted once more after, and not counted.
+/// INV-5.
 #[test]
 fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
     let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute}"));
