@@ -11,3 +11,4 @@ pub mod logging;
 pub mod outcome;
 pub mod process;
 pub mod scrape;
+pub mod tags;
