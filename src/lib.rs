@@ -66,9 +66,11 @@ extern crate self as tidegate;
 pub mod cli;
 pub mod clock;
 pub mod engine;
+pub mod flag_value;
 pub mod global;
 pub mod measure;
 pub mod observe;
+pub mod pem_file;
 #[rustfmt::skip]
 pub mod proto;
 pub mod regional;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tidegate::settings::parse::Tags;
+use tidegate::observe::tags::Tags;
 
 use crate::support::harness::{Service, answer, ask_one};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tidegate::global::mysql::MySql;
 use tidegate::global::mysql::error::Remedy;
+use tidegate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use tidegate::global::publish::CHUNK_ROWS;
 use tidegate::global::row::{Counts, OwnRow};
 use tidegate::secret::Secret;
-use tidegate::settings::mysql::{MysqlFlags, MysqlSettings};
 
 use crate::support::harness::{PATIENCE, Service, ask, descriptor, until_equal};
 use crate::support::load::{Load, Traffic};

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::global::mysql::error::{Remedy, StoreError};
+use tidegate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use tidegate::global::mysql::{MySql, statement};
 use tidegate::global::row::{CellName, Counts, HeardRow, OwnRow};
 use tidegate::secret::Secret;
-use tidegate::settings::mysql::{MysqlFlags, MysqlSettings};
 
 use crate::support::certificates::Authority;
 use crate::support::harness::{PATIENCE, until};

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use redis::Value;
 use tempfile::TempDir;
+use tidegate::regional::redis::settings::{RedisFlags, RedisSettings};
 use tidegate::regional::redis::{Lane, OriginError, Redis, Script};
-use tidegate::settings::redis::{RedisFlags, RedisSettings};
 
 use crate::support::certificates::{Authority, Pair};
 use crate::support::harness::{PATIENCE, free_port};

@@ -12,11 +12,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::cli::{Exit, Output, mysql};
+use crate::flag_value::duration;
 use crate::global::mysql::MySql;
 use crate::global::mysql::error::{Remedy, StoreError};
+use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use crate::observe::logging::say;
-use crate::settings::mysql::{MysqlFlags, MysqlSettings};
-use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
   MYSQL_URL=mysql://tidegate:secret@db:3306/tidegate tidegate cleanup

@@ -10,8 +10,8 @@ use crate::cli::{Exit, Output, check};
 use crate::request::typed::TypedDescriptor;
 use crate::rules::explain::explain;
 use crate::rules::{Domain, Ruleset};
-use crate::settings::rules::RuleFlags;
 use crate::sources::files;
+use crate::sources::settings::RuleFlags;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate explain --domain edge remote_address=10.0.0.1

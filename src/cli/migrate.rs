@@ -9,7 +9,7 @@ use crate::cli::{Exit, Output, mysql};
 use crate::global::mysql::MySql;
 use crate::global::mysql::error::StoreError;
 use crate::global::mysql::schema::Applied;
-use crate::settings::mysql::{MysqlFlags, MysqlSettings};
+use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 
 pub const EXAMPLES: &str = "Examples:
   MYSQL_URL=mysql://admin:secret@db:3306/tidegate tidegate migrate

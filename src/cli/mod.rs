@@ -24,7 +24,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::observe::logging;
-use crate::settings::ServeFlags;
+use crate::settings::serve_flags::ServeFlags;
 
 /// A rate limit service for Envoy: true sliding windows, answered from local memory.
 ///

@@ -22,11 +22,13 @@ use crate::engine::table::weight::Capacity;
 use crate::global::driver::Global;
 use crate::global::exchange::ExchangeOptions;
 use crate::global::mysql::MySql;
+use crate::global::settings::{GlobalSettings, RegionNames};
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
 use crate::regional::driver::{Regional, RegionalOptions, Replicated};
 use crate::regional::key_names::KeyNames;
 use crate::regional::redis::Redis;
+use crate::regional::redis::settings::RedisSettings;
 use crate::regional::region::RegionOptions;
 use crate::server::admin::Admin;
 use crate::server::drain::{self, Drainer, Phase};
@@ -38,14 +40,13 @@ use crate::server::reload::{self, Following, Reloader};
 use crate::server::service::Service;
 use crate::server::tls::Tls;
 use crate::server::{grpc, http};
-use crate::settings::global::{GlobalSettings, RegionNames};
-use crate::settings::redis::RedisSettings;
-use crate::settings::strict::StrictSettings;
-use crate::settings::xds::XdsSettings;
-use crate::settings::{PrometheusPort, ServeFlags, Settings, ineffective};
+use crate::settings::serve_flags::ServeFlags;
+use crate::settings::sharing::SharingSettings;
+use crate::settings::{PrometheusPort, Settings, ineffective};
 use crate::sources::changes::Changes;
 use crate::sources::files::Location;
 use crate::sources::load_status::now_s;
+use crate::sources::xds::settings::XdsSettings;
 use crate::sources::xds::stream;
 
 /// How often what has expired is looked for.
@@ -224,10 +225,9 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
     let service = reloader.service.clone();
     let sharing = &settings.sharing;
     let key_names = KeyNames::new(sharing.secret.clone());
-    let joining =
-        Joining { service: &service, key_names: &key_names, strict: &sharing.strict, process: rand::random() };
+    let joining = Joining { service: &service, key_names: &key_names, sharing, process: rand::random() };
     let regional = sharing.redis.clone().map(|redis| joining.region(redis));
-    let owner = sharing.strict.owner.clone().map(|redis| joining.owner(redis));
+    let owner = sharing.owner.redis.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
     let global = sharing.global.clone().map(|global| joining.others(global, migrates));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
@@ -304,7 +304,7 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
 struct Joining<'a> {
     service: &'a Arc<Service>,
     key_names: &'a KeyNames,
-    strict: &'a StrictSettings,
+    sharing: &'a SharingSettings,
     process: u64,
 }
 
@@ -317,12 +317,12 @@ impl Joining<'_> {
             key_names: self.key_names.clone(),
             is_cluster: false,
             deadline_us: u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX),
-            breaker: self.strict.breaker,
+            breaker: self.sharing.outages.breaker,
             seed: rand::random(),
         };
         let is_owner = self.service.engine().layers().owner == Some(store);
-        let strict_deadline = is_owner.then_some(self.strict.timeout);
-        let replicas = if is_owner { self.strict.replicas } else { 0 };
+        let strict_deadline = is_owner.then_some(self.sharing.owner.timeout);
+        let replicas = if is_owner { self.sharing.owner.replicas } else { 0 };
         let replicated = (replicas > 0).then(|| Replicated { redis: Redis::start(redis.clone()), replicas });
         let options = RegionalOptions { region, deadline, strict_deadline, replicated, began: self.service.began() };
         Regional::start(self.service.engine().clone(), Redis::start(redis), options)
@@ -349,7 +349,7 @@ impl Joining<'_> {
         let options =
             ExchangeOptions { region, regions, key_names: self.key_names.clone(), timeout_ms, seed: rand::random() };
         let place = mysql.place.clone();
-        let outage_after = self.strict.global_outage_after;
+        let outage_after = self.sharing.outages.global_after;
         let engine = self.service.engine().clone();
         let global = Global::start(engine, MySql::new(&mysql), place, options, migrates, outage_after);
         self.service.join_others(global.clone());

@@ -16,3 +16,4 @@ pub mod mysql;
 pub mod names;
 pub mod publish;
 pub mod row;
+pub mod settings;

@@ -6,6 +6,7 @@
 mod connections;
 pub mod error;
 pub mod schema;
+pub mod settings;
 pub mod statement;
 
 use std::time::Duration;
@@ -18,8 +19,8 @@ use tokio::time::timeout;
 use crate::global::mysql::connections::Connections;
 use crate::global::mysql::error::StoreError;
 use crate::global::mysql::schema::Applied;
+use crate::global::mysql::settings::MysqlSettings;
 use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
-use crate::settings::mysql::MysqlSettings;
 
 /// For what goes through the whole table: a full read, a batch of a cleanup, a count.
 const LONG: Duration = Duration::from_secs(60);

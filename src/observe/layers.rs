@@ -7,7 +7,7 @@ use prometheus_client::metrics::MetricType;
 use serde_json::{Value, json};
 
 use crate::observe::label_name::LabelName;
-use crate::observe::scrape::Page;
+use crate::observe::page::Page;
 
 /// What a process shares its counts through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +21,39 @@ pub enum LayerName {
 }
 
 impl LayerName {
+    pub const ALL: [LayerName; 3] = [LayerName::Global, LayerName::Strict, LayerName::Regional];
+
     pub fn word(self) -> &'static str {
         match self {
             LayerName::Global => "global",
             LayerName::Strict => "strict",
             LayerName::Regional => "regional",
+        }
+    }
+
+    pub fn of_word(word: &str) -> Option<LayerName> {
+        LayerName::ALL.into_iter().find(|name| name.word() == word)
+    }
+
+    /// What is enforced with the layer, or without it.
+    fn meaning(self, is_up: bool) -> &'static str {
+        match (self, is_up) {
+            (LayerName::Global, true) => "limits hold over all regions",
+            (LayerName::Global, false) => "limits hold in the region, on the last counts of others (share: its part)",
+            (LayerName::Strict, true) => "strict limits are exact",
+            (LayerName::Regional, true) => "limits hold over the region",
+            (LayerName::Strict | LayerName::Regional, false) => self.outage_in_full(),
+        }
+    }
+
+    /// What is enforced without the layer, for those who have a whole line to read it in.
+    pub fn outage_in_full(self) -> &'static str {
+        match self {
+            LayerName::Global => {
+                "limits hold in the region, on the last counts of the others (share: its part of the limit)"
+            }
+            LayerName::Strict => "on_outage of each strict rule decides",
+            LayerName::Regional => "on_outage of each rule decides",
         }
     }
 }
@@ -65,18 +93,6 @@ impl LayerFigures {
             "place": self.place,
         })
     }
-
-    /// What is enforced without it.
-    pub fn meaning(&self) -> &'static str {
-        match (self.name, self.is_up()) {
-            (LayerName::Global, true) => "limits hold over all regions",
-            (LayerName::Global, false) => "limits hold in the region, on the last counts of others (share: its part)",
-            (LayerName::Strict, true) => "strict limits are exact",
-            (LayerName::Strict, false) => "on_outage of each strict rule decides",
-            (LayerName::Regional, true) => "limits hold over the region",
-            (LayerName::Regional, false) => "on_outage of each rule decides",
-        }
-    }
 }
 
 impl fmt::Display for LayerFigures {
@@ -87,7 +103,7 @@ impl fmt::Display for LayerFigures {
             None => write!(f, "up")?,
             Some(down_for) => write!(f, "down for {} s", down_for.as_secs())?,
         }
-        write!(f, ", {} ({})", self.meaning(), self.place)
+        write!(f, ", {} ({})", self.name.meaning(self.is_up()), self.place)
     }
 }
 
@@ -110,6 +126,14 @@ pub(super) fn write(layers: &[LayerFigures], page: &mut Page<'_>) -> fmt::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_is_known_by_its_word() {
+        for name in LayerName::ALL {
+            assert_eq!(LayerName::of_word(name.word()), Some(name));
+        }
+        assert_eq!(LayerName::of_word("local"), None);
+    }
 
     #[test]
     fn a_layer_says_what_it_means() {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::time::SystemTime;
 
+use clap::ValueEnum;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -13,7 +14,25 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{DefaultFields, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::settings::{LogFormat, LogLevel};
+/// How a line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What is worth a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    #[value(alias = "warning")]
+    Warn,
+    #[value(alias = "fatal", alias = "panic")]
+    Error,
+}
 
 /// Says a line on standard error, if anybody still reads it.
 pub fn say(line: &str) {

@@ -1,27 +1,28 @@
 //! Everything that is measured, in Prometheus' text format.
 //!
 //! The counters live where they are counted; a scrape reads them once ([`Figures`]) and writes them down. Names that start
-//! with `ratelimit_service` are those of envoyproxy/ratelimit, so they have no `_total` at the end, which prometheus-client
-//! puts behind every counter of its own; that is why counters are written the way it writes gauges, under their own type.
+//! with `ratelimit_service` are those of envoyproxy/ratelimit.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text};
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::engine::table::TableStats;
 use crate::global::metrics::GlobalFigures;
-use crate::measure::histogram::{BUCKETS, Histogram};
+use crate::measure::times::Times;
 use crate::observe::hits::{Count, Counts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
 use crate::observe::outcome::{Failure, Outcomes, RequestOutcome};
+use crate::observe::page::Page;
 use crate::observe::process::ProcessFigures;
+use crate::observe::{global, regional};
 use crate::regional::metrics::RegionalFigures;
 use crate::rules::policy::{Class, OnOutage, Word};
 use crate::rules::problem::Severity;
@@ -39,43 +40,6 @@ pub struct ScrapeOptions {
     pub labels: Vec<(String, String)>,
     /// `ratelimit_service_response_time_seconds` in milliseconds.
     pub response_time_as_ms: bool,
-}
-
-/// A histogram, read.
-#[derive(Clone, Debug)]
-pub struct Times {
-    buckets: [(f64, u64); BUCKETS],
-    sum_s: f64,
-}
-
-impl Times {
-    pub fn of(histogram: &Histogram) -> Times {
-        let (buckets, sum_s) = histogram.read();
-        Times { buckets, sum_s }
-    }
-
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|(_, count)| count).sum()
-    }
-
-    /// So many of all took at most this long, in seconds: the upper bound of a bucket, infinite for the last. `None` if
-    /// nothing was recorded.
-    pub fn quantile_s(&self, quantile: f64) -> Option<f64> {
-        let rank = (self.count() as f64 * quantile).ceil().max(1.0) as u64;
-        let mut so_far = 0;
-        let holds = |(_, count): &&(f64, u64)| {
-            so_far += count;
-            so_far >= rank
-        };
-        self.buckets.iter().find(holds).map(|(upper_s, _)| *upper_s)
-    }
-
-    /// The same in another unit.
-    fn times(mut self, factor: f64) -> Times {
-        self.buckets.iter_mut().for_each(|(upper, _)| *upper *= factor);
-        self.sum_s *= factor;
-        self
-    }
 }
 
 /// Every outcome and failure, read.
@@ -167,14 +131,14 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Page(encoder);
+        let mut page = Page::new(encoder);
         self.of_the_reference(&mut page)?;
         self.of_decisions(&mut page)?;
         self.of_config(&mut page)?;
         self.of_outages(&mut page)?;
-        self.figures.regional.iter().try_for_each(|regional| regional.write(&mut page))?;
-        self.figures.owner.iter().try_for_each(|owner| owner.write_as_owner(&mut page))?;
-        self.figures.global.iter().try_for_each(|global| global.write(&mut page))?;
+        self.figures.regional.iter().try_for_each(|figures| regional::write(figures, &mut page))?;
+        self.figures.owner.iter().try_for_each(|figures| regional::write_as_owner(figures, &mut page))?;
+        self.figures.global.iter().try_for_each(|figures| global::write(figures, &mut page))?;
         self.of_the_process(&mut page)
     }
 }
@@ -203,7 +167,7 @@ impl Scrape {
             MetricType::Counter,
             [(method(), outcomes.response_time.count())],
         )?;
-        let times = outcomes.response_time.clone().times(if self.as_ms { 1000.0 } else { 1.0 });
+        let times = outcomes.response_time.clone().scaled(if self.as_ms { 1000.0 } else { 1.0 });
         let help = "From the arrival of a gRPC call to its answer";
         page.histogram("ratelimit_service_response_time_seconds", help, &method(), &times)?;
         let failures = outcomes.failures.iter().map(|(_, count)| count).sum::<u64>();
@@ -346,57 +310,5 @@ impl Scrape {
         page.gauge("process_open_fds", "Open file descriptors", process.open_files)?;
         page.gauge("process_threads", "Threads", process.threads)?;
         page.gauge("process_start_time_seconds", "When the process started, since the epoch", *started_at_s)
-    }
-}
-
-/// Where metrics are written, one family after the other.
-pub(crate) struct Page<'p>(DescriptorEncoder<'p>);
-
-impl Page<'_> {
-    pub(crate) fn family<'l, V: EncodeGaugeValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        series: impl IntoIterator<Item = (Vec<(LabelName, &'l str)>, V)>,
-    ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
-        for (labels, value) in series {
-            metric.encode_family(&labels)?.encode_gauge(&value)?;
-        }
-        Ok(())
-    }
-
-    fn single(&mut self, name: &str, help: &str, kind: MetricType, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.0.encode_descriptor(name, help, None, kind)?.encode_gauge(&value)
-    }
-
-    pub(crate) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.single(name, help, MetricType::Counter, value)
-    }
-
-    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.single(name, help, MetricType::Gauge, value)
-    }
-
-    /// Several histograms of one name, told apart by their labels.
-    pub(crate) fn histograms<'l>(
-        &mut self,
-        name: &str,
-        help: &str,
-        series: impl IntoIterator<Item = (Vec<(LabelName, &'l str)>, &'l Times)>,
-    ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (labels, times) in series {
-            let mut metric = metric.encode_family(&labels)?;
-            metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)?;
-        }
-        Ok(())
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, labels: &[(LabelName, &str)], times: &Times) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        let mut metric = if labels.is_empty() { metric } else { metric.encode_family(&labels)? };
-        metric.encode_histogram::<NoLabelSet>(times.sum_s, times.count(), &times.buckets, None)
     }
 }

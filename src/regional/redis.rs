@@ -13,6 +13,7 @@ mod lanes;
 mod link;
 mod script;
 mod sentinel;
+pub mod settings;
 mod tls;
 
 use std::collections::BTreeSet;
@@ -27,8 +28,8 @@ pub use crate::regional::redis::lanes::{ConnectionStatus, Lane, LastError};
 pub use crate::regional::redis::script::Script;
 
 use crate::regional::redis::lanes::Lanes;
-use crate::settings::redis::RedisSettings;
-use crate::settings::redis_address::RedisTarget;
+use crate::regional::redis::settings::RedisSettings;
+use crate::regional::redis::settings::address::RedisTarget;
 
 /// The region's Redis. Cheap to clone; the connections close with the last clone.
 #[derive(Clone)]

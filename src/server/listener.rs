@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::server::grpc::line::Socket;
 use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
-use crate::settings::socket::SocketSettings;
+use crate::server::socket_settings::SocketSettings;
 
 /// Something that accepts connections.
 pub trait Listen: Send {

@@ -11,4 +11,5 @@ pub mod reload;
 pub mod rls;
 pub mod service;
 pub mod socket_file;
+pub mod socket_settings;
 pub mod tls;

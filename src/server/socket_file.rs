@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 
-use crate::settings::socket::{SocketSettings, TEMPORARY_NAME_BYTES};
+use crate::server::socket_settings::{SocketSettings, TEMPORARY_NAME_BYTES};
 
 const BACKLOG: i32 = 4096;
 

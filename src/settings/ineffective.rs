@@ -3,7 +3,7 @@
 //! Names are listed one by one rather than by prefix: Kubernetes puts variables of its own beside them, such as
 //! `REDIS_PORT=tcp://...` for a Service called redis.
 
-use crate::settings::parse::boolean;
+use crate::flag_value::boolean;
 
 /// Names, the value that asks for nothing (if there is one), and why they have no effect.
 const GROUPS: &[(&[(&str, &str)], &str)] = &[

@@ -4,11 +4,12 @@
 use clap::Args;
 
 use crate::engine::reach::{Layers, RegionIndex, Store};
+use crate::global::settings::{GlobalFlags, GlobalSettings, RegionNames};
+use crate::regional::redis::settings::owner::{OwnerFlags, OwnerSettings};
+use crate::regional::redis::settings::{RedisFlags, RedisSettings};
 use crate::secret::{self, Secret, SecretFlags};
 use crate::settings::SettingError;
-use crate::settings::global::{GlobalFlags, GlobalSettings, RegionNames};
-use crate::settings::redis::{RedisFlags, RedisSettings};
-use crate::settings::strict::{StrictFlags, StrictSettings};
+use crate::settings::outages::{OutageFlags, OutageSettings};
 use crate::sources::surroundings::Surroundings;
 
 #[derive(Args, Clone, Debug)]
@@ -20,7 +21,10 @@ pub struct SharingFlags {
     pub global: GlobalFlags,
 
     #[command(flatten)]
-    pub strict: StrictFlags,
+    pub owner: OwnerFlags,
+
+    #[command(flatten)]
+    pub outages: OutageFlags,
 }
 
 /// Whom counts are shared with.
@@ -32,15 +36,18 @@ pub struct SharingSettings {
     pub global: Option<GlobalSettings>,
     /// The regions, also when they share nothing.
     pub names: Option<RegionNames>,
-    /// Who owns strict limits, and by what outages are noticed.
-    pub strict: StrictSettings,
+    /// Who owns strict limits.
+    pub owner: OwnerSettings,
+    /// By what outages are noticed.
+    pub outages: OutageSettings,
     /// What sensitive values are hashed with before they leave the process.
     pub secret: Option<Secret>,
 }
 
 impl SharingSettings {
     pub fn new(flags: &SharingFlags, secret: &SecretFlags) -> Result<SharingSettings, SettingError> {
-        let strict = StrictSettings::new(&flags.strict, &flags.redis)?;
+        let outages = OutageSettings::new(&flags.outages)?;
+        let owner = OwnerSettings::new(&flags.owner, &flags.redis)?;
         let global = GlobalSettings::new(&flags.global)?;
         Ok(SharingSettings {
             redis: RedisSettings::new(&flags.redis)?,
@@ -49,7 +56,8 @@ impl SharingSettings {
                 None => RegionNames::alone(&flags.global)?,
             },
             global,
-            strict,
+            owner,
+            outages,
             secret: secret::read(secret)?,
         })
     }
@@ -58,7 +66,7 @@ impl SharingSettings {
     pub fn layers(&self) -> Layers {
         let is_regional = self.redis.is_some();
         let place = self.names.as_ref().map_or(RegionIndex::ONLY, RegionNames::place);
-        let owner = match &self.strict.owner {
+        let owner = match &self.owner.redis {
             Some(_) => Some(Store::Owner),
             // Several regions have no Redis that could own a limit of all of them.
             None => (is_regional && place.regions == 1).then_some(Store::Origin),
@@ -76,7 +84,7 @@ impl SharingSettings {
     pub fn surroundings(&self) -> Surroundings {
         Surroundings {
             layers: self.layers(),
-            has_store: self.redis.is_some() || self.global.is_some() || self.strict.owner.is_some(),
+            has_store: self.redis.is_some() || self.global.is_some() || self.owner.redis.is_some(),
             has_secret: self.secret.is_some(),
         }
     }
@@ -95,7 +103,7 @@ impl SharingSettings {
             )),
             _ => None,
         };
-        let strict = flags.strict.warning(self.redis.is_some());
-        [flags.redis.warning(), flags.global.warning(), strict, alone].into_iter().flatten().collect()
+        let owner = flags.owner.warning(self.redis.is_some());
+        [flags.redis.warning(), flags.global.warning(), owner, alone].into_iter().flatten().collect()
     }
 }

@@ -5,5 +5,6 @@ pub mod files;
 pub mod load_status;
 pub mod path_snapshot;
 pub mod runtime;
+pub mod settings;
 pub mod surroundings;
 pub mod xds;

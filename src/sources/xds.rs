@@ -5,5 +5,6 @@
 //! tell the server.
 
 pub mod message;
+pub mod settings;
 pub mod stream;
 pub mod subscription;

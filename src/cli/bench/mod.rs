@@ -37,9 +37,9 @@ use crate::cli::bench::tally::Tally;
 use crate::cli::client::connect::{PATH, Target};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
+use crate::flag_value::duration;
 use crate::observe::process::ProcessFigures;
 use crate::request::VALUE_BYTES_MAX;
-use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate bench                                          # port 8081, the example rules

@@ -30,11 +30,11 @@ use crate::cli::client::connect::{ConnectError, Sender, Target};
 use crate::cli::client::exchange::{self, Failure};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
+use crate::flag_value::duration;
 use crate::observe::logging::say;
 use crate::request::typed::TypedDescriptor;
 use crate::request::{LimitOverride, Unit};
 use crate::server::rls::unit_number;
-use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate call --domain edge remote_address=203.0.113.7

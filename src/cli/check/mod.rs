@@ -14,9 +14,9 @@ use crate::cli::check::written::Written;
 use crate::cli::{Exit, Output};
 use crate::rules::Loaded;
 use crate::rules::problem::{LISTED_MAX, Problem, Severity};
-use crate::settings::rules::RuleFlags;
 use crate::settings::sharing::{SharingFlags, SharingSettings};
 use crate::sources::files;
+use crate::sources::settings::RuleFlags;
 
 #[derive(Args, Debug)]
 pub struct CheckFlags {

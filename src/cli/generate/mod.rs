@@ -20,9 +20,9 @@ use crate::cli::generate::plan::{Plan, Wishes};
 use crate::cli::generate::source::Source;
 use crate::cli::yaml::{in_comment, read};
 use crate::cli::{Exit, Output, explain};
+use crate::flag_value::{boolean, duration};
 use crate::request::Bounds;
-use crate::settings::parse::{boolean, duration};
-use crate::settings::rules::RuleFlags;
+use crate::sources::settings::RuleFlags;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate gen envoy --domain edge --map api_key=header:x-api-key

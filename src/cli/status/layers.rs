@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde::Deserialize;
 
 use crate::cli::status::report::time;
+use crate::observe::layers::LayerName;
 
 #[derive(Debug, Deserialize)]
 pub struct Layer {
@@ -18,11 +19,8 @@ pub struct Layer {
 impl Layer {
     /// What follows from it, if it is down.
     pub fn problem(&self) -> Option<String> {
-        let follows = match self.layer.as_str() {
-            "global" => "limits hold in the region, on the last counts of the others (share: its part of the limit)",
-            "strict" => "on_outage of each strict rule decides",
-            _ => "on_outage of each rule decides",
-        };
+        // A layer that this command does not know yet is one of the region's, as far as it can tell.
+        let follows = LayerName::of_word(&self.layer).unwrap_or(LayerName::Regional).outage_in_full();
         let Layer { layer, place, .. } = self;
         (!self.is_up).then(|| format!("the {layer} layer is down for {}, {place}: {follows}", self.down_for()))
     }

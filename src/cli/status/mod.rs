@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use crate::cli::status::page::{AdminAddress, PageError};
 use crate::cli::status::report::Stats;
 use crate::cli::{Exit, Output};
+use crate::flag_value::duration;
 use crate::observe::logging::say;
-use crate::settings::parse::duration;
 
 pub const EXAMPLES: &str = "Examples:
   tidegate status

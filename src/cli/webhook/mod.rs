@@ -25,11 +25,11 @@ use crate::cli::inject::SidecarFlags;
 use crate::cli::inject::sidecar::Sidecar;
 use crate::cli::webhook::review::Review;
 use crate::observe::logging;
+use crate::observe::logging::{LogFormat, LogLevel};
 use crate::server::drain::{self, Phase};
 use crate::server::http::{respond, serve_tls};
 use crate::server::tls::Tls;
-use crate::settings::tls::{PairNames, TlsSettings};
-use crate::settings::{LogFormat, LogLevel};
+use crate::server::tls::settings::{PairNames, TlsSettings};
 
 /// The API server sends a pod and what it was before; pods are at most some 1.5 MiB.
 const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;

@@ -13,8 +13,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::global::mysql::error::StoreError;
+use crate::global::mysql::settings::MysqlSettings;
 use crate::global::mysql::statement;
-use crate::settings::mysql::MysqlSettings;
 
 /// One for the publisher, one for the importer, and one for who looks after them.
 const CONNECTIONS_MAX: usize = 3;

@@ -19,10 +19,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::{Driver, Link};
+use crate::regional::redis::settings::RedisSettings;
+use crate::regional::redis::settings::address::{Credentials, Node, RedisTarget};
+use crate::regional::redis::settings::tls_files::TlsFiles;
 use crate::regional::redis::{sentinel, tls};
-use crate::settings::redis::RedisSettings;
-use crate::settings::redis_address::{Credentials, Node, RedisTarget};
-use crate::settings::redis_tls::TlsFiles;
 
 /// A peer that is gone without a word is noticed after about this long: idle, then three probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use crate::regional::redis::backoff::Backoff;
 use crate::regional::redis::dial::dial;
 use crate::regional::redis::error::{LinkState, OriginError};
 use crate::regional::redis::link::Link;
-use crate::settings::redis::RedisSettings;
+use crate::regional::redis::settings::RedisSettings;
 
 /// A lane whose connections break sooner than this is not well, even if connecting works.
 const STEADY: Duration = Duration::from_secs(1);

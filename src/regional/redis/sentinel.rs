@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::regional::redis::dial::{self, Fresh};
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::Link;
-use crate::settings::redis_address::Node;
+use crate::regional::redis::settings::address::Node;
 
 /// Asks the sentinels. Fails with what the last of them had to say.
 pub async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Result<Node, OriginError> {

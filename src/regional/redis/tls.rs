@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use crate::settings::redis_tls::TlsFiles;
+use crate::regional::redis::settings::tls_files::TlsFiles;
 
 /// Fails with a text that says what can't be used.
 pub fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {

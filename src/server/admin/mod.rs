@@ -19,11 +19,11 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::global::metrics::GlobalFigures;
+use crate::measure::times::Times;
 use crate::observe::layers::LayerFigures;
 use crate::observe::process::ProcessFigures;
-use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions, Times};
-use crate::regional::metrics::RegionalFigures;
+use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
+use crate::observe::{global, regional};
 use crate::rules::explain_text::length;
 use crate::server::admin::explain::Unexplained;
 use crate::server::grpc::connection_stats::ConnectionStats;
@@ -249,9 +249,9 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "handshake_failures": figures.connections.handshake_failures,
         },
         "layers": figures.layers.iter().map(LayerFigures::to_json).collect::<Vec<_>>(),
-        "regional": figures.regional.as_ref().map(RegionalFigures::to_json),
-        "strict": figures.owner.as_ref().map(RegionalFigures::to_json),
-        "global": figures.global.as_ref().map(GlobalFigures::to_json),
+        "regional": figures.regional.as_ref().map(regional::to_json),
+        "strict": figures.owner.as_ref().map(regional::to_json),
+        "global": figures.global.as_ref().map(global::to_json),
         "process": {
             "cpu_s": figures.process.cpu.as_secs_f64(),
             "resident_bytes": figures.process.resident_bytes,

@@ -18,7 +18,7 @@ use rustls::{CertificateError, InconsistentKeys, RootCertStore, ServerConfig};
 use thiserror::Error;
 
 use crate::server::tls::named_clients::NamedClients;
-use crate::settings::tls::{ClientSettings, TlsSettings};
+use crate::server::tls::settings::{ClientSettings, TlsSettings};
 use crate::sources::files::open_regular;
 
 /// Larger files are refused: the certificates of all public CAs are a quarter of it.
@@ -187,7 +187,7 @@ fn text(setting: &'static str, file: &Path) -> Result<Vec<u8>, CertificateFault>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::tls::PairNames;
+    use crate::server::tls::settings::PairNames;
     use rcgen::{CertificateParams, KeyPair};
     use std::fs;
     use tempfile::TempDir;

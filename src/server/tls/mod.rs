@@ -6,6 +6,7 @@
 
 pub mod certificates;
 pub mod named_clients;
+pub mod settings;
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::server::tls::certificates::{CertificateFault, Certificates};
-use crate::settings::tls::TlsSettings;
+use crate::server::tls::settings::TlsSettings;
 use crate::sources::changes::Changes;
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme};
 use webpki::EndEntityCert;
 
-use crate::settings::tls::ClientName;
+use crate::server::tls::settings::ClientName;
 
 /// So many of a certificate's names are repeated to the operator.
 const NAMES_TOLD_MAX: usize = 8;

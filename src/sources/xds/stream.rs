@@ -14,7 +14,7 @@ use tonic::Request;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::rules::Source;
-use crate::settings::xds::{XdsSettings, XdsTls};
+use crate::sources::xds::settings::{XdsSettings, XdsTls};
 use crate::sources::xds::subscription::Subscription;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

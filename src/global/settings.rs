@@ -8,7 +8,7 @@ use clap::Args;
 use thiserror::Error;
 
 use crate::engine::reach::RegionIndex;
-use crate::settings::mysql::{MysqlFlags, MysqlSettingError, MysqlSettings};
+use crate::global::mysql::settings::{MysqlFlags, MysqlSettingError, MysqlSettings};
 
 /// As wide as the column.
 const REGION_BYTES_MAX: usize = 48;

@@ -1,10 +1,11 @@
-//! Values as they are typed: booleans, durations, addresses and maps in the forms that envoyproxy/ratelimit takes, too.
+//! Values as they are typed: booleans, durations and addresses in the forms that envoyproxy/ratelimit takes, too.
 
 use std::net::{Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::observe::label_name::LabelName;
+use thiserror::Error;
 
 /// The words that envoyproxy/ratelimit takes for booleans.
 pub fn boolean(text: &str) -> Result<bool, String> {
@@ -48,6 +49,30 @@ fn parts_of_duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(sum)
 }
 
+/// A duration that a setting does not allow.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "--{flag} ({env}) is {}: write a duration from {} to {}",
+    humantime::format_duration(*.value),
+    humantime::format_duration(*.range.start()),
+    humantime::format_duration(*.range.end())
+)]
+pub struct DurationError {
+    flag: &'static str,
+    env: &'static str,
+    value: Duration,
+    range: RangeInclusive<Duration>,
+}
+
+/// The duration that a flag, or its variable in the environment, has, if it is one of those allowed.
+pub fn duration_within(
+    (flag, env): (&'static str, &'static str),
+    value: Duration,
+    range: RangeInclusive<Duration>,
+) -> Result<Duration, DurationError> {
+    if range.contains(&value) { Ok(value) } else { Err(DurationError { flag, env, value, range }) }
+}
+
 /// A share between nothing and everything.
 pub fn ratio(text: &str) -> Result<f32, String> {
     match text.parse() {
@@ -84,41 +109,6 @@ impl FromStr for SocketAddress {
     }
 }
 
-/// `name:value,name2:value2`, as labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tags(pub Vec<(String, String)>);
-
-impl FromStr for Tags {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Tags, String> {
-        let mut tags: Vec<(String, String)> = Vec::new();
-        for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-            let Some((name, value)) = pair.split_once(':') else {
-                return Err(format!("'{pair}' has no ':': write name:value,name2:value2"));
-            };
-            if !is_label_name(name) {
-                return Err(format!("'{name}' is not a label name: use letters, digits and _, not a digit first"));
-            }
-            // Two labels of one name would make every scrape invalid.
-            if name.starts_with("__") {
-                return Err(format!("the label '{name}' is Prometheus' own: choose a name without __ at its start"));
-            }
-            if LabelName::is_taken(name) || tags.iter().any(|(other, _)| other == name) {
-                return Err(format!("the label '{name}' is there already: choose another name"));
-            }
-            tags.push((name.to_owned(), value.to_owned()));
-        }
-        Ok(Tags(tags))
-    }
-}
-
-fn is_label_name(name: &str) -> bool {
-    let is_first = |byte: &u8| byte.is_ascii_alphabetic() || *byte == b'_';
-    let bytes = name.as_bytes();
-    bytes.first().is_some_and(is_first) && bytes.iter().all(|byte| is_first(byte) || byte.is_ascii_digit())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +126,14 @@ mod tests {
         for nonsense in ["", "5", "s", "1.2.3s", "-1s", "1 fortnight", "1e300h", ".", "10M", "1h 30m"] {
             assert!(duration(nonsense).is_err(), "{nonsense}");
         }
+    }
+
+    #[test]
+    fn a_duration_out_of_its_range_is_told_the_range() {
+        let (least, most) = (Duration::from_millis(50), Duration::from_secs(60));
+        assert_eq!(duration_within(("a-b", "A_B"), most, least..=most), Ok(most));
+        let said = duration_within(("a-b", "A_B"), Duration::from_millis(1), least..=most).unwrap_err().to_string();
+        assert_eq!(said, "--a-b (A_B) is 1ms: write a duration from 50ms to 1m");
     }
 
     #[test]
@@ -157,25 +155,6 @@ mod tests {
         assert_eq!(read("localhost:1").unwrap(), "127.0.0.1:1");
         for nonsense in ["", ":", "9090", ":x", "example.com:1", "1.2.3.4", ":65536"] {
             assert!(read(nonsense).is_err(), "{nonsense}");
-        }
-    }
-
-    #[test]
-    fn tags_are_labels() {
-        let read = |text: &str| text.parse::<Tags>();
-        assert_eq!(read("a:b,c:d:e").unwrap().0, [("a".into(), "b".into()), ("c".into(), "d:e".into())]);
-        assert_eq!(read("").unwrap().0, []);
-        for nonsense in ["a", "a-b:c", "1:c", "__name__:x", "domain:x", "a:b,a:c", ":x"] {
-            assert!(read(nonsense).is_err(), "{nonsense}");
-        }
-    }
-
-    #[test]
-    fn a_label_of_a_metric_can_not_be_set_twice() {
-        let own = LabelName::ALL.iter().map(|name| name.word());
-        for name in own.chain(["le"]) {
-            let said = format!("a:b,{name}:x").parse::<Tags>().unwrap_err();
-            assert!(said.contains(&format!("the label '{name}' is there already")), "{said}");
         }
     }
 }

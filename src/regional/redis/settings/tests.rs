@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::settings::redis_address::Node;
+use crate::regional::redis::settings::address::Node;
 
 #[derive(Parser)]
 struct Command {

@@ -2,15 +2,24 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
+use crate::flag_value::boolean;
 use crate::rules::Options;
 use crate::rules::limit::DigestKey;
 use crate::rules::problem::Strictness;
 use crate::secret::{self, Secret, SecretError, SecretFlags};
-use crate::settings::parse::boolean;
 use crate::sources::files::Location;
 use crate::sources::runtime::RuntimeDirectory;
+
+/// What kind of place rules come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RulesType {
+    #[value(name = "FILE")]
+    File,
+    #[value(name = "GRPC_XDS_SOTW")]
+    Xds,
+}
 
 #[derive(Args, Clone, Debug)]
 pub struct RuleFlags {

@@ -3,11 +3,9 @@
 //! They are read at the start, so that a wrong path is refused there, and again at every connect.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use thiserror::Error;
+use crate::pem_file::{self, PemFileError};
 
 /// How Redis shows who it is, and how we do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,49 +32,21 @@ impl fmt::Debug for TlsFiles {
     }
 }
 
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("--{flag} is '{file}', which {fault}: name a PEM file with a line {line}")]
-pub struct TlsFileError {
-    flag: &'static str,
-    file: PathBuf,
-    fault: String,
-    line: &'static str,
-}
-
 impl RedisTls {
-    pub fn read(&self) -> Result<TlsFiles, TlsFileError> {
-        let ca =
-            self.ca.as_deref().map(|file| certificates(file, "redis-tls-cacert (REDIS_TLS_CACERT)")).transpose()?;
+    pub fn read(&self) -> Result<TlsFiles, PemFileError> {
+        let ca = self
+            .ca
+            .as_deref()
+            .map(|file| pem_file::certificates(file, "redis-tls-cacert (REDIS_TLS_CACERT)"))
+            .transpose()?;
         let client = match &self.client {
             Some((certificate, private)) => Some((
-                certificates(certificate, "redis-tls-client-cert (REDIS_TLS_CLIENT_CERT)")?,
-                key(private, "redis-tls-client-key (REDIS_TLS_CLIENT_KEY)")?,
+                pem_file::certificates(certificate, "redis-tls-client-cert (REDIS_TLS_CLIENT_CERT)")?,
+                pem_file::key(private, "redis-tls-client-key (REDIS_TLS_CLIENT_KEY)")?,
             )),
             None => None,
         };
         Ok(TlsFiles { ca, client, any_name: self.any_name })
-    }
-}
-
-/// A PEM file with certificates in it.
-pub(super) fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
-    let error = |fault| TlsFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN CERTIFICATE-----" };
-    let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(pem),
-        Ok(_) => Err(error("has no certificate in it".into())),
-        Err(fault) => Err(error(format!("is broken: {fault}"))),
-    }
-}
-
-/// A PEM file with a private key in it.
-pub(super) fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, TlsFileError> {
-    let error = |fault| TlsFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN PRIVATE KEY-----" };
-    let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
-    match PrivateKeyDer::from_pem_slice(&pem) {
-        Ok(_) => Ok(pem),
-        Err(_) => Err(error("has no private key in it".into())),
     }
 }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use rustls::pki_types::DnsName;
 use thiserror::Error;
 
-use crate::settings::parse::boolean;
+use crate::flag_value::boolean;
 
 #[derive(Args, Clone, Debug)]
 pub struct TlsFlags {

@@ -12,9 +12,9 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use thiserror::Error;
 
+use crate::flag_value::duration;
+use crate::pem_file::{PemFileError, certificates, key};
 use crate::secret::Secret;
-use crate::settings::parse::duration;
-use crate::settings::redis_tls::{TlsFileError, certificates, key};
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(10);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ pub enum MysqlSettingError {
     )]
     HalfCertificate { set: &'static str, missing: &'static str },
     #[error(transparent)]
-    TlsFile(#[from] TlsFileError),
+    TlsFile(#[from] PemFileError),
     #[error(
         "--mysql-password-file (TIDEGATE_MYSQL_PASSWORD_FILE) is '{file}', which {fault}: name a file with one line, the \
          password"

@@ -10,7 +10,7 @@ use clap::Args;
 use http::{HeaderName, HeaderValue, Uri};
 use thiserror::Error;
 
-use crate::settings::parse::{boolean, duration};
+use crate::flag_value::{boolean, duration};
 
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 const MESSAGE_BYTES: usize = 32 * 1024 * 1024;

@@ -4,20 +4,28 @@
 //! here, the files included: a process that starts with a password file or a CA it can't read would run on without its
 //! region and look healthy. Files are read again at every connect, because passwords and certificates rotate.
 
+pub mod address;
+pub mod owner;
+pub mod tls_files;
+
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use thiserror::Error;
 
+use crate::flag_value::{DurationError, boolean, duration, duration_within, thousandths};
+use crate::pem_file::PemFileError;
+use crate::regional::redis::settings::address::{
+    AddressError, Credentials, RedisAddress, RedisTarget, RedisType, SocketType,
+};
+use crate::regional::redis::settings::tls_files::RedisTls;
 use crate::secret::Secret;
-use crate::settings::parse::{boolean, duration, thousandths};
-use crate::settings::redis_address::{AddressError, Credentials, RedisAddress, RedisTarget, RedisType, SocketType};
-use crate::settings::redis_tls::{RedisTls, TlsFileError};
 
-const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
-const DEADLINE_MIN: Duration = Duration::from_millis(1);
-const DEADLINE_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT_RANGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+/// Of a call to a store that a request waits for.
+const DEADLINE_RANGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug)]
 pub struct RedisFlags {
@@ -173,7 +181,7 @@ pub enum RedisSettingError {
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error(transparent)]
-    TlsFile(#[from] TlsFileError),
+    TlsFile(#[from] PemFileError),
     #[error(
         "--redis-auth-file (TIDEGATE_REDIS_AUTH_FILE) is '{file}', which {fault}: \
          name a file with one line, the password or user:password"
@@ -195,35 +203,17 @@ pub enum RedisSettingError {
          neither"
     )]
     HalfCertificate { set: &'static str, missing: &'static str },
-    #[error("--{flag} ({env}) is {}: write a duration from {min} to {max}", humantime::format_duration(*.value))]
-    Duration { flag: &'static str, env: &'static str, value: Duration, min: &'static str, max: &'static str },
+    #[error(transparent)]
+    Duration(#[from] DurationError),
 }
 
 impl RedisSettings {
     /// `None`: no Redis. Reads the files once, to refuse what can't be read.
     pub fn new(flags: &RedisFlags) -> Result<Option<RedisSettings>, RedisSettingError> {
-        let within = |flag, env, value: Duration, least: Duration, most: Duration, min, max| {
-            let is_within = (least..=most).contains(&value);
-            if is_within { Ok(value) } else { Err(RedisSettingError::Duration { flag, env, value, min, max }) }
-        };
-        let connect_timeout = within(
-            "redis-timeout",
-            "REDIS_TIMEOUT",
-            flags.redis_timeout,
-            Duration::from_millis(1),
-            CONNECT_TIMEOUT_MAX,
-            "1ms",
-            "1m",
-        )?;
-        let origin_deadline = within(
-            "origin-deadline",
-            "TIDEGATE_ORIGIN_DEADLINE",
-            flags.origin_deadline,
-            DEADLINE_MIN,
-            DEADLINE_MAX,
-            "1ms",
-            "10s",
-        )?;
+        let connect_timeout =
+            duration_within(("redis-timeout", "REDIS_TIMEOUT"), flags.redis_timeout, CONNECT_TIMEOUT_RANGE)?;
+        let origin_deadline =
+            duration_within(("origin-deadline", "TIDEGATE_ORIGIN_DEADLINE"), flags.origin_deadline, DEADLINE_RANGE)?;
         let Some(url) = flags.redis_url.as_ref().map(Secret::expose).filter(|url| !url.trim().is_empty()) else {
             return Ok(None);
         };

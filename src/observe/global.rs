@@ -1,0 +1,97 @@
+//! How the figures of the exchange between regions are shown.
+
+use std::fmt;
+use std::time::UNIX_EPOCH;
+
+use prometheus_client::metrics::MetricType;
+use serde_json::{Map, Value, json};
+
+use crate::global::metrics::{GlobalFigures, Turn};
+use crate::measure::times::Times;
+use crate::observe::label_name::LabelName;
+use crate::observe::page::Page;
+
+/// All figures at a glance, for `/stats`.
+pub fn to_json(figures: &GlobalFigures) -> Value {
+    let turn = |(turn, is_open, opened): (Turn, bool, u64)| {
+        let failed: u64 = figures.errors.iter().filter(|((of, _), _)| *of == turn).map(|(_, count)| count).sum();
+        let times = figures.times.iter().find(|(of, _)| *of == turn).map(|(_, times)| times);
+        let since = figures.since_success().into_iter().find(|(of, _)| *of == turn).and_then(|(_, since)| since);
+        let shown = json!({
+            "is_open": is_open,
+            "opened": opened,
+            "failed": failed,
+            "succeeded": times.map(Times::count),
+            "p99_us": times.and_then(|times| times.quantile_s(0.99)).map(|seconds| seconds * 1e6),
+            "succeeded_ago_s": since,
+        });
+        (turn.word().to_owned(), shown)
+    };
+    let seen = figures.seen().into_iter().map(|(region, ago_ms)| {
+        let is_configured = figures.regions.iter().any(|name| **name == *region);
+        json!({"name": region, "changed_ago_ms": ago_ms, "is_configured": is_configured})
+    });
+    let last_error = figures.last_error.as_ref().map(|(turn, error)| {
+        let at_s = error.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        json!({"turn": turn.word(), "text": error.text, "reason": error.reason, "at_s": at_s})
+    });
+    json!({
+        "region": figures.region,
+        "mysql": {"address": figures.place, "last_error": last_error},
+        "regions": seen.collect::<Vec<_>>(),
+        "turns": Map::from_iter(figures.breakers().map(turn)),
+        "published_rows": figures.published_rows,
+        "refused_rows": figures.refused_rows,
+        "imported_rows": figures.imported_rows,
+        "rows_last_import": figures.rows_last_import,
+        "created_keys": figures.created_keys,
+        "sought_keys": figures.sought_keys,
+        "contested_keys": figures.status.contested_keys,
+        "waiting_keys": figures.status.waiting,
+        "imported_age_p99_us": figures.ages.quantile_s(0.99).map(|seconds| seconds * 1e6),
+    })
+}
+
+/// Writes what was exchanged, and how that went.
+pub(super) fn write(figures: &GlobalFigures, page: &mut Page<'_>) -> fmt::Result {
+    page.counter("tidegate_global_published_rows_total", "Rows that MySQL was told", figures.published_rows)?;
+    page.counter("tidegate_global_refused_rows_total", "Rows that MySQL does not take", figures.refused_rows)?;
+    page.counter("tidegate_global_imported_rows_total", "Rows that were read", figures.imported_rows)?;
+    let ignored = figures.ignored_rows.map(|(why, count)| (vec![(LabelName::Reason, why)], count));
+    page.family("tidegate_global_ignored_rows_total", "Rows that were left out", MetricType::Counter, ignored)?;
+    page.counter(
+        "tidegate_global_created_keys_total",
+        "Keys that are here only because other regions count them",
+        figures.created_keys,
+    )?;
+    page.counter(
+        "tidegate_global_sought_keys_total",
+        "Keys that were looked up, because counts of other regions had been left out or given up",
+        figures.sought_keys,
+    )?;
+    page.gauge("tidegate_global_last_import_rows", "Rows at the last import", figures.rows_last_import)?;
+    let errors = figures
+        .errors
+        .iter()
+        .map(|((turn, reason), count)| (vec![(LabelName::Turn, turn.word()), (LabelName::Reason, *reason)], *count));
+    page.family("tidegate_global_errors_total", "Statements that failed", MetricType::Counter, errors)?;
+    page.counter("tidegate_global_conflicts_total", "Statements that were tried again", figures.conflicts)?;
+    let times = figures.times.iter().map(|(turn, times)| (vec![(LabelName::Turn, turn.word())], times));
+    page.histograms("tidegate_global_duration_seconds", "Turns that succeeded", times)?;
+    let since = figures
+        .since_success()
+        .into_iter()
+        .filter_map(|(turn, since)| Some((vec![(LabelName::Turn, turn.word())], since?)));
+    page.family("tidegate_global_success_age_seconds", "Since the last success", MetricType::Gauge, since)?;
+    page.histograms(
+        "tidegate_global_imported_age_seconds",
+        "How old the news of other regions are at their import, by the server's clock",
+        [(Vec::new(), &figures.ages)],
+    )?;
+    let open = figures.breakers().map(|(turn, is_open, _)| (vec![(LabelName::Turn, turn.word())], u64::from(is_open)));
+    page.family("tidegate_global_breaker_open", "1 while turns are rare", MetricType::Gauge, open)?;
+    let opened = figures.breakers().map(|(turn, _, opened)| (vec![(LabelName::Turn, turn.word())], opened));
+    page.family("tidegate_global_breaker_opened_total", "How often it opened", MetricType::Counter, opened)?;
+    page.gauge("tidegate_global_contested_keys", "Keys that other regions count too", figures.status.contested_keys)?;
+    page.gauge("tidegate_global_waiting_keys", "Keys that wait to be published", figures.status.waiting)
+}
