@@ -1,6 +1,7 @@
 //! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
 
 use crate::engine::count::counter::Counter;
+use crate::engine::count::fits;
 use crate::engine::key::{IdentifierBuffer, Key};
 use crate::engine::reach::Enforcement;
 use crate::engine::table::foreign::View;
@@ -8,7 +9,6 @@ use crate::engine::{Engine, find};
 use crate::request::{Hits, Request};
 use crate::rules::Ruleset;
 use crate::rules::limit::{Limit, Rule, Space, Terms};
-use crate::rules::policy::Algorithm;
 
 /// One limit of a descriptor, as it stands.
 #[derive(Clone, Copy, Debug)]
@@ -88,15 +88,14 @@ impl Engine {
         let here = counter.look(&terms, now_ms);
         let mut counter = View { counter: &mut counter, foreign: foreign.as_ref(), is_cut_off: held.is_cut_off };
         let look = counter.look(&terms, now_ms);
-        let most = if terms.algorithm == Algorithm::Gcra { terms.burst } else { terms.limit };
-        let fits = i128::from(look.available) >= i128::from(hits);
+        let fits = fits(look.available, hits);
         let admits_at_ms = if fits { Some(now_ms) } else { counter.admits_at(&terms, &look, hits) };
         Peek {
             limit,
             held,
             terms,
             is_known,
-            counted: u64::try_from(i64::from(most).saturating_sub(look.available)).unwrap_or(0),
+            counted: u64::try_from(i64::from(terms.capacity()).saturating_sub(look.available)).unwrap_or(0),
             foreign: u64::try_from(here.available.saturating_sub(look.available)).unwrap_or(0),
             remaining: u64::try_from(look.available).unwrap_or(0),
             fits,

@@ -1,7 +1,7 @@
 //! How far a limit reaches here: its scope, reduced to what is configured, and this region's part of it.
 
 use crate::rules::limit::{Limit, Terms};
-use crate::rules::policy::{Algorithm, Class, OnOutage, Policy, Scope};
+use crate::rules::policy::{Class, OnOutage, Policy, Scope};
 
 /// Shorter windows stay in their region: others would hear of their counts when they are nearly over.
 const GLOBAL_WINDOW_MS_MIN: u64 = 10_000;
@@ -104,8 +104,8 @@ impl Layers {
             Some(Scope::Split) if self.place.regions > 1 => Scope::Split,
             Some(Scope::Regional | Scope::Split) => region,
             None | Some(Scope::Global) => {
-                let is_windowed = matches!(terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow);
-                let is_shared = self.is_global && is_windowed && terms.window_ms >= GLOBAL_WINDOW_MS_MIN;
+                let is_shared =
+                    self.is_global && terms.algorithm.is_windowed() && terms.window_ms >= GLOBAL_WINDOW_MS_MIN;
                 if is_shared { Scope::Global } else { region }
             }
         }
@@ -141,6 +141,7 @@ impl Layers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::policy::Algorithm;
 
     fn terms(limit: u32, window_ms: u64, algorithm: Algorithm) -> Terms {
         Terms { limit, window_ms, algorithm, burst: limit }

@@ -29,13 +29,9 @@ impl Named {
     pub fn terms(&self, window_ms: u64) -> Terms {
         let of_window = self.limits.iter().map(|(terms, _)| terms).find(|terms| terms.window_ms == window_ms);
         let algorithm = of_window.or(self.limits.first().map(|(terms, _)| terms)).map(|terms| terms.algorithm);
-        let algorithm = algorithm.filter(|algorithm| *algorithm == Algorithm::FixedWindow);
-        let unknown = Terms {
-            limit: u32::MAX,
-            window_ms,
-            algorithm: algorithm.unwrap_or(Algorithm::SlidingWindow),
-            burst: u32::MAX,
-        };
+        let algorithm = algorithm.filter(|algorithm| algorithm.is_windowed());
+        let unknown =
+            Terms { limit: u32::MAX, window_ms, algorithm: algorithm.unwrap_or(Algorithm::DEFAULT), burst: u32::MAX };
         of_window.copied().unwrap_or(unknown)
     }
 
@@ -43,8 +39,7 @@ impl Named {
     pub fn is_global(&self, window_ms: u64) -> bool {
         let of_window = self.limits.iter().find(|(terms, _)| terms.window_ms == window_ms);
         of_window.is_none_or(|(terms, scope)| {
-            matches!(terms.algorithm, Algorithm::SlidingWindow | Algorithm::FixedWindow)
-                && !matches!(scope, Some(Scope::Local | Scope::Regional))
+            terms.algorithm.is_windowed() && !matches!(scope, Some(Scope::Local | Scope::Regional))
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::observe::by_value::ByValue;
 use crate::observe::labels::Labels;
 use crate::request::{Hits, Request};
 use crate::rules::limit::Rule;
-use crate::rules::policy::{Algorithm, OnOutage};
+use crate::rules::policy::OnOutage;
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Ruleset};
 
 /// Levels that labels tell apart: deeper ones are added up.
@@ -77,10 +77,7 @@ impl HitCounters {
 /// What one descriptor adds, with the reference's arithmetic where its hits straddle a threshold.
 fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) -> Counts {
     let verdict = &limited.verdict;
-    let limit = match limited.terms.algorithm {
-        Algorithm::Gcra => limited.terms.burst,
-        _ => limited.terms.limit,
-    };
+    let limit = limited.terms.capacity();
     let near = (limit as f32 * near_ratio).floor() as u64;
     let before = u64::try_from(i64::from(limit).saturating_sub(verdict.available)).unwrap_or(0);
     let limit = u64::from(limit);

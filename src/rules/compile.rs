@@ -10,7 +10,7 @@ use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
 use crate::rules::limit::{
     Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, in_message, rule_step, shown,
 };
-use crate::rules::policy::{Algorithm, Policy};
+use crate::rules::policy::Policy;
 use crate::rules::problem::{FilePosition, Problems};
 use crate::rules::tree::{Label, Level, Node, Number, Tree, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
@@ -289,10 +289,7 @@ fn limit(file: &LimitFile) -> Option<Limit> {
             window_ms: terms.window_ms,
             algorithm: terms.algorithm,
             // A limit of zero denies everything, at once too.
-            burst: match terms.algorithm {
-                Algorithm::Gcra if limit > 0 => terms.burst.unwrap_or(limit),
-                _ => limit,
-            },
+            burst: terms.burst.filter(|_| terms.algorithm.is_bucket() && limit > 0).unwrap_or(limit),
         },
         name: name(file),
         replaces: replaces(file),

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use crate::rules::explain::Explanation;
 use crate::rules::limit::{Limit, Rule};
-use crate::rules::policy::Algorithm;
 
 impl Explanation<'_> {
     pub fn to_json(&self) -> Value {
@@ -33,7 +32,7 @@ fn rule_json(rule: &Rule) -> Value {
             "requests_per_unit": limit.terms.limit,
             "window_ms": limit.terms.window_ms,
             "algorithm": limit.terms.algorithm,
-            "burst": (limit.terms.algorithm == Algorithm::Gcra).then_some(limit.terms.burst),
+            "burst": limit.terms.own_burst(),
             "charge": limit.charge,
         })).collect::<Vec<_>>(),
         "replaces": rule.replaces().map(|name| &**name).collect::<Vec<_>>(),
@@ -101,7 +100,7 @@ fn sentences(rule: &Rule) -> Vec<String> {
 fn describe(limit: &Limit) -> String {
     let terms = &limit.terms;
     let window = window(terms.window_ms);
-    let burst = if terms.algorithm == Algorithm::Gcra { format!(", burst {}", terms.burst) } else { String::new() };
+    let burst = terms.own_burst().map_or_else(String::new, |burst| format!(", burst {burst}"));
     let name = if limit.name.is_empty() { String::new() } else { format!(", name {}", limit.name) };
     format!("limit: {} per {window}, {}{burst}, charge {}{name}", terms.limit, terms.algorithm, limit.charge)
 }

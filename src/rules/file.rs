@@ -343,10 +343,10 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
     let window = window(fields, report);
     let algorithm = fields.word::<Algorithm>("algorithm", report);
     let is_algorithm_spoilt = fields.is_spoilt("algorithm", algorithm.as_ref());
-    let algorithm = algorithm.map_or(Algorithm::SlidingWindow, |it| it.value);
+    let algorithm = algorithm.map_or(Algorithm::DEFAULT, |it| it.value);
     let burst = fields.number("burst", 1, report);
     if let Some(burst) = &burst
-        && algorithm != Algorithm::Gcra
+        && !algorithm.is_bucket()
         && !is_algorithm_spoilt
     {
         report.error(
@@ -363,7 +363,7 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
     let scope = fields.word::<Scope>("scope", report);
     if let Some(scope) = &scope
         && scope.value == Scope::Global
-        && matches!(algorithm, Algorithm::Gcra | Algorithm::ExactWindow)
+        && algorithm.widest_scope().is_some()
     {
         report.error(
             scope.at,

@@ -28,7 +28,12 @@ impl Terms {
     /// How many hits fit on a fresh key.
     #[inline(always)]
     pub fn capacity(&self) -> u32 {
-        if self.algorithm == Algorithm::Gcra { self.burst } else { self.limit }
+        if self.algorithm.is_bucket() { self.burst } else { self.limit }
+    }
+
+    /// How many hits fit at once, where that is not the limit.
+    pub(crate) fn own_burst(&self) -> Option<u32> {
+        self.algorithm.is_bucket().then_some(self.burst)
     }
 }
 

@@ -56,6 +56,42 @@ words! {
     }
 }
 
+impl Algorithm {
+    /// How a limit counts that does not say how.
+    pub(crate) const DEFAULT: Algorithm = Algorithm::SlidingWindow;
+
+    /// Those whose counts regions exchange.
+    pub(crate) fn windowed() -> impl Iterator<Item = Algorithm> {
+        Algorithm::ALL.iter().copied().filter(|algorithm| algorithm.is_windowed())
+    }
+
+    /// Counts in one or two cells, each as long as the window, which is what regions exchange.
+    #[inline(always)]
+    pub(crate) fn is_windowed(self) -> bool {
+        match self {
+            Algorithm::SlidingWindow | Algorithm::FixedWindow => true,
+            Algorithm::ExactWindow | Algorithm::Gcra => false,
+        }
+    }
+
+    /// A bucket that drains at the limit's rate, and holds `burst` hits.
+    #[inline(always)]
+    pub(crate) fn is_bucket(self) -> bool {
+        match self {
+            Algorithm::Gcra => true,
+            Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::ExactWindow => false,
+        }
+    }
+
+    /// The widest scope of what other regions can't be told of; `None` stands for the widest that is configured.
+    pub(crate) fn widest_scope(self) -> Option<Scope> {
+        match self {
+            Algorithm::SlidingWindow | Algorithm::FixedWindow => None,
+            Algorithm::ExactWindow | Algorithm::Gcra => Some(Scope::Regional),
+        }
+    }
+}
+
 words! {
     /// Who shares the count.
     Scope {
@@ -115,7 +151,7 @@ impl Policy {
         self.slack_permille.or((self.scope == Some(Scope::Split)).then_some(0))
     }
 
-    /// Explicit fields first, then the class's defaults, then ours. `gcra` and `exact_window` reach the region at most.
+    /// Explicit fields first, then the class's defaults, then the algorithm's.
     pub fn resolve(
         algorithm: Algorithm,
         class: Option<Class>,
@@ -128,10 +164,9 @@ impl Policy {
             Some(Class::Security) => (Some(Scope::Strict), OnOutage::Deny),
             Some(Class::Cost) => (None, OnOutage::Deny),
         };
-        let regional_at_most = matches!(algorithm, Algorithm::Gcra | Algorithm::ExactWindow);
         Policy {
             class,
-            scope: scope.or(of_class.0).or(regional_at_most.then_some(Scope::Regional)),
+            scope: scope.or(of_class.0).or(algorithm.widest_scope()),
             on_outage: on_outage.unwrap_or(of_class.1),
             slack_permille,
         }

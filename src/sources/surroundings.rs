@@ -5,7 +5,7 @@
 
 use crate::engine::reach::{Layers, Reach};
 use crate::rules::limit::{Limit, Rule};
-use crate::rules::policy::{Algorithm, OnOutage, Scope};
+use crate::rules::policy::{OnOutage, Scope};
 use crate::rules::{Domain, Loaded, Ruleset, lint};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,9 +51,8 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
     };
     let is_reduced = |wanted: Scope| {
         let is_reduced = move |(_, limit): &(&Rule, &Limit)| {
-            // What `gcra` and `exact_window` default to, so nobody asked for it.
-            let is_default =
-                wanted == Scope::Regional && matches!(limit.terms.algorithm, Algorithm::Gcra | Algorithm::ExactWindow);
+            // What the algorithm defaults to, so nobody asked for it.
+            let is_default = limit.terms.algorithm.widest_scope() == Some(wanted);
             limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Local && !is_default
         };
         limits().filter(is_reduced).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()

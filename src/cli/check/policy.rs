@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::cli::check::table::table as aligned;
 use crate::cli::check::written::{Fields, Written};
 use crate::rules::explain_text::window;
-use crate::rules::limit::{Demand, Limit, Rule};
-use crate::rules::policy::{Algorithm, Class, Policy, Scope, Word};
+use crate::rules::limit::{Demand, Limit, Rule, Terms};
+use crate::rules::policy::{Class, Policy, Scope, Word};
 use crate::rules::{Domain, Ruleset};
 
 /// The scope of a limit that leaves it to what is configured.
@@ -124,7 +124,7 @@ impl PolicyRow<'_> {
             "requests_per_unit": terms.map(|terms| terms.limit),
             "window_ms": terms.map(|terms| terms.window_ms),
             "algorithm": terms.map(|terms| terms.algorithm),
-            "burst": terms.filter(|terms| terms.algorithm == Algorithm::Gcra).map(|terms| terms.burst),
+            "burst": terms.and_then(Terms::own_burst),
             "class": limit.map(|it| it.limit.policy.class),
             "scope": limit.map(|it| it.scope.word),
             "scope_from": limit.map(|it| it.scope.source),
@@ -183,10 +183,8 @@ impl PolicyRow<'_> {
             None => "unlimited".to_owned(),
             Some(it) => format!("{} per {}", it.limit.terms.limit, window(it.limit.terms.window_ms)),
         };
-        if let Some(it) = &self.limit
-            && it.limit.terms.algorithm == Algorithm::Gcra
-        {
-            words += &format!(", burst {}", it.limit.terms.burst);
+        if let Some(burst) = self.limit.as_ref().and_then(|it| it.limit.terms.own_burst()) {
+            words += &format!(", burst {burst}");
         }
         if !self.name().is_empty() {
             words += &format!(" ({})", self.name());

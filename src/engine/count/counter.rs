@@ -4,6 +4,7 @@
 
 use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
 use crate::engine::count::gcra::{Bucket, Rate};
+use crate::engine::count::signed;
 use crate::engine::count::window::{Cell, Cells, Weighing};
 use crate::engine::table::regional_part::Totals;
 use crate::rules::limit::Terms;
@@ -34,12 +35,14 @@ pub(crate) fn rate(terms: &Terms) -> Rate {
 pub(crate) fn weighing(terms: &Terms) -> Weighing {
     match terms.algorithm {
         Algorithm::FixedWindow => Weighing::Fixed,
-        _ => Weighing::Sliding,
+        Algorithm::SlidingWindow => Weighing::Sliding,
+        // These count in cells of their own, which have no weight.
+        Algorithm::ExactWindow | Algorithm::Gcra => Weighing::Sliding,
     }
 }
 
 fn available(limit: u32, effective: u64) -> i64 {
-    i64::from(limit) - i64::try_from(effective).unwrap_or(i64::MAX)
+    i64::from(limit) - signed(effective)
 }
 
 // Apart, so that a look at a window, the usual one, is small enough to be part of the decision.

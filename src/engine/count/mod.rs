@@ -7,3 +7,15 @@ pub mod counter;
 pub mod exact;
 pub mod gcra;
 pub mod window;
+
+/// Hits as a signed number. No count comes near the largest.
+#[inline(always)]
+pub(crate) fn signed(hits: u64) -> i64 {
+    i64::try_from(hits).unwrap_or(i64::MAX)
+}
+
+/// Whether so many hits fit into what is available. Into less than nothing, not even none do.
+#[inline(always)]
+pub(crate) fn fits(available: i64, hits: u64) -> bool {
+    u64::try_from(available).is_ok_and(|available| available >= hits)
+}

@@ -177,7 +177,7 @@ impl Exchange {
         let mut is_found = false;
         let mut is_news = false;
         // A rule may have changed how it counts: the cells are the same.
-        for algorithm in [Algorithm::SlidingWindow, Algorithm::FixedWindow] {
+        for algorithm in Algorithm::windowed() {
             let key = Key { space: named.space, window_ms: terms.window_ms, algorithm, identifier };
             let hash = table.hash(&key);
             let number = table.shard_of(hash);

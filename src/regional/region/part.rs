@@ -32,7 +32,9 @@ pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, n
         refunds_floor: totals.refunds_floor,
         ttl_ms: match algorithm {
             Algorithm::Gcra => totals.level,
-            _ => totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms),
+            Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::ExactWindow => {
+                totals.ends_at_ms.saturating_sub(now_ms).saturating_add(grace_ms)
+            }
         },
         row: totals.row,
         foreign: totals.foreign,

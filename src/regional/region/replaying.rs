@@ -15,7 +15,7 @@ use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 use crate::regional::wait_queue::Waiting;
-use crate::rules::policy::{Algorithm, Class};
+use crate::rules::policy::Class;
 
 /// How often pending hits are counted while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
@@ -52,7 +52,7 @@ impl Region {
                 let origin = self.origin_key(&slot.key(), shared.is_sensitive);
                 let terms = slot.terms();
                 shared.follow(&slot.counter);
-                let is_bucket = terms.algorithm == Algorithm::Gcra;
+                let is_bucket = terms.algorithm.is_bucket();
                 let cells = shared.judged_totals(&slot.counter, &terms);
                 fields.extend(cells.iter().map(|cell| (origin, (!is_bucket).then_some(cell.sequence))));
             }
