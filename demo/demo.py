@@ -1,7 +1,7 @@
 """Shows Tidegate behind a real Envoy, in two regions, with Redis and MariaDB: `make demo`.
 
-Everything is started here, on free ports with data of its own, and leaves nothing behind. On a terminal it goes on until
-Ctrl-C, for requests of your own.
+It starts everything on free ports with temporary data, and leaves nothing behind. On a terminal it keeps running until
+Ctrl-C, so that you can send your own requests.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def say(text=""):
 
 
 def free_port():
-    """One that the system gives to nobody else meanwhile: those from 32768 on are given to whoever asks for any."""
+    """Returns a port below 32768: the system hands out those above to anyone who asks for any port."""
     while True:
         port = random.randrange(12000, 32000)
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -40,14 +40,14 @@ def free_port():
 
 
 def wait(what, look, process=None, log=None):
-    """Until what is looked for is there."""
+    """Waits until `look` finds something, and returns it."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and (process is None or process.poll() is None):
         found = look()
         if found:
             return found
         time.sleep(0.05)
-    sys.exit(f"not so: {what}\n{log.read_text() if log else ''}")
+    sys.exit(f"waited in vain: {what}\n{log.read_text() if log else ''}")
 
 
 def ask(port, method, path, headers=(), source="127.0.0.1"):
@@ -58,10 +58,10 @@ def ask(port, method, path, headers=(), source="127.0.0.1"):
 
 
 class Service(http.server.BaseHTTPRequestHandler):
-    """What is protected: says ok to everything."""
+    """The protected service: answers ok to everything."""
 
     protocol_version = "HTTP/1.1"
-    # Head and body in one go: apart, the second waits for an acknowledgement.
+    # Sends head and body together: separately, the second would wait for an acknowledgement.
     wbufsize = 65536
 
     def answer(self):
@@ -78,7 +78,7 @@ class Service(http.server.BaseHTTPRequestHandler):
 
 
 class Started:
-    """Processes with a directory, ended together."""
+    """Processes that share a directory and are stopped together."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -124,9 +124,9 @@ def is_open(port):
 
 
 def start_mariadb(started):
-    """With a database and a user; says its URL."""
+    """Starts a server with a database and a user, and returns its URL."""
     data, sock, port = started.directory / "mysql", started.directory / "mysql.sock", free_port()
-    # One that starts deletes the temporary tables of others where they are kept together.
+    # A server that starts deletes the temporary tables of others in the same directory.
     basics = ["--no-defaults", f"--datadir={data}", f"--tmpdir={started.directory}"] + (["--user=root"] if getpass.getuser() == "root" else [])
     command = ["mariadb-install-db", *basics, "--auth-root-authentication-method=normal", "--skip-test-db"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -157,7 +157,7 @@ class Region:
         self.start_envoy(started, ports["gRPC"], service_port)
 
     def start_envoy(self, started, tidegate_port, service_port):
-        """With envoy/edge.yaml as it is, but for the ports."""
+        """Uses envoy/edge.yaml unchanged, except for the ports."""
         config = (ROOT / "envoy/edge.yaml").read_text()
         self.front, admin = free_port(), free_port()
         for written, used in [(10000, self.front), (9901, admin), (8081, tidegate_port), (8000, service_port)]:
@@ -181,7 +181,7 @@ class Region:
         return self.page(f"/explain?domain=edge&descriptor={descriptor}")
 
     def send(self, count, key):
-        """With an API key, from many addresses: says how many passed, and how long the slowest took."""
+        """Sends requests with an API key from many addresses. Returns how many passed, and how long the slowest took."""
         passed, slowest = 0, 0.0
         for number in range(count):
             begin = time.monotonic()
@@ -194,7 +194,7 @@ class Region:
 
 
 def is_ready(admin):
-    """Envoy is, and it knows that Tidegate is."""
+    """Whether Envoy is ready, and sees Tidegate as healthy."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         if ask(admin, "GET", "/ready")[0] == 200:
             return re.search(r"^tidegate::.*::health_flags::healthy$", ask(admin, "GET", "/clusters")[2], re.MULTILINE)
@@ -202,7 +202,7 @@ def is_ready(admin):
 
 
 def show_limits(region):
-    say("Ten orders a minute and address, whatever their query (envoy/rules/edge.yaml):")
+    say("Ten orders per minute and address, whatever the query (envoy/rules/edge.yaml):")
     for number in range(12):
         path = f"/api/orders?x={number}"
         status, headers, _ = region.get(path, method="POST")
@@ -211,28 +211,28 @@ def show_limits(region):
     say("\nOther paths are not affected, and health is never limited:")
     for path in ["/api/orders", "/healthz"]:
         say(f"  GET  {path:18} {region.get(path)[0]}")
-    say("\nEnvoy's access log knows why:")
+    say("\nEnvoy's access log says why:")
     log = region.access_log
     wait("the log is written", lambda: log.exists() and " 429 " in log.read_text())
     denied = next(line for line in log.read_text().splitlines() if " 429 " in line)
     say(f"  {denied.split(' ', 1)[1]}")
-    say("\nSo does Tidegate, which names the rule and counts down:")
+    say("\nSo does Tidegate, with the rule and the time left:")
     for line in region.explain("path=/api/orders,method=POST,remote_address=127.0.0.1").splitlines():
         if re.match(r"  rule |    (limit|now):", line):
             say(line)
 
 
 def show_regions(eu, us):
-    say("\nA hundred requests a minute and API key, in both regions together. 60 in eu:")
+    say("\nA hundred requests per minute and API key, across both regions. 60 in eu:")
     say(f"  eu: {eu.send(60, 'alice')[0]} of 60 passed")
     us.send(1, "alice")
-    wait("us has heard of them all", lambda: count(us, "alice") >= count(eu, "alice"))
-    say("us has heard of them, through MariaDB. 60 there:")
+    wait("us has learned of them all", lambda: count(us, "alice") >= count(eu, "alice"))
+    say("us has learned of them, through MariaDB. 60 there:")
     say(f"  us: {1 + us.send(59, 'alice')[0]} of 60 passed")
 
 
 def count(region, key):
-    """How many of the last minute count."""
+    """The count of the last minute."""
     now = re.search(r"now: (\d+) of", region.explain(f"api_key={key}"))
     return int(now.group(1)) if now else 0
 
@@ -240,13 +240,13 @@ def count(region, key):
 def show_outage(eu):
     eu.send(20, "bob")
     eu.redis.kill()
-    say("\nRedis of eu is killed, after 20 requests of another key. 20 more:")
+    say("\nAfter 20 requests with another key, the Redis of eu is killed. 20 more:")
     passed, slowest_ms = eu.send(20, "bob")
     say(f"  eu: {passed} of 20 passed, the slowest in {slowest_ms:.0f} ms")
     eu.redis.start()
     known = r'^tidegate_regional_pending_hits 0$'
     wait("Redis knows of all hits", lambda: re.search(known, eu.page("/metrics"), re.MULTILINE))
-    say("Redis is back, empty, and is told everything again. Nothing is forgotten:")
+    say("Redis is back, empty, and gets all counts again. Nothing is lost:")
     say(f"  {re.search(r'now: [^;]*', eu.explain('api_key=bob')).group()}")
 
 
@@ -276,7 +276,7 @@ def main():
             show_metrics(eu)
             if sys.stdout.isatty():
                 say(f"\nEnvoy is on http://localhost:{eu.front} (eu) and :{us.front} (us) until Ctrl-C,")
-                say(f"and Tidegate's own pages on http://localhost:{eu.admin}. Change envoy/rules/edge.yaml: it is followed.")
+                say(f"and Tidegate's own pages on http://localhost:{eu.admin}. Change envoy/rules/edge.yaml: Tidegate reloads it.")
                 threading.Event().wait()
         except KeyboardInterrupt:
             pass
