@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use governor::{DefaultKeyedRateLimiter, Quota};
-use tidegate::engine::decide::{Check, Consult, Group, decide};
+use tidegate::engine::decide::{Case, Check, Consult, Group};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
@@ -164,9 +164,13 @@ fn check(space: Space, identifier: &[u8], group: usize) -> Check<'_> {
     Check { group, ..Check::local(Key::new(space, &TERMS, identifier), TERMS) }
 }
 
+fn case<'a>(table: &'a Table, checks: &'a [Check<'a>], groups: &'a [Group]) -> Case<'a> {
+    Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, consult: &Consult::ALONE }
+}
+
 fn decide_one(table: &Table, space: Space, identifier: &[u8]) {
     let checks = [check(space, identifier, 0)];
-    black_box(decide(table, black_box(&checks), &[Group::default()], false, NOW_MS, &Consult::ALONE));
+    black_box(case(table, black_box(&checks), &[Group::default()]).decide());
 }
 
 fn governor() -> DefaultKeyedRateLimiter<String> {
@@ -231,7 +235,7 @@ fn several_keys() -> Vec<Figure> {
         let several = || {
             let checks: [Check<'_>; 8] = std::array::from_fn(|n| check(space, &identifiers[n % count], n));
             let checks = black_box(&checks[..count]);
-            black_box(decide(&table, checks, &groups, false, NOW_MS, &Consult::ALONE));
+            black_box(case(&table, checks, &groups).decide());
         };
         let Turns { first_ns, second_ns, ratio } =
             in_turns(|| timed(several), || timed(|| decide_one(&table, space, &alone)));

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::process::Command;
 
-use tidegate::engine::decide::{Charging, Check, Consult, Group, Reach, Store, decide};
+use tidegate::engine::decide::{self, Charging, Check, Consult, Group, Reach, Store};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::table::foreign::Counts;
@@ -94,7 +94,16 @@ impl Case {
         // Charged whatever anybody says, so that nobody has to be asked.
         let charging = Charging::Always;
         let check = Check { reach, charging, hits: self.hits, ..Check::local(key, self.terms()) };
-        decide(table, &[check], &[Group::default()], false, now_ms, &Consult::ALONE);
+        let (checks, groups) = ([check], [Group::default()]);
+        let case = decide::Case {
+            table,
+            checks: &checks,
+            groups: &groups,
+            is_shadow: false,
+            now_ms,
+            consult: &Consult::ALONE,
+        };
+        case.decide();
     }
 }
 

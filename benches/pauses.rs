@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use governor::Quota;
 use hdrhistogram::Histogram;
-use tidegate::engine::decide::{Check, Consult, Group, decide};
+use tidegate::engine::decide::{Case, Check, Consult, Group};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
@@ -39,7 +39,9 @@ fn terms(window_ms: u64) -> Terms {
 /// One hit on the key of a number, 32 bytes long.
 fn hit(table: &Table, space: Space, identifier: &[u8], terms: Terms, now_ms: u64) {
     let check = Check::local(Key::new(space, &terms, identifier), terms);
-    black_box(decide(table, &[check], &[Group::default()], false, now_ms, &Consult::ALONE));
+    let (checks, groups) = ([check], [Group::default()]);
+    let case = Case { table, checks: &checks, groups: &groups, is_shadow: false, now_ms, consult: &Consult::ALONE };
+    black_box(case.decide());
 }
 
 fn identifier(n: usize) -> IdentifierBuffer {

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use prost::Message;
-use tidegate::engine::decide::{Check, Consult, Group, decide};
+use tidegate::engine::decide::{self, Check, Consult, Group};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
@@ -124,13 +124,17 @@ fn check(identifier: &[u8], group: usize) -> Check<'_> {
     Check { group, ..Check::local(Key::new(Space::new("d", "k"), &TERMS, identifier), TERMS) }
 }
 
+fn decision<'a>(table: &'a Table, checks: &'a [Check<'a>], groups: &'a [Group]) -> decide::Case<'a> {
+    decide::Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, consult: &Consult::ALONE }
+}
+
 fn decide_keys(count: usize, times: usize) {
     let table = Table::new(1_000_000);
     let identifiers: Vec<Vec<u8>> = (0..count).map(|n| identifier(&name(n))).collect();
     let checks: Vec<Check<'_>> = identifiers.iter().enumerate().map(|(n, it)| check(it, n)).collect();
     let groups = vec![Group::default(); count];
     repeat(times, |_| {
-        black_box(decide(&table, black_box(&checks), &groups, false, NOW_MS, &Consult::ALONE));
+        black_box(decision(&table, black_box(&checks), &groups).decide());
     });
 }
 
@@ -140,7 +144,7 @@ fn decide_many(times: usize) {
     let checks: Vec<[Check<'_>; 1]> = identifiers.iter().map(|it| [check(it, 0)]).collect();
     repeat(times, |turn| {
         let check = &checks[turn % checks.len()];
-        black_box(decide(&table, black_box(check), &[Group::default()], false, NOW_MS, &Consult::ALONE));
+        black_box(decision(&table, black_box(check), &[Group::default()]).decide());
     });
 }
 

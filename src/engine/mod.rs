@@ -1,12 +1,13 @@
 //! Does it fit: the rules that a request meets, the keys they count, and one decision over all of them.
 //!
 //! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
-//! replaced, name the keys, and let [`decide`](decide::decide) judge and charge them.
+//! replaced, name the keys, and let a [`Case`] judge and charge them.
 
 pub mod count;
 pub mod decide;
 pub mod key;
 pub mod peek;
+pub(crate) mod quota;
 pub mod reach;
 pub mod reason;
 pub(crate) mod steps;
@@ -19,8 +20,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::given_back::GivenBack;
-use crate::engine::decide::{Charging, Check, Consult, Group, Outcome, Question, Verdict, Why, decide};
+use crate::engine::decide::{Case, Charging, Check, Consult, GivenBack, Group, Outcome, Question, Verdict, Why};
 use crate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use crate::engine::reach::{Enforcement, Layers, Reach, Store};
 use crate::engine::table::weight::Capacity;
@@ -307,10 +307,12 @@ impl Engine {
             groups.push(Group { is_shadow: is_limited && rule.shadow_mode, is_quota });
         }
 
-        let outcome = decide(&self.table, &checks, &groups, modes.shadow, now_ms, consult);
+        let case =
+            Case { table: &self.table, checks: &checks, groups: &groups, is_shadow: modes.shadow, now_ms, consult };
+        let outcome = case.decide();
         if !outcome.questions.is_empty() {
             let classes = limits.iter().map(|(_, class)| *class);
-            return Attempt::Asks(inquiry(&checks, &groups, outcome, &classes.collect::<SmallVec<[_; 4]>>()));
+            return Attempt::Asks(inquiry(&case, outcome, &classes.collect::<SmallVec<[_; 4]>>()));
         }
         let mut statuses: SmallVec<[Status<'r>; 2]> = found
             .iter()
@@ -343,7 +345,7 @@ impl Engine {
                 status.kind = StatusKind::Limited(limited);
             }
         }
-        let would_deny = || decide::denies(&groups, &decide::groups_over(&checks, &groups, &outcome.verdicts));
+        let would_deny = || case.is_denied(&case.groups_over(&outcome.verdicts));
         let is_globally_shadowed = modes.shadow && is_any_over && would_deny();
         Attempt::Decided(Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses, outage_policy })
     }
@@ -449,19 +451,34 @@ fn check<'a>(
     group: usize,
     is_sensitive: bool,
 ) -> Check<'a> {
-    let Enforcement { scope, terms, usual_limit, reach, on_outage, is_cut_off, .. } = *held;
-    Check { key, terms, hits, charging, group, reach, scope, on_outage, is_cut_off, usual_limit, is_sensitive }
+    let Enforcement { scope, terms, usual_limit, reach, on_outage, is_cut_off, class } = *held;
+    Check {
+        key,
+        terms,
+        hits,
+        charging,
+        group,
+        limit_index: 0,
+        reach,
+        scope,
+        on_outage,
+        class,
+        is_cut_off,
+        usual_limit,
+        is_sensitive,
+    }
 }
 
 /// Puts what is to be asked into a form that outlives the request's borrowed values. The nearer store is asked first, and
 /// only judges if the farther one is still to be asked.
-fn inquiry(checks: &[Check<'_>], groups: &[Group], outcome: Outcome, classes: &[Option<Class>]) -> StoreRequest {
+fn inquiry(case: &Case<'_>, outcome: Outcome, classes: &[Option<Class>]) -> StoreRequest {
+    let Case { checks, groups, .. } = *case;
     let of = |store: Store| outcome.questions.iter().filter(move |question| question.store == store);
     let store = if of(Store::Origin).next().is_some() { Store::Origin } else { Store::Owner };
     let charges = store == Store::Owner || of(Store::Owner).next().is_none();
     let mut is_asked: SmallVec<[bool; 4]> = SmallVec::from_elem(false, groups.len());
     of(store).filter(|asked| asked.is_judged).for_each(|asked| is_asked[checks[asked.check].group] = true);
-    let over = decide::groups_over(checks, groups, &outcome.verdicts);
+    let over = case.groups_over(&outcome.verdicts);
     let is_free =
         |(at, group): (usize, &Group)| group.is_quota && !is_asked[at] && (group.is_shadow || !over.contains(at));
     let has_free_quota = groups.iter().enumerate().any(is_free);

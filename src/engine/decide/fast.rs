@@ -2,15 +2,17 @@
 //! are.
 //!
 //! Every key is known and in a shard of its own, memory decides them all, and all hits wait for the verdict. Then there is
-//! no bookkeeping: lock, find, judge, charge. [`decide_all`](super::batch::decide_all) gives the same answer, and does
-//! whatever is left over; a property test holds the two against each other.
+//! no bookkeeping: lock, find, judge, charge. [`Case::decide_all`] gives the same answer, and does whatever is left over;
+//! a property test holds the two against each other.
 
 use parking_lot::MutexGuard;
 
-use crate::engine::decide::decider::{Consult, Decider};
+use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::decider::Decider;
 use crate::engine::decide::spot::Spot;
+use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::Twins;
-use crate::engine::decide::{Charging, Check, Group, Outcome, assess, conclude, denies, groups_over, is_charged};
+use crate::engine::decide::{Case, Outcome};
 use crate::engine::table::{Shard, Table};
 
 type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
@@ -22,84 +24,68 @@ struct Held<'s> {
     urgent_at: u64,
 }
 
-/// Decides at most `N` checks. False if one of them is special: then nothing is charged, and the outcome means nothing.
-/// `ALONE`: nobody shares the counts, as in `decide_one`.
-pub(super) fn decide_few<const N: usize, const ALONE: bool>(
-    table: &Table,
-    checks: &[Check<'_>],
-    groups: &[Group],
-    is_shadow: bool,
-    now_ms: u64,
-    consult: &Consult<'_>,
-    outcome: &mut Outcome,
-) -> bool {
-    if !ALONE && consult.all_settled().next().is_some() {
-        return false;
-    }
-    let mut guards: Guards<'_, N> = [const { None }; N];
-    let mut held: [Option<Held<'_>>; N] = [const { None }; N];
-    if !lock_and_find::<N, ALONE>(table, checks, &mut guards, &mut held) {
-        return false;
-    }
-    let mut is_any_over = false;
-    for (index, check) in checks.iter().enumerate() {
-        let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
-        spot.touch(table, check);
-        let is_quiet = is_shadow || groups[check.group].is_shadow;
-        let (counter, shared) = (&mut spot.slot.counter, spot.shared.as_deref_mut());
-        // Keys in shards of their own are different keys.
-        let twins = Twins::default();
-        let (mut verdict, standing) = assess::<ALONE>(check, counter, shared, twins, is_quiet, now_ms, consult);
-        let Decider::Memory { urgent_at: at } = standing else { return false };
-        *urgent_at = at;
-        is_any_over |= verdict.is_over;
-        // As it is if the request is admitted.
-        conclude(&mut verdict, check, check.hits, 0);
-        outcome.verdicts.push(verdict);
-    }
-    if is_any_over {
-        return charge_some(table, checks, groups, is_shadow, now_ms, consult, &mut held, outcome);
-    }
-    for (index, check) in checks.iter().enumerate() {
-        let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
-        spot.charge(table, check, false, *urgent_at, 0);
-        spot.tell_others(table, check, false, consult);
-    }
-    true
-}
-
-/// The same from where a check is over: the groups say what is charged.
-#[cold]
-#[expect(clippy::too_many_arguments, reason = "a decision's parts, which only here come together")]
-fn charge_some(
-    table: &Table,
-    checks: &[Check<'_>],
-    groups: &[Group],
-    is_shadow: bool,
-    now_ms: u64,
-    consult: &Consult<'_>,
-    held: &mut [Option<Held<'_>>],
-    outcome: &mut Outcome,
-) -> bool {
-    let over = groups_over(checks, groups, &outcome.verdicts);
-    let is_over = !is_shadow && denies(groups, &over);
-    outcome.is_over = is_over;
-    for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
-        let is_charged = !is_over && is_charged(&groups[check.group], over.contains(check.group), is_shadow);
-        let verdict = &mut outcome.verdicts[index];
-        let Some(Held { spot, urgent_at }) = held else { return false };
-        if is_charged {
-            spot.charge(table, check, false, *urgent_at, 0);
-            if verdict.is_over {
-                spot.wait_longer(verdict, check, check.hits, now_ms);
-            }
-        } else if !verdict.is_over {
-            verdict.reset_ms = spot.reset_ms(check, now_ms);
+impl Case<'_> {
+    /// Decides at most `N` checks. False if one of them is special: then nothing is charged, and the outcome means
+    /// nothing. `ALONE`: nobody shares the counts, as in [`Case::decide_one`].
+    pub(super) fn decide_few<const N: usize, const ALONE: bool>(&self, outcome: &mut Outcome) -> bool {
+        let Case { table, checks, consult, .. } = *self;
+        if !ALONE && consult.answers().next().is_some() {
+            return false;
         }
-        conclude(verdict, check, if is_charged { check.hits } else { 0 }, 0);
-        spot.tell_others(table, check, verdict.is_over, consult);
+        let mut guards: Guards<'_, N> = [const { None }; N];
+        let mut held: [Option<Held<'_>>; N] = [const { None }; N];
+        if !lock_and_find::<N, ALONE>(table, checks, &mut guards, &mut held) {
+            return false;
+        }
+        let mut is_any_over = false;
+        for (index, check) in checks.iter().enumerate() {
+            let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+            spot.touch(table, check);
+            // Keys in shards of their own are different keys.
+            let turn = CheckTurn { check, twins: Twins::default(), is_quiet: self.is_quiet(check) };
+            let (mut verdict, decider) = self.assess::<ALONE>(&turn, spot.counts());
+            let Decider::Memory { urgent_at: at } = decider else { return false };
+            *urgent_at = at;
+            is_any_over |= verdict.is_over;
+            // As it is if the request is admitted.
+            verdict.conclude(check, check.hits, 0);
+            outcome.verdicts.push(verdict);
+        }
+        if is_any_over {
+            return self.charge_some(&mut held, outcome);
+        }
+        for (index, check) in checks.iter().enumerate() {
+            let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+            spot.charge(table, check, false, *urgent_at, 0);
+            spot.tell_others(table, check, false, consult);
+        }
+        true
     }
-    true
+
+    /// Goes on from where a check is over: the groups say what is charged.
+    #[cold]
+    fn charge_some(&self, held: &mut [Option<Held<'_>>], outcome: &mut Outcome) -> bool {
+        let Case { table, checks, now_ms, consult, .. } = *self;
+        let over = self.groups_over(&outcome.verdicts);
+        let is_over = !self.is_shadow && self.is_denied(&over);
+        outcome.is_over = is_over;
+        for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
+            let is_charged = !is_over && self.is_charged(&self.groups[check.group], over.contains(check.group));
+            let verdict = &mut outcome.verdicts[index];
+            let Some(Held { spot, urgent_at }) = held else { return false };
+            if is_charged {
+                spot.charge(table, check, false, *urgent_at, 0);
+                if verdict.is_over {
+                    spot.wait_longer(verdict, check, check.hits, now_ms);
+                }
+            } else if !verdict.is_over {
+                verdict.reset_ms = spot.reset_ms(check, now_ms);
+            }
+            verdict.conclude(check, if is_charged { check.hits } else { 0 }, 0);
+            spot.tell_others(table, check, verdict.is_over, consult);
+        }
+        true
+    }
 }
 
 /// Locks the shards of all keys, in ascending order, as every batch does, and then finds the keys, so that what is read of

@@ -4,16 +4,17 @@ use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::decider::{Asking, CheckAnswer, Consult, Decider, Question, Why, is_judged};
+use crate::engine::count::signed;
+use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::consult::CheckAnswer;
+use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
-use crate::engine::decide::kin::Kin;
+use crate::engine::decide::question::Why;
 use crate::engine::decide::spot::{Spot, insert, is_kept};
-use crate::engine::decide::twins::Twins;
-use crate::engine::decide::{
-    Basis, Charging, Check, Group, GroupsOver, Outcome, Verdict, assess, assess_unknown, assumed, conclude, denies,
-    groups_over, is_charged,
-};
-use crate::engine::reach::Store;
+use crate::engine::decide::turn::{CheckTurn, KeyCounts};
+use crate::engine::decide::twins::{TwinSums, Twins};
+use crate::engine::decide::verdict::{Basis, Verdict};
+use crate::engine::decide::{Case, Group, GroupsOver, Outcome};
 use crate::engine::steps;
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::{Shard, Table};
@@ -23,7 +24,7 @@ const ALWAYS_URGENT: u64 = 0;
 
 /// Where a check's key is, and what was seen there.
 #[derive(Clone, Copy)]
-struct Seen {
+pub(super) struct Seen {
     hash: u64,
     shard: u32,
     /// Into the guards.
@@ -33,81 +34,66 @@ struct Seen {
     /// So many pending hits are told at once.
     urgent_at: u64,
     /// The origin has to be asked.
-    asks: Option<Why>,
+    pub(super) asks: Option<Why>,
     /// Its store has charged it.
     is_charged: bool,
 }
 
-pub(in crate::engine) fn decide_all(
-    table: &Table,
-    checks: &[Check<'_>],
-    groups: &[Group],
-    is_shadow: bool,
-    now_ms: u64,
-    consult: &Consult<'_>,
-) -> Outcome {
-    let mut outcome = Outcome::new();
-    // Filled where they are: lists of this size are not moved for nothing.
-    let mut seen: SmallVec<[Seen; 4]> = SmallVec::new();
-    let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
-    seen.extend(checks.iter().map(|check| Seen::new(table, check)));
-    let is_crowded = lock_all(table, &mut seen, &mut guards);
-    let is_settled = consult.all_settled().next().is_some();
-    let (guards, seen) = (&mut guards[..], &mut seen[..]);
-    for (seen, check) in seen.iter_mut().zip(checks) {
-        seen.slot = guards[seen.guard as usize].find(&check.key, seen.hash);
-    }
-    let (pinned, kin, given_back) = (Vec::new(), None, None);
-    let mut batch =
-        Batch { table, checks, guards, seen, now_ms, consult, is_settled, is_crowded, pinned, kin, given_back };
-    if is_settled {
-        batch.find_charged(groups);
-    }
-    if is_crowded {
-        batch.find_kin();
-    }
+impl Case<'_> {
+    /// Decides any number of checks.
+    pub(in crate::engine) fn decide_all(&self) -> Outcome {
+        let mut outcome = Outcome::new();
+        // Filled where they are: lists of this size are not moved for nothing.
+        let mut seen: SmallVec<[Seen; 4]> = SmallVec::new();
+        let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
+        seen.extend(self.checks.iter().map(|check| Seen::new(self.table, check)));
+        let is_crowded = lock_all(self.table, &mut seen, &mut guards);
+        let is_answered = self.consult.answers().next().is_some();
+        let (guards, seen) = (&mut guards[..], &mut seen[..]);
+        for (seen, check) in seen.iter_mut().zip(self.checks) {
+            seen.slot = guards[seen.guard as usize].find(&check.key, seen.hash);
+        }
+        let (pinned, twin_sums, given_back) = (Vec::new(), None, None);
+        let mut batch = Batch { case: self, guards, seen, is_answered, is_crowded, pinned, twin_sums, given_back };
+        if is_answered {
+            batch.find_charged();
+        }
+        if is_crowded {
+            batch.find_twins();
+        }
 
-    for (index, check) in checks.iter().enumerate() {
-        let Group { is_shadow: is_group_shadow, is_quota } = groups[check.group];
-        let is_quiet = is_shadow || is_group_shadow;
-        let verdict = batch.look(index, is_quiet, is_quota);
-        let is_waiting = check.charging == Charging::Together && (!verdict.is_over || is_quiet);
-        if let Some(kin) = batch.kin.as_mut().filter(|_| is_waiting && !batch.seen[index].is_charged) {
-            kin.wait(index, check.hits);
+        batch.look_at_all(&mut outcome.verdicts);
+        let verdicts = &mut outcome.verdicts[..];
+        let over = self.groups_over(verdicts);
+        let is_over = !self.is_shadow && batch.is_denied(verdicts, &over);
+        if !is_over && batch.seen.iter().any(|seen| seen.asks.is_some()) {
+            outcome.questions = batch.questions(verdicts, &over);
         }
-        outcome.verdicts.push(verdict);
-    }
-    let verdicts = &mut outcome.verdicts[..];
-    let over = groups_over(checks, groups, verdicts);
-    let is_over = !is_shadow && batch.is_denied(groups, verdicts, &over);
-    if !is_over && batch.seen.iter().any(|seen| seen.asks.is_some()) {
-        outcome.questions = batch.questions(groups, verdicts, &over, is_shadow);
-    }
-    let is_asked = !outcome.questions.is_empty();
-    for (index, check) in checks.iter().enumerate() {
-        let is_group_over = over.contains(check.group);
-        let is_charged = !is_over && !is_asked && is_charged(&groups[check.group], is_group_over, is_shadow);
-        let verdict = &mut verdicts[index];
-        let charged = match check.charging {
-            Charging::Together if !is_charged => 0,
-            Charging::Together => {
-                batch.charge(index, verdict);
-                check.hits
+        let is_charging = !is_over && outcome.questions.is_empty();
+        for (index, check) in self.checks.iter().enumerate() {
+            let is_charged = is_charging && self.is_charged(&self.groups[check.group], over.contains(check.group));
+            let verdict = &mut verdicts[index];
+            let charged = match check.charging {
+                Charging::Together if !is_charged => 0,
+                Charging::Together => {
+                    batch.charge(index, verdict);
+                    check.hits
+                }
+                Charging::Always | Charging::Refund => check.hits,
+            };
+            let waiting = if is_over { 0 } else { batch.seen[index].twins.waiting };
+            verdict.conclude(check, charged, waiting);
+            if charged < check.hits && !verdict.is_over {
+                verdict.reset_ms = batch.reset_uncharged_ms(index);
             }
-            Charging::Always | Charging::Refund => check.hits,
-        };
-        let waiting = if is_over { 0 } else { batch.seen[index].twins.waiting };
-        conclude(verdict, check, charged, waiting);
-        if charged < check.hits && !verdict.is_over {
-            verdict.reset_ms = batch.reset_uncharged_ms(index);
+            if self.table.is_shared() {
+                batch.tell_others(index, verdict.is_over);
+            }
         }
-        if table.is_shared() {
-            batch.tell_others(index, verdict.is_over);
-        }
+        outcome.given_back = batch.given_back;
+        outcome.is_over = is_over;
+        outcome
     }
-    outcome.given_back = batch.given_back;
-    outcome.is_over = is_over;
-    outcome
 }
 
 impl Seen {
@@ -140,54 +126,65 @@ fn lock_all<'t>(table: &'t Table, seen: &mut [Seen], guards: &mut SmallVec<[Mute
 }
 
 /// A request while it holds the locks of all its keys.
-struct Batch<'b, 't> {
-    table: &'t Table,
-    checks: &'b [Check<'b>],
+pub(super) struct Batch<'b, 't> {
+    pub(super) case: &'b Case<'b>,
     guards: &'b mut [MutexGuard<'t, Shard>],
-    seen: &'b mut [Seen],
-    now_ms: u64,
-    consult: &'b Consult<'b>,
+    pub(super) seen: &'b mut [Seen],
     /// A store has said something.
-    is_settled: bool,
+    is_answered: bool,
     /// Two keys share a shard: they may be the same.
     is_crowded: bool,
     /// For each guard, from when a key is first made where there are others.
     pinned: Vec<Pinned>,
     /// If any two keys are the same.
-    kin: Option<Kin>,
+    pub(super) twin_sums: Option<TwinSums>,
     /// By this look.
-    given_back: Option<Box<GivenBack>>,
+    pub(super) given_back: Option<Box<GivenBack>>,
 }
 
 impl Batch<'_, '_> {
+    #[inline]
+    fn look_at_all(&mut self, verdicts: &mut SmallVec<[Verdict; 4]>) {
+        for (index, check) in self.case.checks.iter().enumerate() {
+            let verdict = self.look(index);
+            let is_waiting = check.charging == Charging::Together && (!verdict.is_over || self.case.is_quiet(check));
+            if let Some(sums) = self.twin_sums.as_mut().filter(|_| is_waiting && !self.seen[index].is_charged) {
+                sums.wait(index, check.hits);
+            }
+            verdicts.push(verdict);
+        }
+    }
+
     /// Reads a key and applies what does not wait for the verdict.
     #[inline]
-    fn look(&mut self, index: usize, is_quiet: bool, is_quota: bool) -> Verdict {
-        let (table, now_ms, consult) = (self.table, self.now_ms, self.consult);
-        let check = &self.checks[index];
+    fn look(&mut self, index: usize) -> Verdict {
+        let Case { table, checks, consult, .. } = *self.case;
+        let check = &checks[index];
+        let is_quiet = self.case.is_quiet(check);
         steps::count();
         let twins = self.twins(index);
-        let is_given_back = check.charging == Charging::Refund && !consult.is_again && self.kin.is_some();
+        let is_given_back = check.charging == Charging::Refund && !consult.is_again && self.twin_sums.is_some();
         let before = if is_given_back { self.available(index) } else { 0 };
         let seen = &mut self.seen[index];
         seen.twins = twins;
-        let (mut verdict, standing) = match seen.slot {
+        let turn = CheckTurn { check, twins, is_quiet };
+        let (mut verdict, decider) = match seen.slot {
             Some(at) => {
                 let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
                 spot.touch(table, check);
-                assess::<false>(check, &mut spot.slot.counter, spot.shared, twins, is_quiet, now_ms, consult)
+                self.case.assess::<false>(&turn, spot.counts())
             }
-            None => assess_unknown::<false>(check, twins, is_quiet, now_ms, consult),
+            None => self.case.assess_unknown::<false>(&turn),
         };
-        seen.urgent_at = standing.urgent_at();
-        if let Decider::Asks(why) = standing {
+        seen.urgent_at = decider.urgent_at();
+        if let Decider::Asks(why) = decider {
             seen.asks = Some(why);
         }
         if is_given_back && let Ok(more @ 1..) = u64::try_from(verdict.available.saturating_sub(before)) {
             self.given_back.get_or_insert_default().push(index, more);
         }
-        if self.is_settled && !is_quiet {
-            self.settle(index, is_quota, &mut verdict);
+        if self.is_answered && !is_quiet {
+            self.settle(index, &mut verdict);
         }
         if check.charging != Charging::Together && !consult.is_again && check.hits > 0 {
             self.charge_now(index, &mut verdict);
@@ -197,36 +194,38 @@ impl Batch<'_, '_> {
 
     /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
     #[cold]
-    fn find_charged(&mut self, groups: &[Group]) {
+    fn find_charged(&mut self) {
+        let Case { checks, groups, consult, .. } = *self.case;
         let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
-        for (index, check) in self.checks.iter().enumerate() {
-            let settled = self.consult.settled(check).filter(|settled| settled.is_charged && settled.is_admitted);
-            let answered = settled.map_or(CheckAnswer::NotAsked, |settled| settled.answered(index));
-            self.seen[index].is_charged = answered == CheckAnswer::Fits;
-            over[check.group] |= answered == CheckAnswer::Over;
+        for (index, check) in checks.iter().enumerate() {
+            let answer = consult.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
+            let answer = answer.map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
+            self.seen[index].is_charged = answer == CheckAnswer::Fits;
+            over[check.group] |= answer == CheckAnswer::Over;
         }
-        for (seen, check) in self.seen.iter_mut().zip(self.checks) {
+        for (seen, check) in self.seen.iter_mut().zip(checks) {
             seen.is_charged &= !over[check.group];
         }
     }
 
     /// Finds the checks that have the same key, and what of them is in the count already.
     #[cold]
-    fn find_kin(&mut self) {
-        let Some(mut kin) = Kin::find(self.checks, |check| self.seen[check].hash) else { return };
-        (0..self.checks.len()).for_each(|index| kin.count(index, self.counted(index)));
-        self.kin = Some(kin);
+    fn find_twins(&mut self) {
+        let checks = self.case.checks;
+        let Some(mut sums) = TwinSums::find(checks, |check| self.seen[check].hash) else { return };
+        (0..checks.len()).for_each(|index| sums.count(index, self.counted(index)));
+        self.twin_sums = Some(sums);
     }
 
     /// What of a check is in the count already when it is looked at: hits, or below zero what was given back.
     #[inline]
     fn counted(&self, index: usize) -> i64 {
-        let Check { charging, hits, .. } = self.checks[index];
-        let hits = i64::try_from(hits).unwrap_or(i64::MAX);
+        let Check { charging, hits, .. } = self.case.checks[index];
+        let consult = self.case.consult;
         match charging {
-            Charging::Together if self.seen[index].is_charged => hits,
-            Charging::Always if self.consult.is_again => hits,
-            Charging::Refund if self.consult.is_again => -given_back(self.consult.given_back, index),
+            Charging::Together if self.seen[index].is_charged => signed(hits),
+            Charging::Always if consult.is_again => signed(hits),
+            Charging::Refund if consult.is_again => -given_back(consult.given_back, index),
             Charging::Together | Charging::Always | Charging::Refund => 0,
         }
     }
@@ -234,74 +233,70 @@ impl Batch<'_, '_> {
     /// What the other checks with the key of this one mean for it.
     #[inline]
     fn twins(&mut self, index: usize) -> Twins {
+        let check = &self.case.checks[index];
         if self.is_crowded {
             // A twin may have made the slot.
             let Seen { hash, guard, .. } = self.seen[index];
-            self.seen[index].slot = self.guards[guard as usize].find(&self.checks[index].key, hash);
+            self.seen[index].slot = self.guards[guard as usize].find(&check.key, hash);
         }
-        let (counted, is_refund) = (self.counted(index), self.checks[index].charging == Charging::Refund);
-        match &mut self.kin {
-            Some(kin) => kin.look(index, counted, is_refund),
+        let (counted, is_refund) = (self.counted(index), check.charging == Charging::Refund);
+        match &mut self.twin_sums {
+            Some(sums) => sums.look(index, counted, is_refund),
             None => Twins { waiting: 0, counted: if is_refund { 0 } else { counted } },
         }
     }
 
     /// What fits on a key as it is.
     fn available(&mut self, index: usize) -> i64 {
-        let check = &self.checks[index];
+        let Case { checks, now_ms, .. } = *self.case;
+        let check = &checks[index];
         let Seen { guard, slot, .. } = self.seen[index];
         let Some(slot) = slot else { return check.terms.capacity().into() };
-        let (slot, shared) = self.guards[guard as usize].both(slot);
-        check.view(&mut slot.counter, shared.as_deref()).look(&check.terms, self.now_ms).available
+        let (slot, part) = self.guards[guard as usize].both(slot);
+        check.view(&mut slot.counter, part.as_deref()).look(&check.terms, now_ms).available
     }
 
     /// Whether the request is denied: by the store that decides it, otherwise by what is known here and elsewhere.
-    fn is_denied(&self, groups: &[Group], verdicts: &[Verdict], over: &GroupsOver) -> bool {
-        if !self.is_settled {
-            return denies(groups, over);
+    fn is_denied(&self, verdicts: &[Verdict], over: &GroupsOver) -> bool {
+        let Case { checks, groups, consult, .. } = *self.case;
+        if self.is_answered && consult.answers().any(|answer| !answer.is_admitted) {
+            return true;
         }
-        let mut is_charged = false;
-        for settled in self.consult.all_settled() {
-            if !settled.is_admitted {
-                return true;
-            }
-            is_charged |= settled.is_charged;
-        }
-        if !is_charged {
-            return denies(groups, over);
+        if !self.is_answered || !consult.is_charged() {
+            return self.case.is_denied(over);
         }
         // The store does not know of those that it was only told about.
-        self.checks.iter().zip(verdicts).any(|(check, verdict)| {
+        checks.iter().zip(verdicts).any(|(check, verdict)| {
             let Group { is_shadow, is_quota } = groups[check.group];
             verdict.is_over && check.charging == Charging::Always && !is_shadow && !is_quota
         })
     }
 
     /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
-    fn settle(&mut self, index: usize, is_quota: bool, verdict: &mut Verdict) {
-        let check = &self.checks[index];
+    fn settle(&mut self, index: usize, verdict: &mut Verdict) {
+        let Case { checks, groups, now_ms, consult, .. } = *self.case;
+        let check = &checks[index];
         if check.charging != Charging::Together {
             return;
         }
-        let own = self.consult.settled(check);
-        let answered = own.map_or(CheckAnswer::NotAsked, |settled| settled.answered(index));
-        let is_charged_elsewhere = self.consult.all_settled().any(|settled| settled.is_charged && settled.is_admitted);
-        if answered == CheckAnswer::NotAsked && (is_quota || !is_charged_elsewhere) {
+        let answer = consult.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
+        let is_charged = consult.is_charged();
+        if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
             return;
         }
         verdict.basis = match (check.reach.store(), verdict.basis) {
-            (Some(store), _) if answered != CheckAnswer::NotAsked => Basis::Store(store),
+            (Some(store), _) if answer != CheckAnswer::NotAsked => Basis::Store(store),
             // Its own store gave no answer, and its policy has let it pass.
             (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
             // Another store has decided, whatever became of its own.
             _ => Basis::Memory,
         };
-        if is_charged_elsewhere && answered != CheckAnswer::Over {
+        if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.
             self.seen[index].urgent_at = ALWAYS_URGENT;
         }
         let was_over = verdict.is_over;
-        verdict.is_over = answered == CheckAnswer::Over;
+        verdict.is_over = answer == CheckAnswer::Over;
         if was_over == verdict.is_over {
             return;
         }
@@ -311,100 +306,23 @@ impl Batch<'_, '_> {
             return;
         }
         let Seen { guard, slot, twins, .. } = self.seen[index];
-        let mut fresh = Counter::new(&check.terms, self.now_ms);
-        let (counter, shared) = match slot {
+        let mut fresh = Counter::new(&check.terms, now_ms);
+        let mut counts = match slot {
             Some(slot) => {
-                let (slot, shared) = self.guards[guard as usize].both(slot);
-                (&mut slot.counter, shared)
+                let (slot, part) = self.guards[guard as usize].both(slot);
+                KeyCounts { counter: &mut slot.counter, part }
             }
-            None => (&mut fresh, None),
+            None => KeyCounts { counter: &mut fresh, part: None },
         };
-        let view = check.view(counter, shared.as_deref());
-        verdict.wait_for(view, &check.terms, twins.needed(check), self.now_ms);
-        let paused_ms = shared.and_then(|shared| shared.paused_for_ms(check.hits, self.consult.mono_ms));
+        verdict.wait_for(counts.view(check), &check.terms, twins.needed(check), now_ms);
+        let paused_ms = counts.paused_for_ms(check.hits, consult.mono_ms);
         verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
-    }
-
-    /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
-    fn questions(
-        &self,
-        groups: &[Group],
-        verdicts: &[Verdict],
-        over: &GroupsOver,
-        is_shadow: bool,
-    ) -> SmallVec<[Question; 2]> {
-        // Whoever has charged has decided: nobody is asked after it.
-        if self.consult.all_settled().any(|settled| settled.is_charged && settled.is_admitted) {
-            return SmallVec::new();
-        }
-        let asks = |store: Store| {
-            let of_store =
-                |(check, seen): (&Check<'_>, &Seen)| check.reach.store() == Some(store) && seen.asks.is_some();
-            self.checks.iter().zip(self.seen.iter()).any(of_store)
-        };
-        let is_asked = [Store::Origin, Store::Owner].map(asks);
-        let counted_after = self.counted_after(groups, is_shadow);
-        let mut questions: SmallVec<[Question; 2]> = SmallVec::new();
-        let mut spent: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
-        for (index, check) in self.checks.iter().enumerate() {
-            steps::count();
-            let question = self.question(index, is_asked, &counted_after, is_shadow || groups[check.group].is_shadow);
-            // What no store is to judge stays as it is.
-            spent[check.group] |= verdicts[index].is_over && !question.is_some_and(|question| question.is_judged);
-            questions.extend(question);
-        }
-        // A quota that is over by another of its limits is not charged, so no store must charge it. The nearer ones may
-        // still find that what memory takes for over is not.
-        questions.retain(|question| {
-            let group = self.checks[question.check].group;
-            let is_quota = groups[group].is_quota && !groups[group].is_shadow && !is_shadow;
-            let is_spent = if question.store == Store::Owner { over.contains(group) } else { spent[group] };
-            !(is_quota && is_spent)
-        });
-        questions
-    }
-
-    /// What to ask about a check, if its store is asked at all.
-    fn question(&self, index: usize, is_asked: [bool; 2], counted_after: &[i64], is_quiet: bool) -> Option<Question> {
-        let check = &self.checks[index];
-        let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
-        // What its policy has decided, nobody is asked about.
-        if let Some(Asking::Never(_)) = self.consult.asking(check) {
-            return None;
-        }
-        let counted_after = counted_after.get(index).copied().unwrap_or(0);
-        // What was given back after it may show that it was over: then there is nothing to ask.
-        let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
-        let is_judged = is_judged(check, is_quiet) && can_fit;
-        let asks = self.seen[index].asks;
-        let why = asks.unwrap_or(Why::Together);
-        (is_judged || asks.is_some()).then_some(Question { check: index, store, is_judged, counted_after, why })
-    }
-
-    /// For each check what [`Question::counted_after`] says; empty if all keys are different.
-    fn counted_after(&self, groups: &[Group], is_shadow: bool) -> Vec<i64> {
-        let Some(kin) = &self.kin else { return Vec::new() };
-        let given_back = |index| match self.consult.is_again {
-            true => given_back(self.consult.given_back, index),
-            false => given_back(self.given_back.as_deref(), index),
-        };
-        let by_now = |index: usize| match self.checks[index].charging {
-            Charging::Together => 0,
-            Charging::Always => i64::try_from(self.checks[index].hits).unwrap_or(i64::MAX),
-            Charging::Refund => -given_back(index),
-        };
-        let unasked = |index: usize| {
-            let check = &self.checks[index];
-            let is_quiet = is_shadow || groups[check.group].is_shadow;
-            if check.charging == Charging::Together && is_quiet { check.hits } else { 0 }
-        };
-        kin.after(by_now, unasked)
     }
 
     /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
     #[inline]
     fn charge(&mut self, index: usize, verdict: &mut Verdict) {
-        let check = &self.checks[index];
+        let check = &self.case.checks[index];
         if check.hits > 0 && !self.seen[index].is_charged {
             self.charge_now(index, verdict);
         }
@@ -412,31 +330,33 @@ impl Batch<'_, '_> {
 
     #[inline]
     fn charge_now(&mut self, index: usize, verdict: &mut Verdict) {
-        let check = &self.checks[index];
+        let Case { table, checks, now_ms, .. } = *self.case;
+        let check = &checks[index];
         let is_new = self.seen[index].slot.is_none() && self.make_slot(index);
         let seen = &self.seen[index];
         let Some(at) = seen.slot else { return };
         let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
-        spot.charge(self.table, check, is_new, seen.urgent_at, assumed(check, verdict, self.consult));
+        spot.charge(table, check, is_new, seen.urgent_at, self.case.assumed(check, verdict));
         if verdict.is_over {
-            spot.wait_longer(verdict, check, seen.twins.needed(check), self.now_ms);
+            spot.wait_longer(verdict, check, seen.twins.needed(check), now_ms);
         }
     }
 
     /// Makes a slot for a key that had none, if it is to have one. False if a twin has made it meanwhile.
     #[cold]
     fn make_slot(&mut self, index: usize) -> bool {
-        let check = &self.checks[index];
+        let Case { table, checks, now_ms, .. } = *self.case;
+        let check = &checks[index];
         let Seen { hash, guard, .. } = self.seen[index];
         let guard = guard as usize;
         let made = self.guards[guard].find(&check.key, hash);
         self.seen[index].slot = match made {
-            None if is_kept(self.table, check) => {
+            None if is_kept(table, check) => {
                 if self.is_crowded && self.pinned.is_empty() {
                     self.pin();
                 }
                 let pinned = self.pinned.get(guard).unwrap_or(Pinned::none());
-                insert(self.table, &mut self.guards[guard], pinned, check, hash, self.now_ms)
+                insert(table, &mut self.guards[guard], pinned, check, hash, now_ms)
             }
             made => made,
         };
@@ -458,27 +378,28 @@ impl Batch<'_, '_> {
 
     /// The reset of a check that fits but is not charged, because another one denies the request.
     fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
-        let check = &self.checks[index];
+        let Case { checks, now_ms, .. } = *self.case;
+        let check = &checks[index];
         let Seen { guard, slot, .. } = self.seen[index];
-        let mut fresh = Counter::new(&check.terms, self.now_ms);
+        let mut fresh = Counter::new(&check.terms, now_ms);
         let counter = match slot {
             Some(slot) => &mut self.guards[guard as usize].slot(slot).counter,
             None => &mut fresh,
         };
-        let look = counter.look(&check.terms, self.now_ms);
-        counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(self.now_ms)
+        let look = counter.look(&check.terms, now_ms);
+        counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(now_ms)
     }
 
     fn tell_others(&mut self, index: usize, is_over: bool) {
         let Seen { guard, slot, shard, .. } = self.seen[index];
         if let Some(slot) = slot {
             let mut spot = Spot::new::<false>(&mut self.guards[guard as usize], shard, slot);
-            spot.tell_others(self.table, &self.checks[index], is_over, self.consult);
+            spot.tell_others(self.case.table, &self.case.checks[index], is_over, self.case.consult);
         }
     }
 }
 
 /// What a check has given back, as far as one knows.
-fn given_back(given_back: Option<&GivenBack>, index: usize) -> i64 {
-    given_back.map_or(0, |given_back| i64::try_from(given_back.by(index)).unwrap_or(i64::MAX))
+pub(super) fn given_back(given_back: Option<&GivenBack>, index: usize) -> i64 {
+    given_back.map_or(0, |given_back| signed(given_back.by(index)))
 }

@@ -1,8 +1,10 @@
 //! A key under its lock while a decision is made on it: marked as used, charged, and seen to it that others hear of it.
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::decider::Consult;
-use crate::engine::decide::{Basis, Charging, Check, Verdict};
+use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::consult::Consult;
+use crate::engine::decide::turn::KeyCounts;
+use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::regional_part::RegionalPart;
@@ -12,8 +14,8 @@ use crate::engine::table::{NewKey, Shard, Slot, Table};
 pub(super) struct Spot<'s> {
     shard: u32,
     at: u32,
-    pub(super) slot: &'s mut Slot,
-    pub(super) shared: Option<&'s mut RegionalPart>,
+    slot: &'s mut Slot,
+    shared: Option<&'s mut RegionalPart>,
 }
 
 impl<'s> Spot<'s> {
@@ -24,6 +26,12 @@ impl<'s> Spot<'s> {
         }
         let (slot, shared) = shard.both(at);
         Spot { shard: number, at, slot, shared }
+    }
+
+    /// What is counted on the key.
+    #[inline(always)]
+    pub(super) fn counts(&mut self) -> KeyCounts<'_> {
+        KeyCounts { counter: &mut self.slot.counter, part: self.shared.as_deref_mut() }
     }
 
     /// Marks a key as used. What the origin has denied under another limit says nothing about this one.

@@ -4,8 +4,7 @@
 use proptest::prelude::*;
 
 use crate::clock::Now;
-use crate::engine::decide::general::decide_all;
-use crate::engine::decide::{Asking, Check, Consult, Group, Reach, StoreView, decide};
+use crate::engine::decide::{Asking, Case, Check, Consult, Group, Reach, StoreView};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
@@ -135,8 +134,9 @@ proptest! {
             let checks: Vec<Check<'_>> =
                 asked.iter().enumerate().map(|(group, asked)| check(group, asked, is_shared)).collect();
             let groups: Vec<Group> = asked.iter().map(|asked| asked.group).collect();
-            let shortly = decide(&short, &checks, &groups, is_shadow, now_ms, &consult);
-            let at_length = decide_all(&long, &checks, &groups, is_shadow, now_ms, &consult);
+            let case = |table| Case { table, checks: &checks, groups: &groups, is_shadow, now_ms, consult: &consult };
+            let shortly = case(&short).decide();
+            let at_length = case(&long).decide_all();
             prop_assert_eq!(shortly.is_over, at_length.is_over);
             prop_assert_eq!(shortly.verdicts, at_length.verdicts);
             prop_assert_eq!(shortly.questions, at_length.questions);

@@ -1,7 +1,7 @@
 //! The table at its cap: who goes, who stays, and what it costs.
 
 use super::*;
-use crate::engine::decide::{Check, Consult, Group, decide};
+use crate::engine::decide::{Case, Check, Consult, Group};
 use crate::engine::key::Key;
 use crate::engine::table::Table;
 use crate::rules::limit::{Space, Terms};
@@ -194,7 +194,11 @@ fn the_largest_request_is_answered_by_the_smallest_table_and_the_cap_is_kept_aga
     let names: Vec<[u8; 8]> = (0..CHECKS + 2 * CHECKS).map(|n| n.to_le_bytes()).collect();
     let terms = Terms { limit: 2, window_ms: 3_600_000, algorithm: Algorithm::SlidingWindow, burst: 2 };
     let check = |name| Check::local(Key::new(Space::new("d", "k"), &terms, name), terms);
-    let decide = |checks: &[Check<'_>]| decide(&table, checks, &[Group::default()], false, START_MS, &Consult::ALONE);
+    let groups = [Group::default()];
+    let decide = |checks: &[Check<'_>]| {
+        Case { table: &table, checks, groups: &groups, is_shadow: false, now_ms: START_MS, consult: &Consult::ALONE }
+            .decide()
+    };
     let checks: Vec<Check<'_>> = names[..CHECKS].iter().map(|name| check(name)).collect();
     assert!(!decide(&checks).is_over);
     assert!(table.stats().keys < CHECKS / 4, "{:?}", table.stats());

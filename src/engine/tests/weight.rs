@@ -1,7 +1,7 @@
 //! The cap in bytes: what keys take is added up right, and stays within what it may be.
 
 use super::*;
-use crate::engine::decide::{Charging, Check, Consult, Group, Reach, decide};
+use crate::engine::decide::{Case, Charging, Check, Consult, Group, Reach};
 use crate::engine::key::{IDENTIFIER_BYTES_MAX, IdentifierBuffer, Key};
 use crate::engine::table::Table;
 use crate::engine::table::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
@@ -103,7 +103,16 @@ fn what_comes_to_be_beside_a_slot_goes_with_it() {
             let charging = if random.below(5) == 0 { Charging::Refund } else { Charging::Always };
             let check = Check { reach, charging, hits: 1 + random.below(400), ..Check::local(key, terms) };
             let now_ms = START_MS + step * 2;
-            decide(&table, &[check], &[Group::default()], false, now_ms, &Consult::ALONE);
+            let (checks, groups) = ([check], [Group::default()]);
+            let case = Case {
+                table: &table,
+                checks: &checks,
+                groups: &groups,
+                is_shadow: false,
+                now_ms,
+                consult: &Consult::ALONE,
+            };
+            case.decide();
             most = most.max(table.bytes_beside());
         }
         assert!(table.stats().evicted > 1000 && most > 8000, "much was beside the slots: {most}");

@@ -1,0 +1,88 @@
+//! One key of a request, what is asked of it, and how its hits are charged.
+
+use crate::engine::count::counter::Counter;
+use crate::engine::decide::consult::Cause;
+use crate::engine::decide::verdict::{Basis, Verdict};
+use crate::engine::key::Key;
+use crate::engine::reach::Reach;
+use crate::engine::table::foreign::View;
+use crate::engine::table::regional_part::RegionalPart;
+use crate::rules::limit::Terms;
+use crate::rules::policy::{Class, OnOutage, Scope};
+
+/// How the hits of a check are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charging {
+    /// With the rest of the request, if it is admitted.
+    Together,
+    /// Whatever the verdict, over the limit too.
+    Always,
+    /// Given back, whatever the verdict.
+    Refund,
+}
+
+/// One key of a request and what it is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    pub key: Key<'a>,
+    pub terms: Terms,
+    pub hits: u64,
+    pub charging: Charging,
+    /// Into the groups: the descriptor that this limit belongs to.
+    pub group: usize,
+    /// Which of its rule's limits this is; 0 for a request override.
+    pub limit_index: u32,
+    pub reach: Reach,
+    /// The scope in force.
+    pub scope: Scope,
+    pub on_outage: OnOutage,
+    pub class: Option<Class>,
+    /// Other regions can't be heard: held to this region's part of the limit, which is in the terms.
+    pub is_cut_off: bool,
+    /// The limit without regard to outages.
+    pub usual_limit: u32,
+    /// The identifier leaves the process only as a keyed digest.
+    pub is_sensitive: bool,
+}
+
+impl<'a> Check<'a> {
+    /// One hit on a key that nobody shares, charged with the rest of its request.
+    pub fn local(key: Key<'a>, terms: Terms) -> Check<'a> {
+        Check {
+            key,
+            terms,
+            hits: 1,
+            charging: Charging::Together,
+            group: 0,
+            limit_index: 0,
+            reach: Reach::Process,
+            scope: Scope::Local,
+            on_outage: OnOutage::Local,
+            class: None,
+            is_cut_off: false,
+            usual_limit: terms.limit,
+            is_sensitive: false,
+        }
+    }
+
+    /// Other regions share the count too.
+    pub fn is_global(&self) -> bool {
+        self.scope == Scope::Global
+    }
+
+    /// The policy that an outage has left a verdict to, if one has.
+    #[inline]
+    pub fn outage_policy(&self, verdict: &Verdict) -> Option<OnOutage> {
+        match verdict.basis {
+            Basis::Without(Cause::Outage, policy) => Some(policy),
+            Basis::Without(Cause::Overload, _) | Basis::Memory | Basis::Store(_) => {
+                self.is_cut_off.then_some(OnOutage::Share)
+            }
+        }
+    }
+
+    /// A counter as this check sees it.
+    pub fn view<'v>(&self, counter: &'v mut Counter, part: Option<&'v RegionalPart>) -> View<'v> {
+        View { counter, foreign: part.and_then(RegionalPart::foreign), is_cut_off: self.is_cut_off }
+    }
+}

@@ -1,0 +1,77 @@
+//! One decision over a single key, which is what most requests have: nothing to sort, nothing to wait for.
+
+use smallvec::smallvec;
+
+use crate::engine::count::signed;
+use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::decider::Decider;
+use crate::engine::decide::question::{Question, is_judged};
+use crate::engine::decide::spot::{Spot, insert, is_kept};
+use crate::engine::decide::turn::CheckTurn;
+use crate::engine::decide::twins::Twins;
+use crate::engine::decide::{Case, Outcome};
+use crate::engine::reach::Store;
+use crate::engine::table::pinned::Pinned;
+
+impl Case<'_> {
+    /// Decides the only check.
+    ///
+    /// `ALONE`: nobody shares the counts. It is known when this is compiled, so that what only matters to counts that are
+    /// shared is left out, which is half of the instructions.
+    pub(super) fn decide_one<const ALONE: bool>(&self, check: &Check<'_>) -> Outcome {
+        let (table, consult, group) = (self.table, self.consult, &self.groups[check.group]);
+        let hash = table.hash(&check.key);
+        let number = table.shard_of(hash);
+        let is_quiet = self.is_shadow || group.is_shadow;
+        // Whoever shares with nobody asks nobody, and looks once.
+        let is_in_count = !ALONE && consult.is_again && check.charging == Charging::Always;
+        let counted = if is_in_count { signed(check.hits) } else { 0 };
+        let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };
+        let mut shard = table.lock(number);
+        let known = shard.find(&check.key, hash);
+        let (mut verdict, decider) = match known {
+            Some(at) => {
+                let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
+                spot.touch(table, check);
+                self.assess::<ALONE>(&turn, spot.counts())
+            }
+            None => self.assess_unknown::<ALONE>(&turn),
+        };
+        let is_over = !self.is_shadow && verdict.is_over && self.is_denied_by(|group| group == check.group);
+        let asks = match decider {
+            Decider::Asks(why) if !is_over => Some(why),
+            Decider::Asks(_) | Decider::Memory { .. } | Decider::Paused { .. } | Decider::Without(_) => None,
+        };
+        let is_charged = match check.charging {
+            Charging::Together => asks.is_none() && !is_over && self.is_charged(group, verdict.is_over),
+            Charging::Always | Charging::Refund => !consult.is_again,
+        };
+        let is_counted = is_charged && check.hits > 0;
+        let at = match known {
+            None if is_counted && is_kept(table, check) => {
+                insert(table, &mut shard, Pinned::none(), check, hash, self.now_ms)
+            }
+            known => known,
+        };
+        if let Some(at) = at {
+            let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
+            if is_counted {
+                let assumed = self.assumed(check, &verdict);
+                spot.charge(table, check, known.is_none(), decider.urgent_at(), assumed);
+                if verdict.is_over {
+                    spot.wait_longer(&mut verdict, check, check.hits, self.now_ms);
+                }
+            }
+            spot.tell_others(table, check, verdict.is_over, consult);
+        }
+        drop(shard);
+        let charged = if is_charged || check.charging != Charging::Together { check.hits } else { 0 };
+        verdict.conclude(check, charged, 0);
+        let question = |why| {
+            let store = check.reach.store().unwrap_or(Store::Origin);
+            Question { check: 0, store, is_judged: is_judged(check, is_quiet), counted_after: 0, why }
+        };
+        let questions = asks.map(question).into_iter().collect();
+        Outcome { is_over, verdicts: smallvec![verdict], questions, given_back: None }
+    }
+}

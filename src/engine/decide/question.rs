@@ -1,0 +1,118 @@
+//! What to ask a store before a request can be decided.
+
+use smallvec::SmallVec;
+
+use crate::engine::count::signed;
+use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::consult::Asking;
+use crate::engine::decide::general::{Batch, Seen, given_back};
+use crate::engine::decide::verdict::Verdict;
+use crate::engine::decide::{Case, GroupsOver};
+use crate::engine::reach::{Reach, Store};
+use crate::engine::steps;
+
+/// Why a store is asked about a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The key was never read, or not for a while.
+    Cold,
+    /// More is pending than may be.
+    Headroom,
+    /// Another check of the request asks.
+    Together,
+    /// Memory never decides it.
+    Strict,
+}
+
+/// A check that its store is to be asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Into the checks.
+    pub check: usize,
+    pub store: Store,
+    /// Whether it fits; otherwise only how it stands.
+    pub is_judged: bool,
+    /// To judge the check by what comes before it in the request, so many more hits than its limit may be counted: those
+    /// of later checks on its key that are in the count already, less what was given back, and less the hits of earlier
+    /// ones that the store is not asked about.
+    pub counted_after: i64,
+    pub why: Why,
+}
+
+/// Hits that may be refused, so that the store is asked whether they fit.
+pub(super) fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
+    check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
+}
+
+impl Batch<'_, '_> {
+    /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
+    pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
+        let Case { checks, groups, consult, is_shadow, .. } = *self.case;
+        // Whoever has charged has decided: nobody is asked after it.
+        if consult.is_charged() {
+            return SmallVec::new();
+        }
+        let asks = |store: Store| {
+            let of_store =
+                |(check, seen): (&Check<'_>, &Seen)| check.reach.store() == Some(store) && seen.asks.is_some();
+            checks.iter().zip(self.seen.iter()).any(of_store)
+        };
+        let is_asked = [Store::Origin, Store::Owner].map(asks);
+        let counted_after = self.counted_after();
+        let mut questions: SmallVec<[Question; 2]> = SmallVec::new();
+        let mut spent: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
+        for (index, check) in checks.iter().enumerate() {
+            steps::count();
+            let question = self.question(index, is_asked, &counted_after);
+            // What no store is to judge stays as it is.
+            spent[check.group] |= verdicts[index].is_over && !question.is_some_and(|question| question.is_judged);
+            questions.extend(question);
+        }
+        // A quota that is over by another of its limits is not charged, so no store must charge it. The nearer ones may
+        // still find that what memory takes for over is not.
+        questions.retain(|question| {
+            let group = checks[question.check].group;
+            let is_quota = groups[group].is_quota && !groups[group].is_shadow && !is_shadow;
+            let is_spent = if question.store == Store::Owner { over.contains(group) } else { spent[group] };
+            !(is_quota && is_spent)
+        });
+        questions
+    }
+
+    /// What to ask about a check, if its store is asked at all.
+    fn question(&self, index: usize, is_asked: [bool; 2], counted_after: &[i64]) -> Option<Question> {
+        let check = &self.case.checks[index];
+        let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
+        // What its policy has decided, nobody is asked about.
+        if let Some(Asking::Never(_)) = self.case.consult.asking(check) {
+            return None;
+        }
+        let counted_after = counted_after.get(index).copied().unwrap_or(0);
+        // What was given back after it may show that it was over: then there is nothing to ask.
+        let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
+        let is_judged = is_judged(check, self.case.is_quiet(check)) && can_fit;
+        let asks = self.seen[index].asks;
+        let why = asks.unwrap_or(Why::Together);
+        (is_judged || asks.is_some()).then_some(Question { check: index, store, is_judged, counted_after, why })
+    }
+
+    /// For each check what [`Question::counted_after`] says; empty if all keys are different.
+    fn counted_after(&self) -> Vec<i64> {
+        let Case { checks, consult, .. } = *self.case;
+        let Some(sums) = &self.twin_sums else { return Vec::new() };
+        let given_back = |index| match consult.is_again {
+            true => given_back(consult.given_back, index),
+            false => given_back(self.given_back.as_deref(), index),
+        };
+        let by_now = |index: usize| match checks[index].charging {
+            Charging::Together => 0,
+            Charging::Always => signed(checks[index].hits),
+            Charging::Refund => -given_back(index),
+        };
+        let unasked = |index: usize| {
+            let check = &checks[index];
+            if check.charging == Charging::Together && self.case.is_quiet(check) { check.hits } else { 0 }
+        };
+        sums.after(by_now, unasked)
+    }
+}
