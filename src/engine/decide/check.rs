@@ -4,7 +4,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::consult::Cause;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::key::Key;
-use crate::engine::reach::Reach;
+use crate::engine::reach::{Enforcement, Reach};
 use crate::engine::table::foreign::View;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::rules::limit::Terms;
@@ -63,6 +63,13 @@ impl<'a> Check<'a> {
             usual_limit: terms.limit,
             is_sensitive: false,
         }
+    }
+
+    /// One hit on a key whose limit is held like this, charged with the rest of its request.
+    #[inline(always)]
+    pub(in crate::engine) fn of(key: Key<'a>, held: &Enforcement) -> Check<'a> {
+        let Enforcement { scope, terms, usual_limit, reach, on_outage, class, is_cut_off } = *held;
+        Check { reach, scope, on_outage, class, is_cut_off, usual_limit, ..Check::local(key, terms) }
     }
 
     /// Other regions share the count too.
