@@ -21,6 +21,7 @@ mod given_back;
 mod one;
 mod outage;
 mod question;
+mod settlement;
 mod spot;
 mod turn;
 mod twins;
