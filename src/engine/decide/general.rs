@@ -13,7 +13,7 @@ use crate::engine::decide::spot::{Spot, insert, is_kept};
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::{TwinSums, Twins};
 use crate::engine::decide::verdict::Verdict;
-use crate::engine::decide::{Case, Outcome};
+use crate::engine::decide::{Case, GroupsOver, Outcome};
 use crate::engine::steps;
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::{Shard, Table};
@@ -60,35 +60,13 @@ impl Case<'_> {
         }
 
         locked.look_at_all(&mut outcome.verdicts);
-        let verdicts = &mut outcome.verdicts[..];
-        let over = self.groups_over(verdicts);
-        let is_over = !self.is_shadow && locked.is_denied(verdicts, &over);
-        if !is_over && locked.seen.iter().any(|seen| seen.asks.is_some()) {
-            outcome.questions = locked.questions(verdicts, &over);
+        let over = self.groups_over(&outcome.verdicts);
+        outcome.is_over = !self.is_shadow && locked.is_denied(&outcome.verdicts, &over);
+        if !outcome.is_over && locked.seen.iter().any(|seen| seen.asks.is_some()) {
+            outcome.questions = locked.questions(&outcome.verdicts, &over);
         }
-        let is_charging = !is_over && outcome.questions.is_empty();
-        for (index, check) in self.checks.iter().enumerate() {
-            let is_charged = is_charging && self.is_charged(&self.groups[check.group], over.contains(check.group));
-            let verdict = &mut verdicts[index];
-            let charged = match check.charging {
-                Charging::Together if !is_charged => 0,
-                Charging::Together => {
-                    locked.charge(index, verdict);
-                    check.hits
-                }
-                Charging::Always | Charging::Refund => check.hits,
-            };
-            let waiting = if is_over { 0 } else { locked.seen[index].twins.waiting };
-            verdict.conclude(check, charged, waiting);
-            if charged < check.hits && !verdict.is_over {
-                verdict.reset_ms = locked.reset_uncharged_ms(index);
-            }
-            if self.table.is_shared() {
-                locked.tell_others(index, verdict.is_over);
-            }
-        }
+        locked.charge_all(&mut outcome, &over);
         outcome.given_back = locked.given_back;
-        outcome.is_over = is_over;
         outcome
     }
 }
@@ -140,6 +118,7 @@ pub(super) struct LockedCase<'b, 't> {
 }
 
 impl LockedCase<'_, '_> {
+    /// Reads all keys, the first check before the second.
     #[inline]
     fn look_at_all(&mut self, verdicts: &mut SmallVec<[Verdict; 4]>) {
         for (index, check) in self.case.checks.iter().enumerate() {
@@ -235,6 +214,33 @@ impl LockedCase<'_, '_> {
         let Some(slot) = slot else { return check.terms.capacity().into() };
         let (slot, part) = self.guards[guard as usize].both(slot);
         check.view(&mut slot.counter, part.as_deref()).look(&check.terms, now_ms).available
+    }
+
+    /// Charges what the overall verdict allows, and fills in what it settles.
+    #[inline]
+    fn charge_all(&mut self, outcome: &mut Outcome, over: &GroupsOver) {
+        let case = self.case;
+        let is_charging = !outcome.is_over && outcome.questions.is_empty();
+        for (index, check) in case.checks.iter().enumerate() {
+            let is_charged = is_charging && case.is_charged(&case.groups[check.group], over.contains(check.group));
+            let verdict = &mut outcome.verdicts[index];
+            let charged = match check.charging {
+                Charging::Together if !is_charged => 0,
+                Charging::Together => {
+                    self.charge(index, verdict);
+                    check.hits
+                }
+                Charging::Always | Charging::Refund => check.hits,
+            };
+            let waiting = if outcome.is_over { 0 } else { self.seen[index].twins.waiting };
+            verdict.conclude(check, charged, waiting);
+            if charged < check.hits && !verdict.is_over {
+                verdict.reset_ms = self.reset_uncharged_ms(index);
+            }
+            if case.table.is_shared() {
+                self.tell_others(index, verdict.is_over);
+            }
+        }
     }
 
     /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
