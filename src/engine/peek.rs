@@ -26,6 +26,7 @@ pub struct Peek<'r> {
     pub counted: u64,
     /// Of that, what other regions have counted.
     pub foreign: u64,
+    /// How many hits fit now.
     pub remaining: u64,
     /// Whether the hits that were asked about fit.
     pub fits: bool,

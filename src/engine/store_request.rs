@@ -12,6 +12,7 @@ use crate::rules::policy::{Class, Scope};
 /// What to ask a store before a request can be decided.
 #[derive(Clone, Debug)]
 pub struct StoreRequest {
+    /// Whom to ask.
     pub store: Store,
     /// What it admits is charged. Otherwise it only judges: another store, which is farther, decides after it.
     pub charges: bool,

@@ -25,17 +25,21 @@ pub enum Charging {
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     pub key: Key<'a>,
+    /// What the hits are held against.
     pub terms: Terms,
+    /// May be 0: then it is only asked how the key stands.
     pub hits: u64,
     pub charging: Charging,
     /// Into the groups: the descriptor that this limit belongs to.
     pub group: usize,
     /// Which of its rule's limits this is; 0 for a request override.
     pub limit_index: u32,
+    /// Who shares the count.
     pub reach: Reach,
     /// The scope in force.
     pub scope: Scope,
     pub on_outage: OnOutage,
+    /// What is given up last when too many wait for a store.
     pub class: Option<Class>,
     /// Other regions can't be heard: held to this region's part of the limit, which is in the terms.
     pub is_cut_off: bool,

@@ -29,6 +29,7 @@ pub enum Why {
 pub struct Question {
     /// Into the checks.
     pub check: usize,
+    /// Whom to ask.
     pub store: Store,
     /// Whether it fits; otherwise only how it stands.
     pub is_judged: bool,
