@@ -6,7 +6,7 @@
 use std::fmt;
 use std::process::Command;
 
-use tidegate::engine::decide::{Case, Charging, Check, Consult, Group, Reach, Store};
+use tidegate::engine::decide::{self, Charging, Check, Consult, Group, Reach, Store};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::table::foreign::Counts;
@@ -95,7 +95,14 @@ impl Case {
         let charging = Charging::Always;
         let check = Check { reach, charging, hits: self.hits, ..Check::local(key, self.terms()) };
         let (checks, groups) = ([check], [Group::default()]);
-        let case = Case { table, checks: &checks, groups: &groups, is_shadow: false, now_ms, consult: &Consult::ALONE };
+        let case = decide::Case {
+            table,
+            checks: &checks,
+            groups: &groups,
+            is_shadow: false,
+            now_ms,
+            consult: &Consult::ALONE,
+        };
         case.decide();
     }
 }

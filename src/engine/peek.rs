@@ -1,14 +1,15 @@
 //! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
 
+use crate::engine::Engine;
 use crate::engine::count::counter::Counter;
 use crate::engine::count::fits;
 use crate::engine::key::{IdentifierBuffer, Key};
+use crate::engine::matching::{Match, Met};
 use crate::engine::reach::Enforcement;
 use crate::engine::table::foreign::View;
-use crate::engine::{Engine, find};
 use crate::request::{Hits, Request};
 use crate::rules::Ruleset;
-use crate::rules::limit::{Limit, Rule, Space, Terms};
+use crate::rules::limit::{Limit, Terms};
 
 /// One limit of a descriptor, as it stands.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,7 @@ pub struct Peek<'r> {
     pub counted: u64,
     /// Of that, what other regions have counted.
     pub foreign: u64,
+    /// How many hits fit now.
     pub remaining: u64,
     /// Whether the hits that were asked about fit.
     pub fits: bool,
@@ -50,24 +52,17 @@ impl Engine {
             .descriptors()
             .iter()
             .map(|descriptor| {
-                let found = find(domain, descriptor, &mut identifiers);
-                let identifier = identifiers.get(found.identifier.clone());
+                let found = Match::find(domain, descriptor, &mut identifiers);
+                let identifier = found.identifier(&identifiers);
                 let hits = match descriptor.hits {
                     Hits::OfRequest(hits) | Hits::Own(hits) => hits,
                     Hits::Refund(_) => 0,
                 };
-                let hold = |limit: &Limit| self.layers().hold(&limit.terms, Some(&limit.policy), is_cut_off);
-                let own = |rule: &'r Rule| {
-                    rule.limits().iter().map(|limit| (rule.space, hold(limit), Some(limit))).collect::<Vec<_>>()
+                let peek = |met: Met<'r>| {
+                    let held = self.layers().hold(&met.terms, met.policy, is_cut_off);
+                    self.peek_key(&met.key(identifier), held, met.limit, hits, now_ms)
                 };
-                let limits = match &found.override_terms {
-                    Some((space, terms, _)) => vec![(*space, self.layers().hold(terms, None, is_cut_off), None)],
-                    None => found.rule.map(own).unwrap_or_default(),
-                };
-                let peek = |(space, held, limit): (Space, Enforcement, _)| {
-                    self.peek_key(&Key::new(space, &held.terms, identifier), held, limit, hits, now_ms)
-                };
-                limits.into_iter().map(peek).collect()
+                found.limits().map(peek).collect()
             })
             .collect()
     }

@@ -18,7 +18,9 @@ pub enum Store {
 /// Which of how many regions this is, in the order of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionIndex {
+    /// From 0.
     pub region: u32,
+    /// How many there are.
     pub regions: u32,
 }
 
@@ -68,6 +70,7 @@ pub struct Layers {
     pub is_global: bool,
     /// Who decides strict limits.
     pub owner: Option<Store>,
+    /// Which region this is.
     pub place: RegionIndex,
     /// Of limits that do not choose their own.
     pub slack_permille: u16,
@@ -78,11 +81,14 @@ pub struct Layers {
 pub struct Enforcement {
     /// The scope in force.
     pub scope: Scope,
+    /// With this region's part of the limit, if only that is given out.
     pub terms: Terms,
     /// What the limit is while other regions are heard.
     pub usual_limit: u32,
+    /// Who shares the count.
     pub reach: Reach,
     pub on_outage: OnOutage,
+    /// `None` if the limit has no class.
     pub class: Option<Class>,
     /// Other regions can't be heard, so only this region's part of the limit is given out.
     pub is_cut_off: bool,
@@ -132,7 +138,7 @@ impl Layers {
         Enforcement { scope, terms, usual_limit: usual.limit, reach, on_outage, class, is_cut_off }
     }
 
-    /// The same for a limit as the rules have it, while all is well.
+    /// How a limit of the rules is held while all is well.
     pub fn hold_limit(&self, limit: &Limit) -> Enforcement {
         self.hold(&limit.terms, Some(&limit.policy), false)
     }

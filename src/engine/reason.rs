@@ -46,7 +46,7 @@ pub enum DecidedBy {
     Owner,
     /// The rule's policy, because its store gave no answer.
     Outage,
-    /// The same, because too many waited for one.
+    /// The rule's policy, because too many waited for its store.
     Overload,
 }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use crate::engine::count::gcra::DEBT_TIMES;
+use crate::engine::quota::QuotaRule;
 
 use super::call::{
     Ask, AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, Need, OriginKey, Part, ProcessId, Reply, Told,
@@ -448,9 +449,9 @@ impl Origin {
 
         let needs = || ask.needs.iter().zip(&fits);
         let is_group_over = |quota: u16| needs().any(|(need, fits)| need.quota == Some(quota) && !fits);
-        let mut quotas = ask.needs.iter().filter_map(|need| need.quota).peekable();
-        let do_quotas_deny = quotas.peek().is_some() && quotas.all(is_group_over);
-        let is_admitted = !do_quotas_deny && needs().all(|(need, fits)| *fits || need.quota.is_some());
+        let is_over = |need: &Need, fits: bool| need.quota.map_or(!fits, is_group_over);
+        let rule = QuotaRule::of(needs().map(|(need, fits)| (need.quota.is_some(), is_over(need, *fits))));
+        let is_admitted = !rule.denies();
         if is_admitted {
             for need in ask.needs.iter().filter(|need| !need.quota.is_some_and(is_group_over)) {
                 self.charge(call, &mut open[need.part], need.hits);

@@ -8,8 +8,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use smallvec::SmallVec;
 
+use crate::engine::count::fits;
 use crate::engine::decide::{CheckAnswer, StoreAnswer};
-use crate::engine::{StoreQuestion, StoreRequest, steps};
+use crate::engine::quota::QuotaRule;
+use crate::engine::{QuestionKind, StoreQuestion, StoreRequest, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
@@ -90,12 +92,12 @@ impl Waiting {
         let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
         for (key, asked) in self.keys.iter().zip(&self.inquiry.questions) {
             steps::count();
-            let Some(counted) = counted.get(key).filter(|_| asked.judged.is_some()) else { continue };
+            let Some(counted) = counted.get(key).filter(|_| asked.kind.is_judged()) else { continue };
             let capacity = i64::from(asked.terms.capacity());
             let available = capacity.saturating_sub(*counted).saturating_add(asked.counted_after).min(capacity);
             let before = waiting.entry(*key).or_default();
             let needed = before.saturating_add(asked.hits);
-            let fits = u64::try_from(available).is_ok_and(|available| available >= needed);
+            let fits = fits(available, needed);
             if fits {
                 *before = needed;
             }
@@ -108,7 +110,7 @@ impl Waiting {
     /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
     pub fn settled_by_reads(&self) -> Option<StoreAnswer> {
         let is_judged = |asked: &StoreQuestion| self.answers.get(asked.check) != Some(&CheckAnswer::NotAsked);
-        let mut judged = self.inquiry.questions.iter().filter(|asked| asked.judged.is_some());
+        let mut judged = self.inquiry.questions.iter().filter(|asked| asked.kind.is_judged());
         judged.all(is_judged).then(|| StoreAnswer { is_charged: false, ..self.settled(true) })
     }
 
@@ -118,20 +120,25 @@ impl Waiting {
         StoreAnswer { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
     }
 
-    /// The quota groups of needs that did not fit; `None` stands for needs that deny alone.
-    pub fn groups_over(&self) -> HashSet<Option<u16>> {
+    /// The quota groups of needs that did not fit, and [`QuestionKind::Fits`] if one did not that denies alone.
+    pub fn groups_over(&self) -> HashSet<QuestionKind> {
         let is_over = |asked: &&StoreQuestion| {
             steps::count();
             self.answers.get(asked.check) == Some(&CheckAnswer::Over)
         };
-        self.inquiry.questions.iter().filter(is_over).filter_map(|asked| asked.judged).collect()
+        self.inquiry.questions.iter().filter(is_over).map(|asked| asked.kind).filter(|kind| kind.is_judged()).collect()
     }
 
     fn is_admitted_by_all(&self) -> bool {
         let over = self.groups_over();
-        let mut quotas = self.inquiry.questions.iter().filter_map(|asked| asked.judged.flatten()).peekable();
-        let are_quotas_over = quotas.peek().is_some() && quotas.all(|quota| over.contains(&Some(quota)));
-        !over.contains(&None) && (self.inquiry.has_free_quota || !are_quotas_over)
+        let mut rule = QuotaRule::default();
+        for kind in self.inquiry.questions.iter().map(|asked| asked.kind) {
+            rule.add(kind.quota().is_some(), over.contains(&kind));
+        }
+        if self.inquiry.has_free_quota {
+            rule.add(true, false);
+        }
+        !rule.denies()
     }
 }
 

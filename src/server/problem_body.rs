@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use serde_json::json;
 
-use crate::engine::{Decision, Status, StatusKind};
+use crate::engine::{Decision, StatusKind};
 use crate::server::rls::seconds;
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
@@ -16,10 +16,7 @@ const TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceed
 
 /// The body of a denial.
 pub fn problem_body(decision: &Decision<'_>) -> Vec<u8> {
-    // Quotas deny together only.
-    let do_quotas_deny = decision.statuses.iter().all(|status| !status.is_quota || status.is_over);
-    let denies = |status: &&Status<'_>| status.is_over && (!status.is_quota || do_quotas_deny);
-    let denying = decision.statuses.iter().filter(denies).filter_map(|status| match &status.kind {
+    let denying = decision.denying().filter_map(|status| match &status.kind {
         StatusKind::Limited(limited) => limited.limit.map(|limit| &*limit.name),
         StatusKind::Unmatched | StatusKind::Unlimited => None,
     });

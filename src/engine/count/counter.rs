@@ -188,6 +188,40 @@ impl Counter {
         }
     }
 
+    /// The windows, of what counts in whole windows: what regions exchange.
+    #[inline]
+    pub(crate) fn windows(&self) -> Option<&Cells> {
+        match self {
+            Counter::Windowed(cells) => Some(cells),
+            Counter::Exact(_) | Counter::Gcra(_) => None,
+        }
+    }
+
+    /// It has no window, and drains.
+    pub(crate) fn is_bucket(&self) -> bool {
+        match self {
+            Counter::Gcra(_) => true,
+            Counter::Windowed(_) | Counter::Exact(_) => false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn bucket_mut(&mut self) -> Option<&mut Bucket> {
+        match self {
+            Counter::Gcra(bucket) => Some(bucket),
+            Counter::Windowed(_) | Counter::Exact(_) => None,
+        }
+    }
+
+    /// It counts in parts of a window, which may take more memory with every hit.
+    #[inline(always)]
+    pub(crate) fn is_divided(&self) -> bool {
+        match self {
+            Counter::Exact(_) => true,
+            Counter::Windowed(_) | Counter::Gcra(_) => false,
+        }
+    }
+
     /// What it takes beside the slot.
     #[inline]
     pub fn heap_bytes(&self) -> usize {

@@ -4,7 +4,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::consult::Cause;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::key::Key;
-use crate::engine::reach::Reach;
+use crate::engine::reach::{Enforcement, Reach};
 use crate::engine::table::foreign::View;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::rules::limit::Terms;
@@ -25,17 +25,21 @@ pub enum Charging {
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     pub key: Key<'a>,
+    /// What the hits are held against.
     pub terms: Terms,
+    /// May be 0: then it is only asked how the key stands.
     pub hits: u64,
     pub charging: Charging,
     /// Into the groups: the descriptor that this limit belongs to.
     pub group: usize,
     /// Which of its rule's limits this is; 0 for a request override.
     pub limit_index: u32,
+    /// Who shares the count.
     pub reach: Reach,
     /// The scope in force.
     pub scope: Scope,
     pub on_outage: OnOutage,
+    /// What is given up last when too many wait for a store.
     pub class: Option<Class>,
     /// Other regions can't be heard: held to this region's part of the limit, which is in the terms.
     pub is_cut_off: bool,
@@ -63,6 +67,13 @@ impl<'a> Check<'a> {
             usual_limit: terms.limit,
             is_sensitive: false,
         }
+    }
+
+    /// One hit on a key whose limit is held like this, charged with the rest of its request.
+    #[inline(always)]
+    pub(in crate::engine) fn of(key: Key<'a>, held: &Enforcement) -> Check<'a> {
+        let Enforcement { scope, terms, usual_limit, reach, on_outage, class, is_cut_off } = *held;
+        Check { reach, scope, on_outage, class, is_cut_off, usual_limit, ..Check::local(key, terms) }
     }
 
     /// Other regions share the count too.

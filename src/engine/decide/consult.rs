@@ -18,6 +18,7 @@ pub enum CheckAnswer {
 /// A store's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAnswer {
+    /// All that it was asked about fits, as far as that denies.
     pub is_admitted: bool,
     /// What was admitted is charged already. Otherwise it was only judged, because a store that is farther decides.
     pub is_charged: bool,
@@ -36,7 +37,9 @@ impl StoreAnswer {
 pub struct Consult<'a> {
     /// Monotonic time: freshness and pauses.
     pub mono_ms: u64,
+    /// The region's own store.
     pub origin: StoreView<'a>,
+    /// The store that all regions ask about strict limits.
     pub owner: StoreView<'a>,
     /// Other regions can't be heard.
     pub is_cut_off: bool,
@@ -53,6 +56,7 @@ pub struct StoreView<'a> {
     pub live: u32,
     /// This process has just come, or come back, and may not know how many they are: memory admits nothing by itself.
     pub is_new: bool,
+    /// For limits that are not strict.
     pub asking: Asking<'a>,
     /// For strict limits, for which it has more time, and which may want its replicas to know.
     pub strict: Asking<'a>,

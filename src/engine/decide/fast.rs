@@ -88,7 +88,7 @@ impl Case<'_> {
     }
 }
 
-/// Locks the shards of all keys, in ascending order, as every batch does, and then finds the keys, so that what is read of
+/// Locks the shards of all keys, in ascending order, as every decision does, and then finds the keys, so that what is read of
 /// one does not wait for another. False if two share a shard, one is not there, or its hits do not wait for the verdict.
 ///
 /// Places are numbered modulo `N`, a power of two that there are never more of: so they need no check.

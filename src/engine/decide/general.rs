@@ -6,21 +6,17 @@ use smallvec::SmallVec;
 use crate::engine::count::counter::Counter;
 use crate::engine::count::signed;
 use crate::engine::decide::check::{Charging, Check};
-use crate::engine::decide::consult::CheckAnswer;
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::question::Why;
 use crate::engine::decide::spot::{Spot, insert, is_kept};
-use crate::engine::decide::turn::{CheckTurn, KeyCounts};
+use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::{TwinSums, Twins};
-use crate::engine::decide::verdict::{Basis, Verdict};
-use crate::engine::decide::{Case, Group, GroupsOver, Outcome};
+use crate::engine::decide::verdict::Verdict;
+use crate::engine::decide::{Case, GroupsOver, Outcome};
 use crate::engine::steps;
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::{Shard, Table};
-
-/// As [`Seen::urgent_at`]: whatever is pending.
-const ALWAYS_URGENT: u64 = 0;
 
 /// Where a check's key is, and what was seen there.
 #[derive(Clone, Copy)]
@@ -28,15 +24,15 @@ pub(super) struct Seen {
     hash: u64,
     shard: u32,
     /// Into the guards.
-    guard: u32,
-    slot: Option<u32>,
-    twins: Twins,
+    pub(super) guard: u32,
+    pub(super) slot: Option<u32>,
+    pub(super) twins: Twins,
     /// So many pending hits are told at once.
-    urgent_at: u64,
+    pub(super) urgent_at: u64,
     /// The origin has to be asked.
     pub(super) asks: Option<Why>,
     /// Its store has charged it.
-    is_charged: bool,
+    pub(super) is_charged: bool,
 }
 
 impl Case<'_> {
@@ -54,44 +50,23 @@ impl Case<'_> {
             seen.slot = guards[seen.guard as usize].find(&check.key, seen.hash);
         }
         let (pinned, twin_sums, given_back) = (Vec::new(), None, None);
-        let mut batch = Batch { case: self, guards, seen, is_answered, is_crowded, pinned, twin_sums, given_back };
+        let mut locked =
+            LockedCase { case: self, guards, seen, is_answered, is_crowded, pinned, twin_sums, given_back };
         if is_answered {
-            batch.find_charged();
+            locked.find_charged();
         }
         if is_crowded {
-            batch.find_twins();
+            locked.find_twins();
         }
 
-        batch.look_at_all(&mut outcome.verdicts);
-        let verdicts = &mut outcome.verdicts[..];
-        let over = self.groups_over(verdicts);
-        let is_over = !self.is_shadow && batch.is_denied(verdicts, &over);
-        if !is_over && batch.seen.iter().any(|seen| seen.asks.is_some()) {
-            outcome.questions = batch.questions(verdicts, &over);
+        locked.look_at_all(&mut outcome.verdicts);
+        let over = self.groups_over(&outcome.verdicts);
+        outcome.is_over = !self.is_shadow && locked.is_denied(&outcome.verdicts, &over);
+        if !outcome.is_over && locked.seen.iter().any(|seen| seen.asks.is_some()) {
+            outcome.questions = locked.questions(&outcome.verdicts, &over);
         }
-        let is_charging = !is_over && outcome.questions.is_empty();
-        for (index, check) in self.checks.iter().enumerate() {
-            let is_charged = is_charging && self.is_charged(&self.groups[check.group], over.contains(check.group));
-            let verdict = &mut verdicts[index];
-            let charged = match check.charging {
-                Charging::Together if !is_charged => 0,
-                Charging::Together => {
-                    batch.charge(index, verdict);
-                    check.hits
-                }
-                Charging::Always | Charging::Refund => check.hits,
-            };
-            let waiting = if is_over { 0 } else { batch.seen[index].twins.waiting };
-            verdict.conclude(check, charged, waiting);
-            if charged < check.hits && !verdict.is_over {
-                verdict.reset_ms = batch.reset_uncharged_ms(index);
-            }
-            if self.table.is_shared() {
-                batch.tell_others(index, verdict.is_over);
-            }
-        }
-        outcome.given_back = batch.given_back;
-        outcome.is_over = is_over;
+        locked.charge_all(&mut outcome, &over);
+        outcome.given_back = locked.given_back;
         outcome
     }
 }
@@ -105,7 +80,7 @@ impl Seen {
     }
 }
 
-/// Takes the locks of all shards concerned, in ascending order, each once, as every batch does. True if two keys share
+/// Takes the locks of all shards concerned, in ascending order, each once, as every decision does. True if two keys share
 /// a shard.
 #[inline]
 fn lock_all<'t>(table: &'t Table, seen: &mut [Seen], guards: &mut SmallVec<[MutexGuard<'t, Shard>; 4]>) -> bool {
@@ -126,12 +101,12 @@ fn lock_all<'t>(table: &'t Table, seen: &mut [Seen], guards: &mut SmallVec<[Mute
 }
 
 /// A request while it holds the locks of all its keys.
-pub(super) struct Batch<'b, 't> {
+pub(super) struct LockedCase<'b, 't> {
     pub(super) case: &'b Case<'b>,
-    guards: &'b mut [MutexGuard<'t, Shard>],
+    pub(super) guards: &'b mut [MutexGuard<'t, Shard>],
     pub(super) seen: &'b mut [Seen],
     /// A store has said something.
-    is_answered: bool,
+    pub(super) is_answered: bool,
     /// Two keys share a shard: they may be the same.
     is_crowded: bool,
     /// For each guard, from when a key is first made where there are others.
@@ -142,7 +117,8 @@ pub(super) struct Batch<'b, 't> {
     pub(super) given_back: Option<Box<GivenBack>>,
 }
 
-impl Batch<'_, '_> {
+impl LockedCase<'_, '_> {
+    /// Reads all keys, the first check before the second.
     #[inline]
     fn look_at_all(&mut self, verdicts: &mut SmallVec<[Verdict; 4]>) {
         for (index, check) in self.case.checks.iter().enumerate() {
@@ -190,22 +166,6 @@ impl Batch<'_, '_> {
             self.charge_now(index, &mut verdict);
         }
         verdict
-    }
-
-    /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
-    #[cold]
-    fn find_charged(&mut self) {
-        let Case { checks, groups, consult, .. } = *self.case;
-        let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
-        for (index, check) in checks.iter().enumerate() {
-            let answer = consult.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
-            let answer = answer.map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-            self.seen[index].is_charged = answer == CheckAnswer::Fits;
-            over[check.group] |= answer == CheckAnswer::Over;
-        }
-        for (seen, check) in self.seen.iter_mut().zip(checks) {
-            seen.is_charged &= !over[check.group];
-        }
     }
 
     /// Finds the checks that have the same key, and what of them is in the count already.
@@ -256,67 +216,31 @@ impl Batch<'_, '_> {
         check.view(&mut slot.counter, part.as_deref()).look(&check.terms, now_ms).available
     }
 
-    /// Whether the request is denied: by the store that decides it, otherwise by what is known here and elsewhere.
-    fn is_denied(&self, verdicts: &[Verdict], over: &GroupsOver) -> bool {
-        let Case { checks, groups, consult, .. } = *self.case;
-        if self.is_answered && consult.answers().any(|answer| !answer.is_admitted) {
-            return true;
-        }
-        if !self.is_answered || !consult.is_charged() {
-            return self.case.is_denied(over);
-        }
-        // The store does not know of those that it was only told about.
-        checks.iter().zip(verdicts).any(|(check, verdict)| {
-            let Group { is_shadow, is_quota } = groups[check.group];
-            verdict.is_over && check.charging == Charging::Always && !is_shadow && !is_quota
-        })
-    }
-
-    /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
-    fn settle(&mut self, index: usize, verdict: &mut Verdict) {
-        let Case { checks, groups, now_ms, consult, .. } = *self.case;
-        let check = &checks[index];
-        if check.charging != Charging::Together {
-            return;
-        }
-        let answer = consult.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-        let is_charged = consult.is_charged();
-        if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
-            return;
-        }
-        verdict.basis = match (check.reach.store(), verdict.basis) {
-            (Some(store), _) if answer != CheckAnswer::NotAsked => Basis::Store(store),
-            // Its own store gave no answer, and its policy has let it pass.
-            (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
-            // Another store has decided, whatever became of its own.
-            _ => Basis::Memory,
-        };
-        if is_charged && answer != CheckAnswer::Over {
-            // Nobody that asks its own store knows of it before that has been told.
-            self.seen[index].urgent_at = ALWAYS_URGENT;
-        }
-        let was_over = verdict.is_over;
-        verdict.is_over = answer == CheckAnswer::Over;
-        if was_over == verdict.is_over {
-            return;
-        }
-        if !verdict.is_over {
-            verdict.is_hopeless = false;
-            verdict.reset_ms = self.reset_uncharged_ms(index);
-            return;
-        }
-        let Seen { guard, slot, twins, .. } = self.seen[index];
-        let mut fresh = Counter::new(&check.terms, now_ms);
-        let mut counts = match slot {
-            Some(slot) => {
-                let (slot, part) = self.guards[guard as usize].both(slot);
-                KeyCounts { counter: &mut slot.counter, part }
+    /// Charges what the overall verdict allows, and fills in what it settles.
+    #[inline]
+    fn charge_all(&mut self, outcome: &mut Outcome, over: &GroupsOver) {
+        let case = self.case;
+        let is_charging = !outcome.is_over && outcome.questions.is_empty();
+        for (index, check) in case.checks.iter().enumerate() {
+            let is_charged = is_charging && case.is_charged(&case.groups[check.group], over.contains(check.group));
+            let verdict = &mut outcome.verdicts[index];
+            let charged = match check.charging {
+                Charging::Together if !is_charged => 0,
+                Charging::Together => {
+                    self.charge(index, verdict);
+                    check.hits
+                }
+                Charging::Always | Charging::Refund => check.hits,
+            };
+            let waiting = if outcome.is_over { 0 } else { self.seen[index].twins.waiting };
+            verdict.conclude(check, charged, waiting);
+            if charged < check.hits && !verdict.is_over {
+                verdict.reset_ms = self.reset_uncharged_ms(index);
             }
-            None => KeyCounts { counter: &mut fresh, part: None },
-        };
-        verdict.wait_for(counts.view(check), &check.terms, twins.needed(check), now_ms);
-        let paused_ms = counts.paused_for_ms(check.hits, consult.mono_ms);
-        verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
+            if case.table.is_shared() {
+                self.tell_others(index, verdict.is_over);
+            }
+        }
     }
 
     /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
@@ -377,7 +301,7 @@ impl Batch<'_, '_> {
     }
 
     /// The reset of a check that fits but is not charged, because another one denies the request.
-    fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
+    pub(super) fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
         let Seen { guard, slot, .. } = self.seen[index];

@@ -21,6 +21,7 @@ mod given_back;
 mod one;
 mod outage;
 mod question;
+mod settlement;
 mod spot;
 mod turn;
 mod twins;
@@ -50,7 +51,9 @@ pub struct Group {
 /// The verdicts of a request, one for each check, and what follows from them.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// The request is denied.
     pub is_over: bool,
+    /// One for each check.
     pub verdicts: SmallVec<[Verdict; 4]>,
     /// Not empty: nothing is decided, this is to be asked first.
     pub questions: SmallVec<[Question; 2]>,

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::engine::count::signed;
 use crate::engine::decide::check::{Charging, Check};
 use crate::engine::decide::consult::Asking;
-use crate::engine::decide::general::{Batch, Seen, given_back};
+use crate::engine::decide::general::{LockedCase, Seen, given_back};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::decide::{Case, GroupsOver};
 use crate::engine::reach::{Reach, Store};
@@ -29,6 +29,7 @@ pub enum Why {
 pub struct Question {
     /// Into the checks.
     pub check: usize,
+    /// Whom to ask.
     pub store: Store,
     /// Whether it fits; otherwise only how it stands.
     pub is_judged: bool,
@@ -44,7 +45,7 @@ pub(super) fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
     check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
 }
 
-impl Batch<'_, '_> {
+impl LockedCase<'_, '_> {
     /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
     pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
         let Case { checks, groups, consult, is_shadow, .. } = *self.case;

@@ -51,7 +51,7 @@ impl<'s> Spot<'s> {
         match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
             None => {
                 count(&mut self.slot.counter, check, is_counted);
-                if let Counter::Exact(_) = self.slot.counter {
+                if self.slot.counter.is_divided() {
                     table.weigh(self.slot, self.shared.as_deref());
                 }
                 if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
@@ -71,7 +71,9 @@ impl<'s> Spot<'s> {
         if check.charging == Charging::Refund {
             shared.refund(check.hits, missing);
         } else {
-            if let (Counter::Gcra(bucket), 1..) = (&mut *counter, assumed) {
+            if assumed > 0
+                && let Some(bucket) = counter.bucket_mut()
+            {
                 shared.hold(bucket, &check.terms, check.hits, assumed);
             }
             let before = shared.pending();
@@ -80,7 +82,7 @@ impl<'s> Spot<'s> {
             is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }
         table.enqueue(self.shard, self.at, shared, is_urgent);
-        if matches!(counter, Counter::Exact(_)) || shared.has_more_beside() {
+        if counter.is_divided() || shared.has_more_beside() {
             table.weigh(self.slot, Some(shared));
         }
     }

@@ -272,10 +272,8 @@ pub struct View<'a> {
 impl View<'_> {
     /// The same counts in one counter; `None` if nothing comes from outside.
     fn lifted(&self) -> Option<Counter> {
-        match (&*self.counter, self.foreign) {
-            (Counter::Windowed(cells), Some(foreign)) => Some(Counter::Windowed(foreign.lift(cells, self.is_cut_off))),
-            _ => None,
-        }
+        let (cells, foreign) = (self.counter.windows()?, self.foreign?);
+        Some(Counter::Windowed(foreign.lift(cells, self.is_cut_off)))
     }
 
     #[inline(always)]

@@ -216,7 +216,7 @@ impl Table {
     /// A key's part in the region, before anything is known of it.
     pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> RegionalPart {
         // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
-        let is_bucket = matches!(counter, Counter::Gcra(_));
+        let is_bucket = counter.is_bucket();
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
             0 => false,
             _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),

@@ -470,7 +470,7 @@ impl RegionalPart {
 
     /// What others should know of the key, if anything.
     pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
-        let Counter::Windowed(cells) = counter else { return [None, None] };
+        let Some(cells) = counter.windows() else { return [None, None] };
         let notable =
             Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
         notable.cells(cells, self.foreign())
@@ -490,8 +490,7 @@ impl RegionalPart {
         let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
         let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
         let counting = counter.cells_that_count(terms);
-        let is_exact = matches!(counter, Counter::Exact(_));
-        let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
+        let least = match is_wanted || counter.is_divided() || self.pending_refunds() || !self.is_seated() {
             true => counting,
             false if self.marks & CELLS_SETTLED != 0 => 1,
             false => counting.min(2),

@@ -1,15 +1,16 @@
 //! Limits whose store gives no answer, and limits that a farther store decides.
 
-use super::{START_MS, ask, ask_for, request, ruleset, said, seed};
+use super::{Ask, START_MS, ask, ask_for, request, ruleset, said, seed};
 use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, CheckAnswer, Consult, Store, StoreAnswer, StoreView};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
-use crate::engine::table::regional_part::{OriginCell, RegionalPart as Part};
-use crate::engine::{Attempt, Decision, Engine, Modes, StoreRequest};
-use crate::request::Hits;
+use crate::engine::table::regional_part::{OriginCell, RegionalPart};
+use crate::engine::{Attempt, Decision, Engine, Modes, StatusKind, StoreRequest};
+use crate::request::{Hits, LimitOverride, Unit};
 use crate::rules::Ruleset;
+use crate::rules::policy::{OnOutage, Scope};
 use crate::simulate::random::Random;
 use smallvec::smallvec;
 
@@ -31,12 +32,12 @@ descriptors:
   - {key: split, rate_limit: {requests_per_unit: 11, unit: day, scope: split}}
 ";
 
-struct RegionalPart {
+struct Process {
     engine: Engine,
     rules: Ruleset,
 }
 
-fn shared() -> RegionalPart {
+fn shared() -> Process {
     let layers = Layers {
         is_regional: true,
         is_global: true,
@@ -44,10 +45,7 @@ fn shared() -> RegionalPart {
         place: RegionIndex { region: 1, regions: 2 },
         slack_permille: 100,
     };
-    RegionalPart {
-        engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()),
-        rules: ruleset(RULES),
-    }
+    Process { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
 }
 
 fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
@@ -65,7 +63,7 @@ fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
 const OUT: Asking<'static> = Asking::Never(Cause::Outage);
 const HURRIED: Asking<'static> = Asking::Never(Cause::Overload);
 
-impl RegionalPart {
+impl Process {
     fn attempt(&self, entries: &[&str], consult: &Consult<'_>) -> Attempt<'_> {
         self.attempt_at(START_MS, entries, consult)
     }
@@ -234,7 +232,7 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let unsent = |part: &crate::engine::table::regional_part::RegionalPart| part.judged_totals(&counter, &terms)[0].own;
+    let unsent = |part: &RegionalPart| part.judged_totals(&counter, &terms)[0].own;
     part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
@@ -258,11 +256,11 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
         let before = OriginCell { sequence: sequence - 1, epoch: 1, ..OriginCell::default() };
         [OriginCell { sequence, sum, field, ..before }, before]
     };
-    let accept = |part: &mut Part, counter: &mut Counter, hits| {
+    let accept = |part: &mut RegionalPart, counter: &mut Counter, hits| {
         counter.add(&terms, hits);
         part.add(sequence, hits);
     };
-    let newest = |part: &Part, counter: &Counter| part.judged_totals(counter, &terms)[0];
+    let newest = |part: &RegionalPart, counter: &Counter| part.judged_totals(counter, &terms)[0];
     // Told, and the answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
@@ -440,4 +438,25 @@ fn nobody_is_told_of_what_was_only_assumed() {
         })
         .collect();
     assert_eq!(told, [3]);
+}
+
+#[test]
+fn an_override_was_explained_without_the_policy_of_its_rule() {
+    let process = shared();
+    let limit = Some(LimitOverride { requests_per_unit: 8, unit: Unit::Day });
+    for (entries, scope, on_outage, number) in [
+        ("deny=x", Scope::Global, OnOutage::Deny, 8),
+        ("strict=x", Scope::Strict, OnOutage::Local, 8),
+        ("split=x", Scope::Split, OnOutage::Local, 4),
+        ("nowhere=x", Scope::Global, OnOutage::Local, 8),
+    ] {
+        let request = request("d", &[Ask { limit, ..ask(entries) }]);
+        let peeked = process.engine.peek(&process.rules, &request, false, START_MS)[0][0];
+        let told = (peeked.held.scope, peeked.held.on_outage, peeked.terms.limit);
+        assert_eq!(told, (scope, on_outage, number), "{entries}");
+        let decided = process.engine.attempt(&process.rules, &request, Modes::default(), START_MS, &consult(OUT, OUT));
+        let Attempt::Decided(decision) = decided else { panic!("nobody is asked in an outage") };
+        let StatusKind::Limited(limited) = decision.statuses[0].kind else { panic!("{entries} has a limit") };
+        assert_eq!((limited.scope, limited.on_outage, limited.terms.limit), told, "{entries}");
+    }
 }

@@ -7,9 +7,10 @@ use smallvec::SmallVec;
 use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::key::OwnedKey;
+use crate::engine::quota::QuotaRule;
 use crate::engine::steps;
 use crate::engine::table::foreign::View;
-use crate::engine::{StoreQuestion, StoreRequest};
+use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
@@ -108,7 +109,10 @@ impl Region {
                     parts.push(part);
                     parts.len() - 1
                 });
-                let Some(quota) = asked.judged else { continue };
+                if !asked.kind.is_judged() {
+                    continue;
+                }
+                let quota = asked.kind.quota();
                 needs.push(Need { part, limit: judged_limit(asked, &parts[part]), hits: asked.hits, quota });
                 judged.push(*question);
             }
@@ -192,7 +196,9 @@ impl Region {
         let mut shard = table.lock(table.shard_of(hash));
         let Some((_, Some(shared))) = shard.find(&key, hash).map(|slot| shard.both(slot)) else { return false };
         // One that denies only together with others settles nothing.
-        !asked.is_strict && asked.judged == Some(None) && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
+        !asked.is_strict
+            && asked.kind == QuestionKind::Fits
+            && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
     }
 
     /// A check was answered: takes it over and tells everyone.
@@ -280,7 +286,8 @@ impl Region {
     fn charge_here(&self, waiting: &Waiting, now: Now) {
         let over = waiting.groups_over();
         let is_charged = |asked: &&StoreQuestion| {
-            asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !over.contains(&quota))
+            let is_quota = asked.kind.quota().is_some();
+            asked.hits > 0 && asked.kind.is_judged() && QuotaRule::charges(is_quota, over.contains(&asked.kind))
         };
         for asked in waiting.inquiry.questions.iter().filter(is_charged) {
             let charged = self.with_slot(&asked.key, &asked.terms, now, |slot, shared| {

@@ -8,7 +8,7 @@ use crate::clock::Now;
 use crate::engine::decide::Why;
 use crate::engine::key::OwnedKey;
 use crate::engine::table::{Shard, SlotRef};
-use crate::engine::{StoreQuestion, StoreRequest};
+use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::part::{origin_cells, part};
@@ -193,7 +193,7 @@ impl Region {
                 terms,
                 hits: 0,
                 counted_after: 0,
-                judged: None,
+                kind: QuestionKind::Read,
                 is_cut_off: false,
                 is_strict: false,
                 why: Why::Cold,

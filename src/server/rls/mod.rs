@@ -97,7 +97,7 @@ fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d Limited<'d>> {
     let mut is_denial = false;
     for status in &decision.statuses {
         let StatusKind::Limited(limited) = &status.kind else { continue };
-        let denies = status.is_over && !status.is_quota;
+        let denies = status.denies_alone();
         let is_less = shown.is_none_or(|shown| limited.verdict.remaining < shown.verdict.remaining);
         if denies || (!is_denial && is_less) {
             shown = Some(limited);

@@ -1,0 +1,95 @@
+//! What stores have said about a request, in the place of what memory says.
+
+use smallvec::SmallVec;
+
+use crate::engine::count::counter::Counter;
+use crate::engine::decide::check::Charging;
+use crate::engine::decide::consult::CheckAnswer;
+use crate::engine::decide::general::{LockedCase, Seen};
+use crate::engine::decide::turn::KeyCounts;
+use crate::engine::decide::verdict::{Basis, Verdict};
+use crate::engine::decide::{Case, Group, GroupsOver};
+
+/// As [`Seen::urgent_at`]: whatever is pending.
+const ALWAYS_URGENT: u64 = 0;
+
+impl LockedCase<'_, '_> {
+    /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
+    #[cold]
+    pub(super) fn find_charged(&mut self) {
+        let Case { checks, groups, consult, .. } = *self.case;
+        let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
+        for (index, check) in checks.iter().enumerate() {
+            let answer = consult.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
+            let answer = answer.map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
+            self.seen[index].is_charged = answer == CheckAnswer::Fits;
+            over[check.group] |= answer == CheckAnswer::Over;
+        }
+        for (seen, check) in self.seen.iter_mut().zip(checks) {
+            seen.is_charged &= !over[check.group];
+        }
+    }
+
+    /// Whether the request is denied: by the store that decides it, otherwise by what is known here and elsewhere.
+    pub(super) fn is_denied(&self, verdicts: &[Verdict], over: &GroupsOver) -> bool {
+        let Case { checks, groups, consult, .. } = *self.case;
+        if self.is_answered && consult.answers().any(|answer| !answer.is_admitted) {
+            return true;
+        }
+        if !self.is_answered || !consult.is_charged() {
+            return self.case.is_denied(over);
+        }
+        // The store does not know of those that it was only told about.
+        checks.iter().zip(verdicts).any(|(check, verdict)| {
+            let Group { is_shadow, is_quota } = groups[check.group];
+            verdict.is_over && check.charging == Charging::Always && !is_shadow && !is_quota
+        })
+    }
+
+    /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
+    pub(super) fn settle(&mut self, index: usize, verdict: &mut Verdict) {
+        let Case { checks, groups, now_ms, consult, .. } = *self.case;
+        let check = &checks[index];
+        if check.charging != Charging::Together {
+            return;
+        }
+        let answer = consult.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
+        let is_charged = consult.is_charged();
+        if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
+            return;
+        }
+        verdict.basis = match (check.reach.store(), verdict.basis) {
+            (Some(store), _) if answer != CheckAnswer::NotAsked => Basis::Store(store),
+            // Its own store gave no answer, and its policy has let it pass.
+            (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
+            // Another store has decided, whatever became of its own.
+            _ => Basis::Memory,
+        };
+        if is_charged && answer != CheckAnswer::Over {
+            // Nobody that asks its own store knows of it before that has been told.
+            self.seen[index].urgent_at = ALWAYS_URGENT;
+        }
+        let was_over = verdict.is_over;
+        verdict.is_over = answer == CheckAnswer::Over;
+        if was_over == verdict.is_over {
+            return;
+        }
+        if !verdict.is_over {
+            verdict.is_hopeless = false;
+            verdict.reset_ms = self.reset_uncharged_ms(index);
+            return;
+        }
+        let Seen { guard, slot, twins, .. } = self.seen[index];
+        let mut fresh = Counter::new(&check.terms, now_ms);
+        let mut counts = match slot {
+            Some(slot) => {
+                let (slot, part) = self.guards[guard as usize].both(slot);
+                KeyCounts { counter: &mut slot.counter, part }
+            }
+            None => KeyCounts { counter: &mut fresh, part: None },
+        };
+        verdict.wait_for(counts.view(check), &check.terms, twins.needed(check), now_ms);
+        let paused_ms = counts.paused_for_ms(check.hits, consult.mono_ms);
+        verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
+    }
+}
