@@ -26,7 +26,7 @@ use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, S
 use crate::regional::metrics::RegionalFigures;
 use crate::rules::explain_text::length;
 use crate::server::admin::explain::Unexplained;
-use crate::server::grpc::connection_stats::ConnectionStats;
+use crate::server::connection_stats::ConnectionStats;
 use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
 use crate::server::tls::Tls;

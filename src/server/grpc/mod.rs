@@ -3,10 +3,8 @@
 mod arriving_body;
 pub mod call;
 pub mod connection;
-pub mod connection_stats;
 pub mod http2;
 pub mod lasting_calls;
-pub mod line;
 pub mod message;
 pub mod preface;
 mod rate_limit_call;

@@ -27,12 +27,12 @@ use tokio::time::timeout;
 use crate::clock::Moment;
 use crate::observe::outcome::Failure;
 use crate::request::Unit;
+use crate::server::accept::{Room, WhenFull, accept};
 use crate::server::answer_options;
 use crate::server::drain::Drain;
-use crate::server::grpc::connection::{self, Room, WhenFull};
-use crate::server::grpc::line::Line;
 use crate::server::http::body::NoBody;
 use crate::server::http::json_outline::Announced;
+use crate::server::line::Line;
 use crate::server::no_answer::NoAnswer;
 use crate::server::rls::should_rate_limit::{self, RateLimitAnswer};
 use crate::server::rls::{DESCRIPTORS, unit_number};
@@ -81,15 +81,13 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    connection::accept(listener, port, room(), drain, move |stream, drain| {
-        serve_one(Line::Plain(stream), router.clone(), drain)
-    })
-    .await;
+    accept(listener, port, room(), drain, move |stream, drain| serve_one(Line::Plain(stream), router.clone(), drain))
+        .await;
 }
 
 /// Accepts and serves connections over TLS until the drain says to close, then waits for those that are open.
 pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
-    connection::accept(listener, port, room(), drain, move |stream, drain| {
+    accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());
         async move {
             let stream = timeout(READ_TIMEOUT, tls.accept(stream)).await??;
