@@ -25,7 +25,7 @@ use crate::global::mysql::MySql;
 use crate::global::settings::{GlobalSettings, RegionNames};
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
-use crate::regional::driver::{Regional, RegionalOptions, Replicated};
+use crate::regional::driver::{Regional, RegionalOptions};
 use crate::regional::key_names::KeyNames;
 use crate::regional::redis::Redis;
 use crate::regional::redis::settings::RedisSettings;
@@ -323,7 +323,7 @@ impl Joining<'_> {
         let is_owner = self.service.engine().layers().owner == Some(store);
         let strict_deadline = is_owner.then_some(self.sharing.owner.timeout);
         let replicas = if is_owner { self.sharing.owner.replicas } else { 0 };
-        let replicated = (replicas > 0).then(|| Replicated { redis: Redis::start(redis.clone()), replicas });
+        let replicated = (replicas > 0).then(|| Redis::start_replicated(redis.clone(), replicas));
         let options = RegionalOptions { region, deadline, strict_deadline, replicated, began: self.service.began() };
         Regional::start(self.service.engine().clone(), Redis::start(redis), options)
     }
