@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::rules::{Loaded, Options, RuleText, Ruleset};
 use crate::server::service::{InForce, Service};
 use crate::sources::files::{self, Location};
 use crate::sources::load_status::ConfigStatus;
@@ -74,7 +74,7 @@ impl Reloader {
     }
 
     /// Puts the rules of a management server into force, or says why not. Blocks, as [`Reloader::load`] does.
-    pub fn take(&self, sources: &[Source]) -> Result<(), String> {
+    pub fn take(&self, sources: &[RuleText]) -> Result<(), String> {
         let outcome = self.change(|| {
             let began = Instant::now();
             self.put(Ruleset::load(sources, &self.options), began)
@@ -141,7 +141,7 @@ pub struct Following {
 }
 
 impl Taker for Following {
-    async fn take(&self, sources: Vec<Source>) -> Result<(), String> {
+    async fn take(&self, sources: Vec<RuleText>) -> Result<(), String> {
         let reloader = self.reloader.clone();
         let taken = tokio::task::spawn_blocking(move || reloader.take(&sources)).await;
         taken.unwrap_or_else(|error| Err(error.to_string()))?;

@@ -20,7 +20,7 @@ use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
 use crate::regional::region::{CallId, Effects, Probed};
 use crate::regional::wait_queue::{AskId, AskOutcome};
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
@@ -213,7 +213,7 @@ pub struct World {
 impl World {
     pub fn new(setup: Setup) -> World {
         let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}]", setup.limit);
-        let loaded = Ruleset::load(&[Source { name: "simulated".into(), text: yaml }], &Options::default());
+        let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text: yaml }], &Options::default());
         let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
         let mut world = World {
             random: Random::new(setup.seed),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rules::problem::{FilePosition, Position, Problem, Severity};
-use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::rules::{Loaded, Options, RuleText, Ruleset};
 use crate::sources::runtime::RuntimeDirectory;
 
 /// Larger files are refused unread. 100,000 rules are about 10 MiB.
@@ -76,7 +76,7 @@ pub fn load(location: &Location, options: &Options) -> Loaded {
         Ok(files) => {
             for file in files {
                 match read(&file) {
-                    Ok(text) => sources.push(Source { name: name(&file), text }),
+                    Ok(text) => sources.push(RuleText { name: name(&file), text }),
                     Err(problem) => unreadable.push(problem),
                 }
             }

@@ -18,7 +18,7 @@ use super::write::Answer;
 use super::{oracle, *};
 use crate::engine::{Engine, Modes, Status};
 use crate::request::Bounds;
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::server::problem_body;
 
 fn compare(bytes: &[u8]) -> Result<(), TestCaseError> {
@@ -263,7 +263,7 @@ descriptors:
   - key: e
     rate_limit: {window: 90s, requests_per_unit: 100, algorithm: gcra, burst: 300}
 ";
-    let source = Source { name: "rules.yaml".into(), text: text.into() };
+    let source = RuleText { name: "rules.yaml".into(), text: text.into() };
     let loaded = Ruleset::load(&[source], &Options::default());
     loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems))
 }
