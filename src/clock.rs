@@ -1,4 +1,9 @@
-//! One type of moment for everyone. Only drivers and the server read clocks; the time is an argument everywhere else.
+//! One home for moments. Only drivers and the server read clocks; the time is an argument everywhere else.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Monotonic time starts here: zero stands for never.
+const MONO_START_US: u64 = 1_000_000;
 
 /// The two clocks: windows go by the wall, everything else by the monotonic one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,5 +15,77 @@ pub struct Now {
 impl Now {
     pub fn mono_ms(&self) -> u64 {
         self.mono_us / 1000
+    }
+}
+
+/// When a request is decided, by both clocks. The instant is kept as it was read: most requests need nothing else of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub instant: Instant,
+    pub wall_ms: u64,
+}
+
+impl Moment {
+    pub fn now() -> Moment {
+        Moment { instant: Instant::now(), wall_ms: wall_ms() }
+    }
+}
+
+/// Wall time in whole milliseconds since the epoch. A clock before the epoch reads as the epoch.
+pub fn wall_ms() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The clocks of the process: monotonic time is counted from when it began.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    began: Instant,
+}
+
+impl Clock {
+    pub fn since(began: Instant) -> Clock {
+        Clock { began }
+    }
+
+    pub fn now(&self) -> Now {
+        Now { wall_ms: wall_ms(), mono_us: self.mono_us(Instant::now()) }
+    }
+
+    pub fn mono_us(&self, at: Instant) -> u64 {
+        let passed_us = at.saturating_duration_since(self.began).as_micros();
+        u64::try_from(passed_us).unwrap_or(u64::MAX).saturating_add(MONO_START_US)
+    }
+
+    /// Whole milliseconds, without the division of 128 bits: every request needs them.
+    pub fn mono_ms(&self, at: Instant) -> u64 {
+        let passed = at.saturating_duration_since(self.began);
+        (passed.as_secs() + MONO_START_US / 1_000_000) * 1000 + u64::from(passed.subsec_millis())
+    }
+
+    /// The instant at which the monotonic clock shows this.
+    pub fn instant(&self, mono_us: u64) -> Instant {
+        self.began + Duration::from_micros(mono_us.saturating_sub(MONO_START_US))
+    }
+
+    /// How long the process has been running.
+    pub fn running_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn monotonic_time_starts_after_zero_and_leads_back_to_its_instant() {
+        let began = Instant::now();
+        let clock = Clock::since(began);
+        assert_eq!((clock.mono_us(began), clock.mono_ms(began)), (MONO_START_US, MONO_START_US / 1000));
+        let later = began + Duration::from_micros(1_234_567);
+        assert_eq!(clock.mono_ms(later), clock.mono_us(later) / 1000);
+        assert_eq!(clock.instant(clock.mono_us(later)), later);
+        assert_eq!(clock.instant(0), began);
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::clock::Now;
+use crate::clock::{Clock, Now};
 use crate::complaints::Complaints;
 use crate::engine::Engine;
 use crate::global::exchange::{Exchange, ExchangeOptions, TURN_STATEMENTS};
@@ -22,7 +22,6 @@ use crate::global::mysql::MySql;
 use crate::global::mysql::error::{Remedy, StoreError};
 use crate::global::publish::{Sending, Sent, Then};
 use crate::rules::Ruleset;
-use crate::server::service::wall_ms;
 
 /// How long a clean stop goes on publishing.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,7 +36,7 @@ pub struct Global {
     mysql: MySql,
     /// Where the table is, without secrets.
     place: String,
-    began: Instant,
+    clock: Clock,
     /// Sensitive keys were made.
     wake: Notify,
     is_leaving: AtomicBool,
@@ -68,12 +67,12 @@ impl Global {
         migrates: bool,
         outage_after: Duration,
     ) -> Arc<Global> {
-        let began = Instant::now();
+        let clock = Clock::since(Instant::now());
         let global = Arc::new(Global {
-            exchange: Exchange::new(engine, options, now_since(began)),
+            exchange: Exchange::new(engine, options, clock.now()),
             mysql,
             place,
-            began,
+            clock,
             wake: Notify::new(),
             is_leaving: AtomicBool::new(false),
             publishing: tokio::sync::Mutex::default(),
@@ -92,12 +91,12 @@ impl Global {
     }
 
     fn now(&self) -> Now {
-        now_since(self.began)
+        self.clock.now()
     }
 
     /// The moment of one of the exchange's turns.
     fn at(&self, mono_us: u64) -> tokio::time::Instant {
-        (self.began + Duration::from_micros(mono_us.saturating_sub(MONO_START_US))).into()
+        self.clock.instant(mono_us).into()
     }
 
     /// Without password.
@@ -122,7 +121,7 @@ impl Global {
             sleep(WATCH_INTERVAL).await;
             let status = self.exchange.status(self.now());
             let too_long_us = u64::try_from(self.outage_after.as_micros()).unwrap_or(u64::MAX);
-            let running_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let running_us = self.clock.running_us();
             let is_late = |ago_us: Option<u64>| ago_us.unwrap_or(running_us) > too_long_us;
             let is_down =
                 is_late(status.imported_ago_us) || (status.is_publish_open && is_late(status.published_ago_us));
@@ -378,12 +377,4 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 struct Fallen {
     since: Option<Instant>,
     times: u64,
-}
-
-/// Monotonic time starts here: zero stands for never.
-const MONO_START_US: u64 = 1_000_000;
-
-fn now_since(began: Instant) -> Now {
-    let passed_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-    Now { wall_ms: wall_ms(), mono_us: passed_us.saturating_add(MONO_START_US) }
 }

@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep_until, timeout_at};
 
-use crate::clock::Now;
+use crate::clock::{Clock, Now};
 use crate::complaints::Complaints;
 use crate::engine::decide::{StoreView, Why};
 use crate::engine::reach::Store;
@@ -30,7 +30,6 @@ use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::redis::{Lane, OriginError, Redis};
 use crate::regional::region::{Effects, Operation, Outgoing, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
-use crate::server::service::wall_ms;
 
 /// The caller has this long for the way back before its own deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
@@ -44,7 +43,7 @@ pub struct Regional {
     /// Something is to be done before the time that was planned.
     wake: Notify,
     runtime: Handle,
-    began: Instant,
+    clock: Clock,
     deadline: Duration,
     is_leaving: AtomicBool,
     /// The origin has answered a call that counts.
@@ -93,7 +92,7 @@ impl Regional {
             waiting: Mutex::default(),
             wake: Notify::new(),
             runtime: Handle::current(),
-            began,
+            clock: Clock::since(began),
             deadline,
             strict_deadline,
             replicated,
@@ -120,14 +119,7 @@ impl Regional {
     }
 
     pub fn now(&self) -> Now {
-        Now { wall_ms: wall_ms(), mono_us: self.mono_us(Instant::now()) }
-    }
-
-    fn mono_us(&self, at: Instant) -> u64 {
-        // From one on: zero stands for never.
-        u64::try_from(at.saturating_duration_since(self.began).as_micros())
-            .unwrap_or(u64::MAX)
-            .saturating_add(1_000_000)
+        self.clock.now()
     }
 
     pub fn figures(&self, lost_hits: u64) -> RegionalFigures {
@@ -161,10 +153,9 @@ impl Regional {
         self.shortest_window_ms.store(window_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The moment, in whole milliseconds, that freshness and pauses go by. As `mono_us`, but for every request.
+    /// The moment, in whole milliseconds, that freshness and pauses go by.
     pub fn mono_ms(&self, at: Instant) -> u64 {
-        let passed = at.saturating_duration_since(self.began);
-        (passed.as_secs() + 1) * 1000 + u64::from(passed.subsec_millis())
+        self.clock.mono_ms(at)
     }
 
     /// What a request may know of the store.
@@ -206,7 +197,7 @@ impl Regional {
         let (id, effects) = {
             // No answer may come before the sender is there.
             let mut waiting = self.waiting.lock();
-            let (id, effects) = self.region.ask(inquiry, self.mono_us(deadline), now);
+            let (id, effects) = self.region.ask(inquiry, self.clock.mono_us(deadline), now);
             waiting.insert(id, sender);
             (id, effects)
         };
@@ -282,7 +273,7 @@ impl Regional {
     async fn pump(self: Arc<Self>) {
         // A clean stop tells what is left by itself, and nothing after it.
         while !self.is_leaving.load(Ordering::Relaxed) {
-            let next = self.began + Duration::from_micros(self.region.next_us().saturating_sub(1_000_000));
+            let next = self.clock.instant(self.region.next_us());
             tokio::select! {
                 () = sleep_until(next.into()) => {}
                 () = self.wake.notified() => {}

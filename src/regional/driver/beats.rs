@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
+use crate::clock::wall_ms;
 use crate::regional::driver::Regional;
 use crate::regional::metrics::RegionalMetrics;
 use crate::regional::region::Operation;
 use crate::regional::witness::Witness;
-use crate::server::service::wall_ms;
 
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Until the first heartbeat, or one after others that were lost, has been answered.
