@@ -15,8 +15,9 @@ use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, RuleText, Ruleset};
+use tidegate::server::answer_options::{AnswerOptions, ReasonHeader};
+use tidegate::server::rls::read;
 use tidegate::server::rls::write::Answer;
-use tidegate::server::rls::{AnswerOptions, ReasonHeader, read};
 
 pub struct Case {
     pub name: &'static str,

@@ -7,7 +7,7 @@ use crate::rules::policy::{Algorithm, Class, OnOutage, Policy, Scope};
 const GLOBAL_WINDOW_MS_MIN: u64 = 10_000;
 
 /// Where counts are shared and decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Store {
     /// The region's own.
     Origin,

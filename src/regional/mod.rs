@@ -9,6 +9,7 @@
 
 pub mod breaker;
 pub mod call;
+pub mod consultation;
 pub mod driver;
 pub mod key_names;
 pub mod metrics;

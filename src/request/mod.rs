@@ -4,6 +4,7 @@
 //! or list is longer than [`Bounds`] says. Values are borrowed from the message they arrived in, so that a decision
 //! copies nothing but what it has to keep.
 
+pub mod owned;
 pub mod typed;
 
 use smallvec::SmallVec;

@@ -1,12 +1,10 @@
-//! What clients connect to: a TCP port or a unix socket, and who they are.
+//! What clients connect to: a TCP port or a unix socket.
 
-use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::server::grpc::line::Socket;
+use crate::server::line::Socket;
 use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
 use crate::server::socket_settings::SocketSettings;
 
@@ -16,23 +14,6 @@ pub trait Listen: Send {
 
     /// Keeps newcomers from trying, where that can be done before the end. Who has connected can still be accepted.
     fn withdraw(&mut self) {}
-}
-
-/// Who is at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    Address(SocketAddr),
-    Process { id: Option<i32>, user: u32 },
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Peer::Address(address) => address.fmt(f),
-            Peer::Process { id: Some(id), user } => write!(f, "process {id} of user {user}"),
-            Peer::Process { id: None, user } => write!(f, "a process of user {user}"),
-        }
-    }
 }
 
 impl Listen for TcpListener {

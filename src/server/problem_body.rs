@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::json;
 
 use crate::engine::{Decision, Status, StatusKind};
-use crate::server::rls::seconds;
+use crate::server::answer_options::seconds;
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 /// Registered by the draft of the RateLimit headers.

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use crate::rules::problem::{Problem, Severity};
 use crate::rules::{Loaded, Options, RuleText, Ruleset};
-use crate::server::service::{InForce, Service};
+use crate::server::in_force::InForce;
+use crate::server::service::Service;
 use crate::sources::files::{self, Location};
 use crate::sources::load_status::ConfigStatus;
 use crate::sources::surroundings::Surroundings;

@@ -8,7 +8,7 @@ use crate::flag_value::{SocketAddress, boolean, duration, ratio};
 use crate::observe::logging::{LogFormat, LogLevel};
 use crate::observe::tags::Tags;
 use crate::request::Bounds;
-use crate::server::rls::ReasonHeader;
+use crate::server::answer_options::ReasonHeader;
 use crate::server::socket_settings::SocketFlags;
 use crate::server::tls::settings::TlsFlags;
 use crate::settings::sharing::SharingFlags;

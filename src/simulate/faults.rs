@@ -51,6 +51,8 @@ impl Network {
 pub enum Fault {
     /// A region's origin answers nothing for so long.
     Freeze { region: usize, for_us: u64 },
+    /// The owner of strict limits answers nothing for so long.
+    FreezeOwner { for_us: u64 },
     /// A region's origin loses all it has.
     LoseData { region: usize },
     /// A copy of a region's origin from so long ago takes over.

@@ -21,6 +21,9 @@ pub struct Oracle {
     pub asked: u64,
     /// Requests that memory decided because the origin gave no answer.
     pub unanswered: u64,
+    /// Requests that a policy decided because too many waited, and those of them that it admitted.
+    pub shed: u64,
+    pub shed_admitted: u64,
     /// Hits of requests that stopped waiting: the origin may have counted them all the same.
     pub abandoned_hits: u64,
     /// Hits that were pending in processes that died.

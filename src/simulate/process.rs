@@ -1,15 +1,18 @@
-//! One process: the production engine and its side of the region, with a clock of its own.
+//! One process: the production engine, its side of the stores, and the walk of its requests, with a clock of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::clock::Now;
-use crate::engine::decide::{Asking, Cause, Consult, StoreView};
+use crate::engine::decide::Consult;
 use crate::engine::reach::{Layers, RegionIndex, Store};
 use crate::engine::{Attempt, Engine, Modes, StoreRequest};
 use crate::global::exchange::{Exchange, ExchangeOptions};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
+use crate::regional::consultation::{Consultation, waiting_max};
 use crate::regional::key_names::KeyNames;
 use crate::regional::region::{Effects, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
@@ -19,11 +22,25 @@ use crate::rules::Ruleset;
 use crate::secret::Secret;
 use crate::simulate::random::Random;
 
-/// What a request asks for: a key of the rule `k`, by number, and how many hits; negative ones are refunds.
+/// What a descriptor asks for: a key by number, and how many hits; negative ones are refunds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHits {
+    /// Of the rule `k`, or, from [`OTHER_KEYS`] on, of the rule `o`.
     pub key: usize,
     pub hits: i64,
+}
+
+/// Keys from here on are those of the second rule, if there is one.
+pub const OTHER_KEYS: usize = 1_000_000;
+
+/// The descriptors of a request.
+pub type KeysHits = SmallVec<[KeyHits; 2]>;
+
+/// A question to a store, while a request waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AskPlace {
+    pub store: Store,
+    pub id: AskId,
 }
 
 /// What became of a request.
@@ -31,24 +48,52 @@ pub struct KeyHits {
 pub enum Became {
     Admitted,
     Denied,
-    /// It waits for the origin.
-    Waits(AskId),
+    /// Too many waited already, so that its policy decided.
+    Shed {
+        is_admitted: bool,
+    },
+    /// It waits for a store, until then at most.
+    Waits {
+        place: AskPlace,
+        until_us: u64,
+    },
+}
+
+/// A request that waits for a store.
+#[derive(Clone, Debug)]
+pub struct WaitingRequest {
+    pub asked: KeysHits,
+    consultation: Consultation,
+    /// When it arrived.
+    began_us: u64,
+    until_us: u64,
+    is_strict: bool,
+}
+
+impl WaitingRequest {
+    /// Hits that a store may count although nobody waits for them any more.
+    pub fn hits(&self) -> u64 {
+        self.asked.iter().map(|asked| asked.hits.max(0).unsigned_abs()).sum()
+    }
 }
 
 #[derive(Debug)]
 pub struct Process {
     pub engine: Arc<Engine>,
+    /// Its side of the region's origin.
     pub region: Region,
+    /// Its side of the owner of strict limits, if that is not the origin.
+    pub owner: Option<Region>,
     /// What it remembers of its origin.
     pub witness: Witness,
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
-    /// Requests that wait, with the process's part in the simulation.
-    pub waiting: BTreeMap<AskId, KeyHits>,
+    pub waiting: BTreeMap<AskPlace, WaitingRequest>,
     /// How far the wall clock is ahead of the true time.
     pub skew_ms: i64,
     /// Tells this process from the one that had its place before.
     pub generation: u64,
+    pub(super) start: Start,
 }
 
 /// What a process is started with.
@@ -56,12 +101,42 @@ pub struct Process {
 pub struct Start {
     pub keys_max: usize,
     pub slack_permille: u16,
+    /// How long a request waits for the origin, and for who decides strict limits.
     pub deadline_us: u64,
+    pub strict_deadline_us: u64,
+    /// Strict limits have an owner that all regions ask.
+    pub has_owner: bool,
+    /// The stores are Clusters.
+    pub is_cluster: bool,
+    /// How many requests may be open, which bounds those that wait.
+    pub in_flight_max: usize,
     pub seed: u64,
     pub generation: u64,
     /// Which region it is in, and of how many.
     pub region: usize,
     pub regions: usize,
+}
+
+impl Start {
+    fn layers(&self) -> Layers {
+        let is_global = self.regions > 1;
+        let owner = if self.has_owner { Some(Store::Owner) } else { (!is_global).then_some(Store::Origin) };
+        let place = RegionIndex { region: self.region as u32, regions: self.regions as u32 };
+        Layers { is_regional: true, is_global, owner, place, slack_permille: self.slack_permille }
+    }
+
+    fn region(&self, engine: &Arc<Engine>, key_names: &KeyNames, store: Store) -> Region {
+        let options = RegionOptions {
+            store,
+            process: ProcessId(self.seed),
+            key_names: key_names.clone(),
+            is_cluster: self.is_cluster,
+            deadline_us: self.deadline_us,
+            breaker: BreakerOptions::default(),
+            seed: self.seed,
+        };
+        Region::new(engine.clone(), options)
+    }
 }
 
 /// A region's name.
@@ -71,99 +146,134 @@ pub fn region_name(region: usize) -> Box<str> {
 
 impl Process {
     pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
-        let Start { keys_max, slack_permille, deadline_us, seed, generation, region, regions } = start;
-        let is_global = regions > 1;
-        let place = RegionIndex { region: region as u32, regions: regions as u32 };
-        let owner = (!is_global).then_some(Store::Origin);
-        let layers = Layers { is_regional: true, is_global, owner, place, slack_permille };
-        let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed).hasher()));
+        let Start { keys_max, seed, generation, region, regions, .. } = start;
+        let engine = Arc::new(Engine::with(keys_max, start.layers()).hashed_by(Random::new(seed).hasher()));
         let key_names = KeyNames::new(Secret::new("simulated"));
-        let exchange = is_global.then(|| {
+        let exchange = (regions > 1).then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
             let options = ExchangeOptions { region, regions, key_names: key_names.clone(), timeout_ms: 2000, seed };
             let exchange = Exchange::new(engine.clone(), options, now);
             exchange.set_rules(ruleset, now);
             exchange
         });
-        let options = RegionOptions {
-            store: Store::Origin,
-            process: ProcessId(seed),
-            key_names,
-            is_cluster: false,
-            deadline_us,
-            breaker: BreakerOptions::default(),
-            seed,
-        };
-        let region = Region::new(engine.clone(), options);
-        let witness = Witness::default();
-        Process { engine, region, witness, exchange, waiting: BTreeMap::new(), skew_ms: 0, generation }
+        Process {
+            region: start.region(&engine, &key_names, Store::Origin),
+            owner: start.has_owner.then(|| start.region(&engine, &key_names, Store::Owner)),
+            engine,
+            witness: Witness::default(),
+            exchange,
+            waiting: BTreeMap::new(),
+            skew_ms: 0,
+            generation,
+            start,
+        }
     }
 
-    fn consult<'a>(&self, now: Now, asking: Asking<'a>, is_again: bool) -> Consult<'a> {
-        let origin = StoreView { asking, strict: asking, ..self.region.view() };
-        Consult { mono_ms: now.mono_ms(), origin, is_again, ..Consult::ALONE }
+    /// Its side of a store.
+    pub fn store(&self, store: Store) -> Option<&Region> {
+        match store {
+            Store::Origin => Some(&self.region),
+            Store::Owner => self.owner.as_ref(),
+        }
     }
 
+    /// Its sides of all stores.
+    pub fn stores(&self) -> impl Iterator<Item = &Region> {
+        [Some(&self.region), self.owner.as_ref()].into_iter().flatten()
+    }
+
+    fn views(&self, now: Now) -> Consult<'static> {
+        let owner = self.owner.as_ref().map_or(Consult::ALONE.owner, Region::view);
+        Consult { mono_ms: now.mono_ms(), origin: self.region.view(), owner, ..Consult::ALONE }
+    }
+
+    /// Whether a request is admitted, or what to ask first.
     fn attempt(
         &self,
         ruleset: &Ruleset,
-        asked: KeyHits,
+        asked: &[KeyHits],
         now: Now,
         consult: &Consult<'_>,
     ) -> Result<bool, Box<StoreRequest>> {
-        let value = asked.key.to_string();
-        let entries = [Entry { key: "k", value: &value }].into_iter().collect();
-        let hits = match u64::try_from(asked.hits) {
-            Ok(hits) => Hits::OfRequest(hits),
-            Err(_) => Hits::Refund(asked.hits.unsigned_abs()),
-        };
-        let descriptors = [Descriptor { entries, hits, limit: None }].into_iter().collect();
-        let Ok(request) = Request::new("d", descriptors, &Bounds::default()) else {
-            unreachable!("the simulator's own requests are well formed")
-        };
-        match self.engine.attempt(ruleset, &request, Modes::default(), now.wall_ms, consult) {
-            Attempt::Decided(decision) => Ok(!decision.is_over),
-            Attempt::Asks(inquiry) => Err(Box::new(inquiry)),
-        }
+        with_request(asked, |request| {
+            match self.engine.attempt(ruleset, request, Modes::default(), now.wall_ms, consult) {
+                Attempt::Decided(decision) => Ok(!decision.is_over),
+                Attempt::Asks(question) => Err(Box::new(question)),
+            }
+        })
     }
 
     /// A request arrives.
-    pub fn request(&mut self, ruleset: &Ruleset, asked: KeyHits, until_us: u64, now: Now) -> (Became, Effects) {
-        let consult = self.consult(now, self.region.view().asking, false);
-        match self.attempt(ruleset, asked, now, &consult) {
-            Ok(is_admitted) => (became(is_admitted), Effects::default()),
-            Err(inquiry) => self.wait(asked, *inquiry, until_us, now),
+    pub fn request(&mut self, ruleset: &Ruleset, asked: KeysHits, now: Now) -> (Became, Effects) {
+        let views = self.views(now);
+        let mut question = match self.attempt(ruleset, &asked, now, &views) {
+            Ok(is_admitted) => return (became(is_admitted), Effects::default()),
+            Err(question) => question,
+        };
+        let mut consultation = Consultation::first(&views, &mut question);
+        if self.waiting.len() < waiting_max(self.start.in_flight_max, question.class) {
+            return self.ask(asked, consultation, *question, now.mono_us, now);
+        }
+        consultation.shed();
+        match self.attempt(ruleset, &asked, now, &consultation.consult(&views)) {
+            Ok(is_admitted) => (Became::Shed { is_admitted }, Effects::default()),
+            Err(question) => unreachable!("who is shed asks nobody: {question:?}"),
         }
     }
 
-    fn wait(&mut self, asked: KeyHits, inquiry: StoreRequest, until_us: u64, now: Now) -> (Became, Effects) {
-        let (id, effects) = self.region.ask(inquiry, until_us, now);
-        self.waiting.insert(id, asked);
-        (Became::Waits(id), effects)
+    /// Has a request wait for what a store says.
+    fn ask(
+        &mut self,
+        asked: KeysHits,
+        consultation: Consultation,
+        question: StoreRequest,
+        began_us: u64,
+        now: Now,
+    ) -> (Became, Effects) {
+        let (store, is_strict) = (question.store, question.is_strict);
+        let until_us = began_us + if is_strict { self.start.strict_deadline_us } else { self.start.deadline_us };
+        let Some(region) = self.store(store) else { unreachable!("a store that is not there is never asked") };
+        let (id, effects) = region.ask(question, until_us, now);
+        let place = AskPlace { store, id };
+        self.waiting.insert(place, WaitingRequest { asked, consultation, began_us, until_us, is_strict });
+        (Became::Waits { place, until_us }, effects)
     }
 
     /// A request that waited is told something.
     pub fn told(
         &mut self,
         ruleset: &Ruleset,
-        asked: KeyHits,
-        outcome: &AskOutcome,
-        until_us: u64,
+        store: Store,
+        waiting: WaitingRequest,
+        outcome: AskOutcome,
         now: Now,
     ) -> (Became, Effects) {
-        let asking = match outcome {
-            AskOutcome::Answered(settled) => Asking::Answered(settled),
-            AskOutcome::Again | AskOutcome::Read(_) => self.region.view().asking,
-            AskOutcome::NoAnswer => Asking::Never(Cause::Outage),
-        };
-        let consult = self.consult(now, asking, true);
-        match self.attempt(ruleset, asked, now, &consult) {
+        let WaitingRequest { asked, mut consultation, began_us, until_us, is_strict } = waiting;
+        consultation.hear(store, outcome, now.mono_us < until_us, is_strict);
+        match self.attempt(ruleset, &asked, now, &consultation.consult(&self.views(now))) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
-            Err(inquiry) => self.wait(asked, *inquiry, until_us, now),
+            Err(question) => self.ask(asked, consultation, *question, began_us, now),
         }
     }
 }
 
 fn became(is_admitted: bool) -> Became {
     if is_admitted { Became::Admitted } else { Became::Denied }
+}
+
+/// Does something with a request for these keys.
+pub(super) fn with_request<T>(asked: &[KeyHits], use_it: impl FnOnce(&Request<'_>) -> T) -> T {
+    let values: SmallVec<[String; 2]> = asked.iter().map(|asked| asked.key.to_string()).collect();
+    let descriptors = asked.iter().zip(&values).map(|(asked, value)| {
+        let key = if asked.key < OTHER_KEYS { "k" } else { "o" };
+        let hits = match u64::try_from(asked.hits) {
+            Ok(hits) => Hits::OfRequest(hits),
+            Err(_) => Hits::Refund(asked.hits.unsigned_abs()),
+        };
+        Descriptor { entries: [Entry { key, value }].into_iter().collect(), hits, limit: None }
+    });
+    let Ok(request) = Request::new("d", descriptors.collect(), &Bounds::default()) else {
+        unreachable!("the simulator's own requests are well formed")
+    };
+    use_it(&request)
 }

@@ -2,11 +2,14 @@
 
 mod accuracy;
 mod chaos;
+mod cluster;
 mod crafted;
 mod digests;
 mod eviction;
 mod global;
 mod kinds;
+mod overload;
+mod owner;
 mod policy;
 
 use crate::simulate::process::KeyHits;

@@ -18,13 +18,13 @@ use crate::global::publish::{Sending, Sent};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
-use crate::regional::region::{CallId, Effects, Probed};
-use crate::regional::wait_queue::{AskId, AskOutcome};
+use crate::regional::region::{CallId, Effects, Probed, Region};
+use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{Became, KeyHits, Process, Start};
+use crate::simulate::process::{AskPlace, Became, KeyHits, KeysHits, Process, Start, with_request};
 use crate::simulate::random::Random;
 
 /// A whole number of days after the epoch.
@@ -45,12 +45,21 @@ pub struct Setup {
     pub regions: usize,
     /// In each region.
     pub processes: usize,
-    /// One rule `k` in the domain `d`, as YAML of its `rate_limit`.
+    /// A rule `k` in the domain `d`, as YAML of its `rate_limit`.
     pub limit: String,
+    /// A second rule `o`, if there is one: requests may ask for keys of both.
+    pub other_limit: Option<String>,
     pub slack_permille: u16,
     pub network: Network,
-    /// How long a request waits for the origin.
+    /// How long a request waits for the origin, and for who decides strict limits.
     pub deadline_us: u64,
+    pub strict_deadline_us: u64,
+    /// Strict limits have an owner, which all regions ask.
+    pub has_owner: bool,
+    /// The stores are Clusters: keys of one request may be in different slots.
+    pub is_cluster: bool,
+    /// How many requests may be open in a process, which bounds those that wait.
+    pub in_flight_max: usize,
     /// Keys that a process holds at most.
     pub keys_max: usize,
     pub plant: Option<Plant>,
@@ -63,9 +72,14 @@ impl Setup {
             regions: 1,
             processes,
             limit: limit.to_owned(),
+            other_limit: None,
             slack_permille: 100,
             network: Network::QUIET,
             deadline_us: 10_000,
+            strict_deadline_us: 10_000,
+            has_owner: false,
+            is_cluster: false,
+            in_flight_max: usize::MAX,
             keys_max: 10_000,
             plant: None,
         }
@@ -83,10 +97,11 @@ struct To {
 enum Event {
     Request {
         process: usize,
-        asked: KeyHits,
+        asked: KeysHits,
     },
     CallArrives {
         from: To,
+        store: Store,
         id: CallId,
         call: Box<Call>,
         is_replay: bool,
@@ -94,19 +109,22 @@ enum Event {
     },
     ReplyArrives {
         to: To,
+        store: Store,
         id: CallId,
         reply: Box<Reply>,
     },
     CallFails {
         to: To,
+        store: Store,
         id: CallId,
     },
     Deadline {
         to: To,
-        id: AskId,
+        place: AskPlace,
     },
     Poll {
         to: To,
+        store: Store,
     },
     Beat {
         process: usize,
@@ -170,7 +188,7 @@ enum Event {
     },
 }
 
-/// A region's Redis.
+/// A region's Redis, or the owner of strict limits.
 #[derive(Debug, Default)]
 struct Home {
     origin: Origin,
@@ -193,6 +211,8 @@ pub struct World {
     next_event: u64,
     pub processes: Vec<Process>,
     homes: Vec<Home>,
+    /// Decides strict limits for all regions, if they have an owner.
+    owner: Home,
     /// Copies of the origins are kept: some failover wants one.
     is_copied: bool,
     /// What regions share.
@@ -200,19 +220,20 @@ pub struct World {
     /// Until when nothing is committed there.
     stalled_until_us: u64,
     generation: u64,
-    next_poll: Vec<u64>,
+    /// Of each process and store.
+    next_poll: BTreeMap<(usize, Store), u64>,
     /// Processes that stop, and until when they may take for it.
     leaving: Vec<Option<u64>>,
     pub oracle: Oracle,
     /// What was decided and sent so far.
     pub digest: Digest,
-    /// Requests under way: by process and ask, until when they wait.
-    until: BTreeMap<(To, AskId), u64>,
 }
 
 impl World {
     pub fn new(setup: Setup) -> World {
-        let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}]", setup.limit);
+        let other = setup.other_limit.as_ref().map(|limit| format!(", {{key: o, rate_limit: {limit}}}"));
+        let other = other.unwrap_or_default();
+        let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}{other}]", setup.limit);
         let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text: yaml }], &Options::default());
         let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
         let mut world = World {
@@ -223,28 +244,29 @@ impl World {
             next_event: 0,
             processes: Vec::new(),
             homes: (0..setup.regions).map(|_| Home::default()).collect(),
+            owner: Home::default(),
             is_copied: false,
             rows: Rows::default(),
             stalled_until_us: 0,
             generation: 0,
-            next_poll: vec![u64::MAX; setup.processes * setup.regions],
+            next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
             oracle: Oracle::default(),
             digest: Digest::default(),
-            until: BTreeMap::new(),
             setup,
         };
         for process in 0..world.setup.processes * world.setup.regions {
             let started = world.start(process);
             for ago_us in [2 * BEAT_EVERY_US, BEAT_EVERY_US] {
-                started.region.beaten(true, Now { wall_ms: world.now_ms(), mono_us: MONO_START_US - ago_us });
+                let then = Now { wall_ms: world.now_ms(), mono_us: MONO_START_US - ago_us };
+                started.stores().for_each(|region| region.beaten(true, then));
             }
             world.processes.push(started);
             world.plan_exchange(process);
             // The first two heartbeats find everyone.
             world.at(0, Event::Beat { process });
             world.at(1000, Event::Beat { process });
-            world.plan_poll(process);
+            world.plan_polls(process);
         }
         world
     }
@@ -255,6 +277,10 @@ impl World {
             keys_max: self.setup.keys_max,
             slack_permille: self.setup.slack_permille,
             deadline_us: self.setup.deadline_us,
+            strict_deadline_us: self.setup.strict_deadline_us,
+            has_owner: self.setup.has_owner,
+            is_cluster: self.setup.is_cluster,
+            in_flight_max: self.setup.in_flight_max,
             seed: self.random.number(),
             generation: self.generation,
             region: self.region_of(process),
@@ -273,9 +299,20 @@ impl World {
         &self.homes[self.region_of(process)]
     }
 
-    fn home_mut(&mut self, process: usize) -> &mut Home {
+    /// The Redis at the other end of a process's side of a store.
+    fn redis(&self, process: usize, store: Store) -> &Home {
+        match store {
+            Store::Origin => self.home(process),
+            Store::Owner => &self.owner,
+        }
+    }
+
+    fn redis_mut(&mut self, process: usize, store: Store) -> &mut Home {
         let region = self.region_of(process);
-        &mut self.homes[region]
+        match store {
+            Store::Origin => &mut self.homes[region],
+            Store::Owner => &mut self.owner,
+        }
     }
 
     pub fn now_ms(&self) -> u64 {
@@ -306,7 +343,12 @@ impl World {
 
     /// A request that will arrive, counted from the start.
     pub fn request_at(&mut self, at_us: u64, process: usize, asked: KeyHits) {
-        self.at(at_us, Event::Request { process, asked });
+        self.request_of_all_at(at_us, process, &[asked]);
+    }
+
+    /// A request of several descriptors.
+    pub fn request_of_all_at(&mut self, at_us: u64, process: usize, asked: &[KeyHits]) {
+        self.at(at_us, Event::Request { process, asked: asked.into() });
     }
 
     pub fn fault_at(&mut self, at_us: u64, fault: Fault) {
@@ -334,32 +376,29 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request { process, asked } => self.request(process, asked),
-            Event::CallArrives { from, id, call, is_replay, is_repeat } => {
-                self.call_arrives(from, id, &call, is_replay, is_repeat);
+            Event::CallArrives { from, store, id, call, is_replay, is_repeat } => {
+                self.call_arrives(from, store, id, &call, is_replay, is_repeat);
             }
-            Event::ReplyArrives { to, id, reply } if self.is_there(to) => {
-                let effects = self.processes[to.process].region.replied(id, &reply, self.now(to.process));
-                self.perform(to.process, effects);
-            }
-            Event::CallFails { to, id } if self.is_there(to) => {
-                let effects = self.processes[to.process].region.failed(id, self.now(to.process));
-                self.perform(to.process, effects);
-            }
-            Event::Deadline { to, id } if self.is_there(to) => {
+            Event::ReplyArrives { to, store, id, reply } if self.is_there(to) => {
                 let now = self.now(to.process);
-                if self.processes[to.process].region.give_up(id, now)
-                    && let Some(asked) = self.processes[to.process].waiting.remove(&id)
-                {
-                    self.oracle.unanswered += 1;
-                    self.oracle.abandoned_hits += asked.hits.max(0).unsigned_abs();
-                    self.tell(to.process, id, asked, &AskOutcome::NoAnswer);
+                self.react(to.process, store, |region| region.replied(id, &reply, now));
+            }
+            Event::CallFails { to, store, id } if self.is_there(to) => {
+                let now = self.now(to.process);
+                self.react(to.process, store, |region| region.failed(id, now));
+            }
+            Event::Deadline { to, place } if self.is_there(to) => {
+                let now = self.now(to.process);
+                let region = self.processes[to.process].store(place.store);
+                if region.is_some_and(|region| region.give_up(place.id, now)) {
+                    self.tell(to.process, place, AskOutcome::NoAnswer);
                 }
             }
             // One that was planned before an earlier one is no longer due.
-            Event::Poll { to } if self.is_there(to) && self.next_poll[to.process] <= self.now_us => {
-                self.next_poll[to.process] = u64::MAX;
-                let effects = self.processes[to.process].region.poll(self.now(to.process));
-                self.perform(to.process, effects);
+            Event::Poll { to, store } if self.is_there(to) && self.next_poll_us(to.process, store) <= self.now_us => {
+                self.next_poll.remove(&(to.process, store));
+                let now = self.now(to.process);
+                self.react(to.process, store, |region| region.poll(now));
             }
             Event::ReplyArrives { .. } | Event::CallFails { .. } | Event::Deadline { .. } | Event::Poll { .. } => {}
             Event::Beat { process } => self.beat(process),
@@ -385,91 +424,111 @@ impl World {
             Event::Leave { to } => self.leave(to),
             Event::Probe { process } => {
                 let now = self.now(process);
-                if self.processes[process].region.wants_probe(now) {
-                    let is_success = self.now_us >= self.home(process).frozen_until_us;
+                for region in self.processes[process].stores().filter(|region| region.wants_probe(now)) {
+                    let is_success = self.now_us >= self.redis(process, region.store()).frozen_until_us;
                     let good = Probed { checks: is_success, strict: is_success, replays: is_success };
-                    self.processes[process].region.probed(good, now);
+                    region.probed(good, now);
                 }
             }
         }
     }
 
-    fn request(&mut self, process: usize, asked: KeyHits) {
+    fn request(&mut self, process: usize, asked: KeysHits) {
         // One that stops gets no new requests.
         let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
         let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
         self.oracle.requests += 1;
-        let until_us = MONO_START_US + self.now_us + self.setup.deadline_us;
         let now = self.now(process);
-        let (became, effects) = self.processes[process].request(&self.ruleset, asked, until_us, now);
+        let (became, effects) = self.processes[process].request(&self.ruleset, asked.clone(), now);
         if let Some(exchange) = &self.processes[process].exchange {
             exchange.reveal(now);
         }
-        if matches!(became, Became::Waits(_)) {
+        if matches!(became, Became::Waits { .. }) {
             self.oracle.asked += 1;
         }
-        self.became(process, asked, became, until_us);
-        self.perform(process, effects);
+        self.became(process, &asked, became, effects);
     }
 
-    fn became(&mut self, process: usize, asked: KeyHits, became: Became, until_us: u64) {
+    /// Notes what became of a request, and does what follows from it.
+    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects) {
         let kind = match became {
             Became::Admitted => 0,
             Became::Denied => 1,
-            Became::Waits(_) => 2,
+            Became::Waits { .. } => 2,
+            Became::Shed { is_admitted } => 3 + u64::from(is_admitted),
         };
-        self.digest.numbers(&[self.now_us, process as u64, asked.key as u64, asked.hits as u64, kind]);
+        for KeyHits { key, hits } in asked {
+            self.digest.numbers(&[self.now_us, process as u64, *key as u64, *hits as u64, kind]);
+        }
+        if let Became::Shed { is_admitted } = became {
+            self.oracle.shed += 1;
+            self.oracle.shed_admitted += u64::from(is_admitted);
+        }
         match became {
-            Became::Admitted => {
-                if let Ok(hits) = u64::try_from(asked.hits) {
-                    let at_ms = self.now(process).wall_ms;
-                    self.oracle.admitted.push(Admitted { at_ms, key: asked.key, hits, process });
+            Became::Admitted | Became::Shed { is_admitted: true } => {
+                let at_ms = self.now(process).wall_ms;
+                for KeyHits { key, hits } in asked {
+                    if let Ok(hits) = u64::try_from(*hits) {
+                        self.oracle.admitted.push(Admitted { at_ms, key: *key, hits, process });
+                    }
                 }
             }
-            Became::Denied => self.oracle.denied += 1,
-            Became::Waits(id) => {
+            Became::Denied | Became::Shed { is_admitted: false } => self.oracle.denied += 1,
+            Became::Waits { place, until_us } => {
                 let to = self.to(process);
-                self.until.insert((to, id), until_us);
-                self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, id });
+                self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, place });
+                return self.perform(process, place.store, effects);
             }
+        }
+        self.perform(process, Store::Origin, effects);
+    }
+
+    /// Tells a request that waits what its store says, if it still waits.
+    fn tell(&mut self, process: usize, place: AskPlace, outcome: AskOutcome) {
+        let Some(waiting) = self.processes[process].waiting.remove(&place) else { return };
+        if outcome == AskOutcome::NoAnswer {
+            self.oracle.unanswered += 1;
+            self.oracle.abandoned_hits += waiting.hits();
+        }
+        let (asked, now) = (waiting.asked.clone(), self.now(process));
+        let (became, effects) = self.processes[process].told(&self.ruleset, place.store, waiting, outcome, now);
+        self.became(process, &asked, became, effects);
+    }
+
+    /// Lets a process's side of a store do something, and does what follows from it.
+    fn react(&mut self, process: usize, store: Store, act: impl FnOnce(&Region) -> Effects) {
+        if let Some(region) = self.processes[process].store(store) {
+            let effects = act(region);
+            self.perform(process, store, effects);
         }
     }
 
-    fn tell(&mut self, process: usize, id: AskId, asked: KeyHits, outcome: &AskOutcome) {
-        let to = self.to(process);
-        let until_us = self.until.remove(&(to, id)).unwrap_or(0);
-        let now = self.now(process);
-        let (became, effects) = self.processes[process].told(&self.ruleset, asked, outcome, until_us, now);
-        self.became(process, asked, became, until_us);
-        self.perform(process, effects);
-    }
-
-    fn perform(&mut self, process: usize, effects: Effects) {
+    fn perform(&mut self, process: usize, store: Store, effects: Effects) {
         for outgoing in effects.calls {
-            self.send(process, outgoing);
+            self.send(process, store, outgoing);
         }
         for (id, outcome) in effects.told {
-            if let Some(asked) = self.processes[process].waiting.remove(&id) {
-                if outcome == AskOutcome::NoAnswer {
-                    self.oracle.unanswered += 1;
-                    self.oracle.abandoned_hits += asked.hits.max(0).unsigned_abs();
-                }
-                self.tell(process, id, asked, &outcome);
-            }
+            self.tell(process, AskPlace { store, id }, outcome);
         }
-        self.plan_poll(process);
+        self.plan_polls(process);
     }
 
-    /// Polls when the process wants it, or at once if hits are urgent.
-    fn plan_poll(&mut self, process: usize) {
-        let region = &self.processes[process].region;
-        let is_urgent = self.processes[process].engine.table().is_urgent(Store::Origin);
-        let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
-        let next_us = next_us.max(self.now_us);
-        if next_us < self.next_poll[process] {
-            self.next_poll[process] = next_us;
-            let to = self.to(process);
-            self.at(next_us, Event::Poll { to });
+    fn next_poll_us(&self, process: usize, store: Store) -> u64 {
+        self.next_poll.get(&(process, store)).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Polls each store when the process wants it, or at once if hits are urgent.
+    fn plan_polls(&mut self, process: usize) {
+        for store in [Store::Origin, Store::Owner] {
+            let Some(region) = self.processes[process].store(store) else { continue };
+            let is_urgent = self.processes[process].engine.table().is_urgent(store);
+            let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
+            let next_us = next_us.max(self.now_us);
+            if next_us < self.next_poll_us(process, store) {
+                self.next_poll.insert((process, store), next_us);
+                let to = self.to(process);
+                self.at(next_us, Event::Poll { to, store });
+            }
         }
     }
 
@@ -490,13 +549,10 @@ impl World {
 
     /// A copy of the engine's table of a process says how it counts a key now.
     pub fn view(&self, process: usize, key: usize) -> Option<u64> {
-        let now = self.now(process);
-        let value = key.to_string();
-        let entries = [crate::request::Entry { key: "k", value: &value }].into_iter().collect();
-        let descriptor = crate::request::Descriptor { entries, hits: crate::request::Hits::OfRequest(1), limit: None };
-        let request =
-            crate::request::Request::new("d", [descriptor].into_iter().collect(), &crate::request::Bounds::default());
-        let peeked = self.processes[process].engine.peek(&self.ruleset, &request.ok()?, false, now.wall_ms);
+        let now_ms = self.now(process).wall_ms;
+        let engine = &self.processes[process].engine;
+        let asked = [KeyHits { key, hits: 1 }];
+        let peeked = with_request(&asked, |request| engine.peek(&self.ruleset, request, false, now_ms));
         Some(peeked.first()?.first()?.counted)
     }
 

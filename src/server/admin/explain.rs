@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::clock::wall_ms;
 use crate::engine::peek::Peek;
 use crate::engine::reach::{Enforcement, Reach};
 use crate::request::typed::TypedDescriptor;
@@ -13,7 +14,7 @@ use crate::request::{Descriptor, Hits, Refused, Request};
 use crate::rules::explain::explain as explain_rule;
 use crate::rules::explain_text::window;
 use crate::rules::policy::{OnOutage, Scope, Word};
-use crate::server::service::{Service, wall_ms};
+use crate::server::service::Service;
 
 /// What was asked: `domain=d&descriptor=k=v,k2=v2&hits=1`.
 #[derive(Debug)]

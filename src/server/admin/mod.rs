@@ -26,7 +26,7 @@ use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, S
 use crate::observe::{global, regional};
 use crate::rules::explain_text::length;
 use crate::server::admin::explain::Unexplained;
-use crate::server::grpc::connection_stats::ConnectionStats;
+use crate::server::connection_stats::ConnectionStats;
 use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
 use crate::server::tls::Tls;
@@ -101,9 +101,9 @@ impl Admin {
             table: table.stats(),
             keys_max: table.keys_max(),
             keys_bytes_max: table.bytes_max(),
-            in_flight: service.in_flight(),
-            in_flight_max: service.options().in_flight_max,
-            waiting: service.waiting(),
+            in_flight: service.admission().in_flight(),
+            in_flight_max: service.admission().in_flight_max(),
+            waiting: service.admission().waiting(),
             strict_time: service.engine().layers().owner.map(|_| Times::of(service.strict_time())),
             layers: service.layers(),
             connections: ConnectionFigures {

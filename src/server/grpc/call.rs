@@ -2,22 +2,22 @@
 //!
 //! A call whose deadline (`grpc-timeout`) has passed costs no more work: its caller has stopped listening, and charging
 //! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
-//! place (see `arrival.rs`).
+//! place (see `incomplete_calls.rs`).
 //!
-//! ShouldRateLimit has a path of its own (`rate_limit.rs`). The others, health and reflection, are rare, and tonic's. Those
-//! of them that last have places of their own (`lasting.rs`), and as much time for a client to take each answer as others.
+//! ShouldRateLimit has a path of its own (`rate_limit_call.rs`). The others, health and reflection, are rare, and tonic's. Those
+//! of them that last have places of their own (`lasting_calls.rs`), and as much time for a client to take each answer as others.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
 use tokio::time::{timeout, timeout_at};
 use tonic::Status;
@@ -25,15 +25,17 @@ use tonic::body::Body;
 use tonic::codegen::Service as TowerService;
 use tonic::service::Routes;
 
+use crate::clock::Moment;
 use crate::observe::outcome::Failure;
-use crate::server::grpc;
-use crate::server::grpc::incomplete_calls::Arriving;
+use crate::server::admission::InFlight;
+use crate::server::grpc::arriving_body::ArrivingBody;
 use crate::server::grpc::lasting_calls::{Ending, LastingCalls, LastingPlace};
-use crate::server::rls::call::RateLimitCall;
-use crate::server::service::{InFlight, Moment, NoAnswer, Service};
-
-/// The longest that a message may take to arrive, and an answer to be taken.
-pub const STALL_MAX: Duration = Duration::from_secs(10);
+use crate::server::grpc::rate_limit_call::RateLimitCall;
+use crate::server::grpc::stall::{STALL_MAX, grpc_timeout, send_data};
+use crate::server::grpc::status::{crowded, send_status, status};
+use crate::server::no_answer::NoAnswer;
+use crate::server::rls;
+use crate::server::service::Service;
 
 /// Answered however many calls are open: an overloaded process is not a dead one.
 const HEALTH: &str = "/grpc.health.v1.Health/";
@@ -79,17 +81,17 @@ impl Calls {
     ) -> Instant {
         let path = request.uri().path();
         if let Some(no_call) = NoCall::find(&request) {
-            if path == grpc::SHOULD_RATE_LIMIT {
+            if path == rls::SHOULD_RATE_LIMIT {
                 self.service.outcomes().record_failure(Failure::Malformed);
             }
             no_call.refuse(reply);
             return now.instant;
         }
-        if path == grpc::SHOULD_RATE_LIMIT {
+        if path == rls::SHOULD_RATE_LIMIT {
             let call = RateLimitCall::new(request, reply, arrived);
             return call.begin(&self.service, self.message_bytes_max, now, context);
         }
-        if path.starts_with(grpc::RATE_LIMIT_SERVICE) {
+        if path.starts_with(rls::RATE_LIMIT_SERVICE) {
             send_status(reply, Status::unimplemented("there is only ShouldRateLimit"));
             return now.instant;
         }
@@ -108,13 +110,13 @@ impl Calls {
     /// Admits a call of health or reflection.
     fn place(&self, path: &str) -> Result<OtherPlace, Status> {
         let lasting = match path == WATCH || path.starts_with(REFLECTION) {
-            true => Some(self.lasting.enter(&self.service).map_err(|crowded| grpc::crowded(&crowded))?),
+            true => Some(self.lasting.enter(self.service.admission()).map_err(|reason| crowded(&reason))?),
             false => None,
         };
-        let in_flight = match self.service.enter() {
+        let in_flight = match self.service.admission().enter() {
             Ok(in_flight) => Some(in_flight),
             Err(_) if path.starts_with(HEALTH) => None,
-            Err(overload) => return Err(grpc::status(&overload)),
+            Err(overload) => return Err(status(&overload)),
         };
         Ok(OtherPlace { _lasting: lasting, _in_flight: in_flight })
     }
@@ -160,7 +162,7 @@ impl NoCall {
         if self == NoCall::Method {
             head.headers.insert(ALLOW, HeaderValue::from_static("POST"));
         }
-        // Who has gone away is not told.
+        // Fails only if the client is gone.
         let _ = reply.send_response(Response::from_parts(head, ()), true);
     }
 }
@@ -171,13 +173,6 @@ fn is_grpc(content_type: &[u8]) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let Some((begin, rest)) = content_type.split_at_checked(GRPC.len()) else { return false };
     begin.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
-}
-
-/// Ends a call with a status alone.
-pub fn send_status(mut reply: SendResponse<Bytes>, status: Status) {
-    let (head, _) = status.into_http::<Body>().into_parts();
-    // Who has gone away is not told.
-    let _ = reply.send_response(Response::from_parts(head, ()), true);
 }
 
 /// What a call of health or reflection holds to its end.
@@ -204,7 +199,7 @@ impl OtherCall {
             let mut answering = pin!(self.response(request));
             poll_fn(|context| match answering.as_mut().poll(context) {
                 Poll::Ready(response) => Poll::Ready(Some(response)),
-                // Who has gone away needs no answer.
+                // The client is gone.
                 Poll::Pending => reply.poll_reset(context).map(|_| None),
             })
             .await
@@ -220,10 +215,10 @@ impl OtherCall {
         let within = grpc_timeout(request.headers()).unwrap_or(STALL_MAX).min(STALL_MAX);
         let ending = self.ending.take();
         // A call of many questions has none to wait for.
-        let gives_way = ending.is_none().then(|| self.service.clone());
-        let request = request.map(|stream| Arriving::new(Incoming { stream, ending }, gives_way));
+        let gives_way = ending.is_none().then(|| self.service.admission().incomplete().clone());
+        let request = request.map(|stream| ArrivingBody::new(Incoming { stream, ending }, gives_way));
         let Ok(answered) = timeout_at((self.arrived + within).into(), self.routes.call(request)).await else {
-            return grpc::status(&NoAnswer::Deadline).into_http();
+            return status(&NoAnswer::Deadline).into_http();
         };
         answered.unwrap_or_else(|never| match never {})
     }
@@ -296,38 +291,6 @@ async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
     let _ = stream.send_data(Bytes::new(), true);
 }
 
-/// Sends data as fast as the client takes it.
-pub async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
-    while !data.is_empty() {
-        stream.reserve_capacity(data.len());
-        let Some(room) = poll_fn(|context| stream.poll_capacity(context)).await else {
-            return Err(Reason::CANCEL.into());
-        };
-        let part = data.split_to(room?.min(data.len()));
-        stream.send_data(part, false)?;
-    }
-    Ok(())
-}
-
-/// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. What can't be read is no timeout.
-pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return None;
-    }
-    let count: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(count * 60 * 60),
-        "M" => Duration::from_secs(count * 60),
-        "S" => Duration::from_secs(count),
-        "m" => Duration::from_millis(count),
-        "u" => Duration::from_micros(count),
-        "n" => Duration::from_nanos(count),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -351,22 +314,5 @@ mod tests {
         }
         assert_eq!(request(Method::POST, None), Some(NoCall::ContentType));
         assert_eq!(request(Method::GET, Some("application/grpc")), Some(NoCall::Method));
-    }
-
-    fn read(text: &str) -> Option<Duration> {
-        let mut headers = HeaderMap::new();
-        headers.insert("grpc-timeout", text.parse().unwrap());
-        grpc_timeout(&headers)
-    }
-
-    #[test]
-    fn timeouts_are_read_as_the_protocol_writes_them() {
-        assert_eq!(read("18m"), Some(Duration::from_millis(18)));
-        assert_eq!(read("0n"), Some(Duration::ZERO));
-        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-        for nonsense in ["", "5", "m", "123456789m", "-1m", "1 m", "1x", "1.5S"] {
-            assert_eq!(read(nonsense), None, "{nonsense}");
-        }
-        assert_eq!(grpc_timeout(&HeaderMap::new()), None);
     }
 }

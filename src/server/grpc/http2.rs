@@ -17,8 +17,8 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 
+use crate::clock::Moment;
 use crate::server::grpc::call::Calls;
-use crate::server::service::Moment;
 
 const STREAMS_MAX: u32 = 1024;
 /// Streams that a client may make us reset before the connection is closed (rapid reset).

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::server::service::Service;
+use crate::server::admission::Admission;
 
 /// On one connection. A client watches a name or two, and a tool asks on one stream.
 pub const PER_CONNECTION_MAX: usize = 16;
@@ -68,11 +68,11 @@ impl Drop for Counted {
 
 impl LastingCalls {
     /// Admits a call, unless there are too many already.
-    pub fn enter(&self, service: &Arc<Service>) -> Result<LastingPlace, Crowded> {
-        let max = (service.options().in_flight_max / 2).max(1);
+    pub fn enter(&self, admission: &Admission) -> Result<LastingPlace, Crowded> {
+        let max = (admission.in_flight_max() / 2).max(1);
         Ok(LastingPlace {
             _on_connection: Counted::within(PER_CONNECTION_MAX, &self.open).ok_or(Crowded::Connection)?,
-            _in_process: Counted::within(max, service.lasting()).ok_or(Crowded::Process { max })?,
+            _in_process: Counted::within(max, admission.lasting()).ok_or(Crowded::Process { max })?,
         })
     }
 
@@ -93,31 +93,30 @@ impl LastingCalls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::service;
 
     #[test]
     fn a_connection_has_few_lasting_calls_and_all_together_leave_half_of_the_places() {
-        let service = service::idle();
-        let max = service.options().in_flight_max / 2;
+        let admission = Admission::new(10, 1000);
+        let max = admission.in_flight_max() / 2;
         assert!(max < PER_CONNECTION_MAX);
         let connections = [LastingCalls::default(), LastingCalls::default()];
         let mut open: Vec<_> =
-            (0..max).map(|number| connections[number % 2].enter(&service).expect("there is room")).collect();
-        assert_eq!(connections[0].enter(&service).unwrap_err(), Crowded::Process { max });
-        assert_eq!(service.lasting().load(Ordering::Relaxed), max, "who was refused has left");
+            (0..max).map(|number| connections[number % 2].enter(&admission).expect("there is room")).collect();
+        assert_eq!(connections[0].enter(&admission).unwrap_err(), Crowded::Process { max });
+        assert_eq!(admission.lasting().load(Ordering::Relaxed), max, "a call that was refused has left");
         open.pop();
-        open.push(connections[0].enter(&service).expect("one has gone"));
+        open.push(connections[0].enter(&admission).expect("one has gone"));
         drop(open);
-        assert_eq!(service.lasting().load(Ordering::Relaxed), 0);
+        assert_eq!(admission.lasting().load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_connection_that_has_all_it_may_have_is_told_so() {
         let calls = LastingCalls::default();
         calls.open.store(PER_CONNECTION_MAX, Ordering::Relaxed);
-        let service = service::idle();
-        assert_eq!(calls.enter(&service).unwrap_err(), Crowded::Connection);
-        let counted = [&calls.open, service.lasting()].map(|count| count.load(Ordering::Relaxed));
+        let admission = Admission::new(10, 1000);
+        assert_eq!(calls.enter(&admission).unwrap_err(), Crowded::Connection);
+        let counted = [&calls.open, admission.lasting()].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(counted, [PER_CONNECTION_MAX, 0]);
     }
 }

@@ -1,56 +1,30 @@
 //! The gRPC port: RateLimitService v3, health and reflection.
 
+mod arriving_body;
 pub mod call;
 pub mod connection;
-pub mod connection_stats;
 pub mod http2;
-pub mod incomplete_calls;
 pub mod lasting_calls;
-pub mod line;
 pub mod message;
 pub mod preface;
+mod rate_limit_call;
 pub mod resets;
+mod stall;
+mod status;
 pub mod workers;
 
 use std::sync::Arc;
 
-use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
 use tonic_health::server::HealthReporter;
 
 use crate::server::grpc::call::Calls;
-use crate::server::grpc::lasting_calls::Crowded;
-use crate::server::service::{NoAnswer, Service};
-
-/// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
-/// `envoy/service/ratelimit/v3/rls.proto`, without comments. Serves reflection and the JSON form.
-pub const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
+use crate::server::rls::DESCRIPTORS;
+use crate::server::service::Service;
 
 /// The name under which Envoy's health checks ask, beside the empty one.
 pub const HEALTH_NAME: &str = "ratelimit";
-
-/// The one method of RateLimitService.
-pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-
-/// What the paths of all its methods begin with.
-pub const RATE_LIMIT_SERVICE: &str = "/envoy.service.ratelimit.v3.RateLimitService/";
-
-pub fn status(error: &NoAnswer) -> Status {
-    let text = error.to_string();
-    match error {
-        NoAnswer::Refused(_) => Status::invalid_argument(text),
-        NoAnswer::Malformed(_) => Status::internal(text),
-        NoAnswer::NoRules => Status::unavailable(text),
-        NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Status::resource_exhausted(text),
-        NoAnswer::Deadline => Status::deadline_exceeded(text),
-    }
-}
-
-/// There are too many calls that last.
-pub fn crowded(error: &Crowded) -> Status {
-    Status::resource_exhausted(error.to_string())
-}
 
 /// A question of health or reflection holds a name. Longer ones are not waited for.
 const QUESTION_BYTES_MAX: usize = 4 * 1024;

@@ -1,7 +1,7 @@
 //! The body of a request to the HTTP port, while it arrives.
 //!
 //! One that has to be waited for reserves the length that it announces, or what it takes so far if it announces none, from
-//! what messages that arrive may take together ([`arrival`](crate::server::grpc::incomplete_calls)). When that is used up, those give way
+//! what messages that arrive may take together ([`incomplete_calls`](crate::server::incomplete_calls)). When that is used up, those give way
 //! that have waited longest, whichever port they came to.
 
 use std::future::poll_fn;
@@ -13,8 +13,8 @@ use bytes::Bytes;
 use http_body::Body;
 use thiserror::Error;
 
-use crate::server::grpc::incomplete_calls::CallSlot;
-use crate::server::service::{NoAnswer, Service};
+use crate::server::incomplete_calls::{IncompleteCalls, IncompletePlace};
+use crate::server::no_answer::NoAnswer;
 
 /// Why there is no body.
 #[derive(Debug, Error)]
@@ -28,31 +28,32 @@ pub enum NoBody {
 }
 
 /// Reads a body to its end.
-pub async fn read<B>(body: B, service: &Arc<Service>, bytes_max: usize) -> Result<Vec<u8>, NoBody>
+pub async fn read<B>(body: B, calls: &Arc<IncompleteCalls>, bytes_max: usize) -> Result<Vec<u8>, NoBody>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     let announced = body.size_hint().exact().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let mut arriving = Arriving { body, service, bytes: Vec::new(), announced, bytes_max, place: None };
+    let mut arriving = BodyReader { body, calls, bytes: Vec::new(), announced, bytes_max, place: None };
     arriving.check()?;
     poll_fn(|context| arriving.poll(context)).await?;
     Ok(arriving.bytes)
 }
 
-struct Arriving<'a, B> {
+/// A body that is being read.
+struct BodyReader<'a, B> {
     body: B,
-    service: &'a Arc<Service>,
+    calls: &'a Arc<IncompleteCalls>,
     /// Memory of its own: a piece as it came may hold on to all that was read from the connection along with it.
     bytes: Vec<u8>,
     /// 0 if nothing is announced.
     announced: usize,
     bytes_max: usize,
     /// Taken at the first wait.
-    place: Option<CallSlot>,
+    place: Option<IncompletePlace>,
 }
 
-impl<B> Arriving<'_, B>
+impl<B> BodyReader<'_, B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -73,11 +74,11 @@ where
             }
         }
         let reserved = self.announced.max(self.bytes.capacity());
-        if reserved > self.service.options().arriving_bytes_max {
+        if reserved > self.calls.bytes_max() {
             // Even with all others gone there would be too little room.
-            return Poll::Ready(Err(self.service.too_many_bytes().into()));
+            return Poll::Ready(Err(self.calls.too_many_bytes().into()));
         }
-        let place = self.place.get_or_insert_with(|| CallSlot::of_bytes(self.service.clone()));
+        let place = self.place.get_or_insert_with(|| IncompletePlace::of_bytes(self.calls.clone()));
         place.reserve(reserved);
         place.poll_ended(context).map(|overload| Err(overload.into()))
     }
@@ -93,7 +94,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::service;
     use http_body::{Frame, SizeHint};
     use std::convert::Infallible;
     use std::task::Waker;
@@ -126,38 +126,37 @@ mod tests {
 
     #[test]
     fn bodies_that_stall_reserve_no_more_than_there_may_be() {
-        let service = service::idle();
-        assert_eq!(service.options().arriving_bytes_max, 1000);
+        let calls = Arc::new(IncompleteCalls::new(10, 1000));
         let context = &mut Context::from_waker(Waker::noop());
-        let mut first = Box::pin(read(stalled(1, Some(600)), &service, 4000));
-        let mut second = Box::pin(read(stalled(400, None), &service, 4000));
+        let mut first = Box::pin(read(stalled(1, Some(600)), &calls, 4000));
+        let mut second = Box::pin(read(stalled(400, None), &calls, 4000));
         assert!(first.as_mut().poll(context).is_pending() && second.as_mut().poll(context).is_pending());
-        assert_eq!(service.arrivals().bytes(), 1000, "what is announced, and what has come");
-        let mut third = Box::pin(read(stalled(1, Some(1)), &service, 4000));
+        assert_eq!(calls.bytes(), 1000, "what is announced, and what has come");
+        let mut third = Box::pin(read(stalled(1, Some(1)), &calls, 4000));
         assert!(third.as_mut().poll(context).is_pending());
         let Poll::Ready(Err(NoBody::Overload(overload))) = first.as_mut().poll(context) else { panic!("it waits on") };
         assert_eq!(overload, NoAnswer::ArrivingBytes { max: 1000 });
         drop(first);
         assert!(second.as_mut().poll(context).is_pending() && third.as_mut().poll(context).is_pending());
         // One that never fits does not make others go.
-        let mut large = Box::pin(read(stalled(1, Some(1001)), &service, 4000));
+        let mut large = Box::pin(read(stalled(1, Some(1001)), &calls, 4000));
         assert!(matches!(large.as_mut().poll(context), Poll::Ready(Err(NoBody::Overload(_)))));
         assert!(second.as_mut().poll(context).is_pending());
         // Bodies hold no place, so none of them is ended for one.
-        assert!(!service.arrivals().end_longest());
+        assert!(!calls.end_longest());
         drop((second, third, large));
-        assert_eq!(service.arrivals().bytes(), 0);
+        assert_eq!(calls.bytes(), 0);
     }
 
     #[test]
     fn a_body_that_is_there_reserves_nothing_and_one_that_is_too_long_is_not_waited_for() {
-        let service = service::idle();
+        let calls = Arc::new(IncompleteCalls::new(10, 1000));
         let context = &mut Context::from_waker(Waker::noop());
         let whole = axum::body::Body::from(vec![b'a'; 3000]);
-        let mut whole = Box::pin(read(whole, &service, 4000));
+        let mut whole = Box::pin(read(whole, &calls, 4000));
         assert!(matches!(whole.as_mut().poll(context), Poll::Ready(Ok(bytes)) if bytes.len() == 3000));
         for long in [stalled(0, Some(4001)), stalled(4001, None)] {
-            let mut long = Box::pin(read(long, &service, 4000));
+            let mut long = Box::pin(read(long, &calls, 4000));
             assert!(matches!(long.as_mut().poll(context), Poll::Ready(Err(NoBody::Long { max: 4000 }))));
         }
     }

@@ -24,22 +24,25 @@ use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageD
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
+use crate::clock::Moment;
 use crate::observe::outcome::Failure;
 use crate::request::Unit;
+use crate::server::accept::{Room, WhenFull, accept};
+use crate::server::answer_options;
 use crate::server::drain::Drain;
-use crate::server::grpc::connection::{self, Room, WhenFull};
-use crate::server::grpc::line::Line;
 use crate::server::http::body::NoBody;
 use crate::server::http::json_outline::Announced;
-use crate::server::rls::unit_number;
-use crate::server::service::{Answered, Moment, NoAnswer, Service};
+use crate::server::line::Line;
+use crate::server::no_answer::NoAnswer;
+use crate::server::rls::should_rate_limit::{self, RateLimitAnswer};
+use crate::server::rls::{DESCRIPTORS, unit_number};
+use crate::server::service::Service;
 use crate::server::tls::Tls;
-use crate::server::{grpc, rls};
 
 /// Names the reason of a refusal: the body says the same to everybody.
 const ERROR_HEADER: &str = "x-tidegate-error";
 
-const REASON: HeaderName = HeaderName::from_static(rls::REASON);
+const REASON: HeaderName = HeaderName::from_static(answer_options::REASON);
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -78,15 +81,13 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    connection::accept(listener, port, room(), drain, move |stream, drain| {
-        serve_one(Line::Plain(stream), router.clone(), drain)
-    })
-    .await;
+    accept(listener, port, room(), drain, move |stream, drain| serve_one(Line::Plain(stream), router.clone(), drain))
+        .await;
 }
 
 /// Accepts and serves connections over TLS until the drain says to close, then waits for those that are open.
 pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
-    connection::accept(listener, port, room(), drain, move |stream, drain| {
+    accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());
         async move {
             let stream = timeout(READ_TIMEOUT, tls.accept(stream)).await??;
@@ -163,30 +164,29 @@ fn readiness(port: &Port, is_ready: bool) -> String {
 
 /// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT, 503 if there is no room for it.
 async fn json(State(port): State<Port>, body: Body) -> Response {
-    let _in_flight = match port.service.enter() {
+    let _in_flight = match port.service.admission().enter() {
         Ok(in_flight) => in_flight,
         Err(overload) => return port.refuse_for_now(&overload),
     };
-    let body = match timeout(READ_TIMEOUT, body::read(body, &port.service, port.body_bytes_max)).await {
+    let body = match timeout(READ_TIMEOUT, body::read(body, port.service.admission().incomplete(), port.body_bytes_max))
+        .await
+    {
         Ok(Ok(body)) => body,
         Ok(Err(NoBody::Overload(overload))) => return port.refuse_for_now(&overload),
         Ok(Err(error)) => return port.refuse(Failure::Malformed, &error.to_string()),
         Err(_) => return port.refuse(Failure::Deadline, "the body took too long to arrive"),
     };
-    if let Err(refused) = port.service.skim(Announced::in_json(&body)) {
-        return bad_request(&refused.to_string());
+    // What announces too much is refused before anything is made of it.
+    if let Err(refused) = Announced::in_json(&body).check(&port.service.options().bounds) {
+        return bad_request(&port.service.fail(refused.into()).to_string());
     }
     let message = match port.json.request(&body) {
         Ok(message) => message,
         Err(error) => return port.refuse(Failure::Malformed, &error),
     };
-    let answered = match port.service.answer(&message, Moment::now()) {
-        Ok(Answered::Now { answer, .. }) => Ok(answer),
-        Ok(Answered::Later(later)) => port.service.answer_later(&message, *later, None).await,
-        Err(error) => Err(error),
-    };
-    let answer = match answered {
-        Ok(answer) => answer,
+    let answer = match should_rate_limit::answer(&port.service, &message, Moment::now()) {
+        Ok(RateLimitAnswer::Ready { answer, .. }) => answer,
+        Ok(RateLimitAnswer::Waits(waiting)) => waiting.answer(&port.service, None).await,
         // Counted already, as every other.
         Err(error) if error.failure() == Failure::Overload => return no_room(&error),
         Err(error) => return bad_request(&error.to_string()),
@@ -199,7 +199,7 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
     let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let mut response = respond(status, "application/json", text);
     // This port says in its own way what Envoy would be asked to say.
-    for (name, said_as) in [(header::RETRY_AFTER, rls::RETRY_AFTER), (REASON, rls::REASON)] {
+    for (name, said_as) in [(header::RETRY_AFTER, answer_options::RETRY_AFTER), (REASON, answer_options::REASON)] {
         let said = read.response_headers_to_add.iter().find(|header| header.key == said_as);
         if let Some(value) = said.and_then(|header| HeaderValue::from_str(&header.value).ok()) {
             response.headers_mut().insert(name, value);
@@ -239,7 +239,7 @@ struct Json {
 
 impl Json {
     fn new() -> anyhow::Result<Json> {
-        let mut described = FileDescriptorSet::decode(grpc::DESCRIPTORS)?;
+        let mut described = FileDescriptorSet::decode(DESCRIPTORS)?;
         let enums = described.file.iter_mut().flat_map(|file| &mut file.enum_type);
         // Envoy's unit of overrides has no week, which answers have: whoever reads it there may write it here.
         for unit in enums.filter(|it| it.name() == "RateLimitUnit" && it.value.iter().all(|value| value.name() != WEEK))

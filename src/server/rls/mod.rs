@@ -1,61 +1,27 @@
 //! Between Envoy's messages and ours: the only place that knows both.
 
-pub mod call;
 pub mod metadata;
 #[cfg(test)]
 mod oracle;
-pub mod protobuf;
 pub mod read;
+pub mod should_rate_limit;
 #[cfg(test)]
 mod tests;
 pub mod write;
 
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
-use clap::ValueEnum;
 
-use crate::engine::{Decision, Limited, StatusKind};
 use crate::request::Unit;
 
-/// What an answer says besides its verdict.
-#[derive(Clone, Debug)]
-pub struct AnswerOptions {
-    /// The names of the limit, remaining and reset headers of the response, when they are on.
-    pub headers: Option<LimitHeaders>,
-    /// The names of the limit, remaining and reset headers that Envoy adds to the request to the upstream, when they are on.
-    pub request_headers: Option<LimitHeaders>,
-    /// `Retry-After` on denials.
-    pub retry_after: bool,
-    pub reason_header: ReasonHeader,
-    /// A problem document as the body of denials.
-    pub problem_body: bool,
-    /// Fill in `dynamic_metadata`.
-    pub dynamic_metadata: bool,
-}
+/// The descriptors of RateLimitService and all it needs: the part of envoy-types' own set that starts at
+/// `envoy/service/ratelimit/v3/rls.proto`, without comments. Serves reflection and the JSON form.
+pub const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
 
-/// On which answers `x-ratelimit-reason` is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ReasonHeader {
-    Always,
-    /// On denials that are not a matter of the limit: by an outage, or by overload.
-    Denied,
-    Never,
-}
+/// The one method of RateLimitService.
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitHeaders {
-    pub limit: String,
-    pub remaining: String,
-    pub reset: String,
-}
-
-/// What a protobuf Duration can hold, about ten thousand years.
-const DURATION_SECONDS_MAX: u64 = 315_576_000_000;
-
-/// The header that tells a denied client when to come back.
-pub const RETRY_AFTER: &str = "Retry-After";
-
-/// The header that says why.
-pub const REASON: &str = "x-ratelimit-reason";
+/// What the paths of all its methods begin with.
+pub const RATE_LIMIT_SERVICE: &str = "/envoy.service.ratelimit.v3.RateLimitService/";
 
 /// The unit that a number of the protocol stands for.
 pub fn unit(number: i32) -> Option<Unit> {
@@ -74,40 +40,4 @@ pub fn unit_number(unit: Unit) -> i32 {
         Unit::Year => rate_limit::Unit::Year,
     };
     unit as i32
-}
-
-/// What `Retry-After` says, when it is said.
-pub fn retry_after_s(decision: &Decision<'_>, options: &AnswerOptions) -> Option<u64> {
-    decision.retry_after_ms().filter(|_| options.retry_after).map(seconds)
-}
-
-/// What `x-ratelimit-reason` says, when it is said.
-pub fn reason_shown(decision: &Decision<'_>, options: &AnswerOptions) -> Option<&'static str> {
-    let is_shown = match options.reason_header {
-        ReasonHeader::Always => true,
-        ReasonHeader::Denied => decision.is_over && decision.reason().is_emergency(),
-        ReasonHeader::Never => false,
-    };
-    is_shown.then(|| decision.reason().word())
-}
-
-/// The descriptor that the headers describe: the least remaining, but the last that denies beats it.
-fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d Limited<'d>> {
-    let mut shown: Option<&Limited<'_>> = None;
-    let mut is_denial = false;
-    for status in &decision.statuses {
-        let StatusKind::Limited(limited) = &status.kind else { continue };
-        let denies = status.is_over && !status.is_quota;
-        let is_less = shown.is_none_or(|shown| limited.verdict.remaining < shown.verdict.remaining);
-        if denies || (!is_denial && is_less) {
-            shown = Some(limited);
-            is_denial |= denies;
-        }
-    }
-    shown
-}
-
-/// Rounded up, and at least one: Envoy cuts fractions off, and a client must not come back too early.
-pub fn seconds(ms: u64) -> u64 {
-    ms.div_ceil(1000).clamp(1, DURATION_SECONDS_MAX)
 }

@@ -4,8 +4,8 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request};
+use tidegate::server::no_answer::NoAnswer;
 use tidegate::server::rls::{read, unit};
-use tidegate::server::service::NoAnswer;
 
 /// Small ones, so that they are met.
 const BOUNDS: Bounds = Bounds { descriptors_max: 3, entries_max: 3 };

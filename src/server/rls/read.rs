@@ -3,9 +3,9 @@
 use smallvec::SmallVec;
 
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request};
-use crate::server::rls::protobuf::{Fields, Malformed};
+use crate::server::no_answer::NoAnswer;
+use crate::server::protobuf::{Fields, Malformed};
 use crate::server::rls::unit;
-use crate::server::service::NoAnswer;
 
 /// Reads a request. The counts are checked before anything is made of them.
 pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, NoAnswer> {
@@ -23,22 +23,22 @@ pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, No
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.read()? {
         if number == 2 {
-            let mut asked = Asked::default();
-            asked.read(fields.inner(value)?, bounds)?;
+            let mut wire = WireDescriptor::default();
+            wire.read(fields.inner(value)?, bounds)?;
             let descriptor = descriptors.len();
-            if asked.entries_count > bounds.entries_max {
+            if wire.entries_count > bounds.entries_max {
                 let refused = match outline.domain {
                     "" => Refused::EmptyDomain,
-                    _ => Refused::ManyEntries { descriptor, count: asked.entries_count, max: bounds.entries_max },
+                    _ => Refused::ManyEntries { descriptor, count: wire.entries_count, max: bounds.entries_max },
                 };
                 return Err(refused.into());
             }
-            let limit = asked.limit().unwrap_or_else(|unit| {
+            let limit = wire.limit().unwrap_or_else(|unit| {
                 refused.get_or_insert(Refused::UnknownUnit { descriptor, unit });
                 None
             });
-            let hits = asked.hits(outline.hits_addend);
-            descriptors.push(Descriptor { entries: asked.entries, hits, limit });
+            let hits = wire.hits(outline.hits_addend);
+            descriptors.push(Descriptor { entries: wire.entries, hits, limit });
         }
     }
     match refused.filter(|_| !outline.domain.is_empty()) {
@@ -73,7 +73,7 @@ impl<'a> Outline<'a> {
 
 /// A descriptor as it stands in the message.
 #[derive(Debug, Default)]
-struct Asked<'a> {
+struct WireDescriptor<'a> {
     entries: SmallVec<[Entry<'a>; 4]>,
     /// Also of those that are too many to be kept.
     entries_count: usize,
@@ -83,7 +83,7 @@ struct Asked<'a> {
     is_negative_hits: bool,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> WireDescriptor<'a> {
     #[inline]
     fn read(&mut self, mut fields: Fields<'a>, bounds: &Bounds) -> Result<(), Malformed> {
         while let Some((number, value)) = fields.read()? {

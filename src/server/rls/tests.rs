@@ -16,9 +16,10 @@ use prost::Message;
 
 use super::write::Answer;
 use super::{oracle, *};
-use crate::engine::{Engine, Modes, Status};
+use crate::engine::{Decision, Engine, Modes, Status, StatusKind};
 use crate::request::Bounds;
 use crate::rules::{Options, RuleText, Ruleset};
+use crate::server::answer_options::*;
 use crate::server::problem_body;
 
 fn compare(bytes: &[u8]) -> Result<(), TestCaseError> {
@@ -234,7 +235,7 @@ fn faults_say_what_and_where() {
 
 #[test]
 fn numbers_take_the_bytes_that_are_said() {
-    use super::protobuf::{Write, number_bytes};
+    use crate::server::protobuf::{Write, number_bytes};
     for bits in 0..=64u32 {
         for number in [1u64.checked_shl(bits).unwrap_or(0).wrapping_sub(1), 1u64.checked_shl(bits).unwrap_or(0)] {
             let mut written = Vec::new();

@@ -5,12 +5,12 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::engine::{Decision, Limited, Status, StatusKind};
-use crate::server::problem_body;
-use crate::server::rls::protobuf::{Write, bytes_field, number_field};
-use crate::server::rls::{
+use crate::server::answer_options::{
     AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers,
-    unit_number,
 };
+use crate::server::problem_body;
+use crate::server::protobuf::{Write, bytes_field, number_field};
+use crate::server::rls::unit_number;
 
 /// What gRPC puts before a message: whether it is compressed, and its length.
 pub const PREFIX_BYTES: usize = 5;

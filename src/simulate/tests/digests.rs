@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use parking_lot::Mutex;
 
-use super::{SECOND_US, chaos, policy};
+use super::{SECOND_US, chaos, cluster, overload, owner, policy};
 use crate::simulate::faults::{Fault, Network, Way};
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
@@ -109,4 +109,24 @@ fn every_seed_of_chaos_ends_as_it_did() {
 fn every_seed_of_a_strict_limit_ends_as_it_did() {
     let strict = "{requests_per_unit: 40, window: 1h, class: security}";
     hold("strict", 300, |seed| policy::run(seed, strict, Network::ROUGH));
+}
+
+#[test]
+fn every_seed_of_an_owner_ends_as_it_did() {
+    hold("owner", 100, |seed| owner::run(seed, Network::ROUGH));
+}
+
+#[test]
+fn every_seed_of_an_overload_ends_as_it_did() {
+    let policies = ["local", "share", "allow", "deny"];
+    let limit = |seed: u64| {
+        let on_outage = policies[(seed % 4) as usize];
+        format!("{{requests_per_unit: 60, window: 1h, on_outage: {on_outage}}}")
+    };
+    hold("overload", 100, |seed| overload::run(seed, &limit(seed), Network::ROUGH));
+}
+
+#[test]
+fn every_seed_of_a_cluster_ends_as_it_did() {
+    hold("cluster", 100, |seed| cluster::run(seed, Network::ROUGH));
 }

@@ -97,6 +97,10 @@ impl Pair {
             keys_max: KEYS_MAX,
             slack_permille: 0,
             deadline_us: 10_000,
+            strict_deadline_us: 10_000,
+            has_owner: false,
+            is_cluster: false,
+            in_flight_max: usize::MAX,
             seed: 1,
             generation: 1,
             region: 0,
@@ -109,13 +113,12 @@ impl Pair {
     fn ask(&mut self, key: usize) -> (bool, Vec<&'static str>) {
         let asked = KeyHits { key, hits: 1 };
         self.now = Now { wall_ms: self.now.wall_ms + 100, mono_us: self.now.mono_us + 100_000 };
-        let until_us = self.now.mono_us + 10_000;
-        let (mut became, mut effects) = self.process.request(&self.ruleset, asked, until_us, self.now);
+        let (mut became, mut effects) = self.process.request(&self.ruleset, [asked].into_iter().collect(), self.now);
         let mut calls = Vec::new();
-        while let Became::Waits(id) = became {
+        while let Became::Waits { place, .. } = became {
             let outcome = self.answer(effects, &mut calls);
-            self.process.waiting.remove(&id);
-            (became, effects) = self.process.told(&self.ruleset, asked, &outcome, until_us, self.now);
+            let waiting = self.process.waiting.remove(&place).expect("it waits");
+            (became, effects) = self.process.told(&self.ruleset, place.store, waiting, outcome, self.now);
         }
         (became == Became::Admitted, calls)
     }

@@ -1,13 +1,15 @@
 //! What goes wrong, when it does.
 
+use crate::engine::reach::Store;
 use crate::simulate::faults::{Fault, Network, Way};
-use crate::simulate::process::Process;
+use crate::simulate::process::{Process, WaitingRequest};
 use crate::simulate::world::{Event, Home, LEAVE_WITHIN_US, To, World};
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
         match fault {
             Fault::Freeze { region, for_us } => self.homes[region].frozen_until_us = self.now_us + for_us,
+            Fault::FreezeOwner { for_us } => self.owner.frozen_until_us = self.now_us + for_us,
             Fault::LoseData { region } => {
                 self.note_unacknowledged(region);
                 // Heartbeats notice it.
@@ -56,19 +58,24 @@ impl World {
     pub(super) fn leave(&mut self, to: To) {
         let Some(until_us) = self.leaving[to.process].filter(|_| self.is_there(to)) else { return };
         let process = &self.processes[to.process];
-        if process.waiting.is_empty() && !process.region.is_behind() || self.now_us >= until_us {
+        let is_behind = process.stores().any(|region| region.is_behind());
+        if process.waiting.is_empty() && !is_behind || self.now_us >= until_us {
             self.oracle.died_with += self.pending(to.process);
             let now = self.now(to.process);
-            let fields = self.processes[to.process].region.fields(now);
-            let cells: Vec<_> = fields.iter().map(|(key, sequence)| (*key, sequence.unwrap_or(0))).collect();
-            let id = self.processes[to.process].region.process();
-            self.home_mut(to.process).origin.leave(id, &cells);
+            for store in [Store::Origin, Store::Owner] {
+                let Some(region) = self.processes[to.process].store(store) else { continue };
+                let (id, fields) = (region.process(), region.fields(now));
+                let cells: Vec<_> = fields.iter().map(|(key, sequence)| (*key, sequence.unwrap_or(0))).collect();
+                self.redis_mut(to.process, store).origin.leave(id, &cells);
+            }
             self.leaving[to.process] = None;
             self.replace(to.process);
             return;
         }
-        let effects = process.region.flush_now(self.now(to.process));
-        self.perform(to.process, effects);
+        let now = self.now(to.process);
+        for store in [Store::Origin, Store::Owner] {
+            self.react(to.process, store, |region| region.flush_now(now));
+        }
         self.at(self.now_us + 5_000, Event::Leave { to });
     }
 
@@ -79,7 +86,7 @@ impl World {
     /// What may be told twice after a loss: what is pending, and what calls still bring that were said before it.
     fn note_unacknowledged(&mut self, region: usize) {
         let brought = |event: &Event| match event {
-            Event::CallArrives { from, call, .. } if self.region_of(from.process) == region => {
+            Event::CallArrives { from, store: Store::Origin, call, .. } if self.region_of(from.process) == region => {
                 let cells = call.parts.iter().flat_map(|part| &part.cells);
                 cells.map(|told| told.own.saturating_sub(told.acked)).sum()
             }
@@ -98,12 +105,12 @@ impl World {
     fn replace(&mut self, process: usize) {
         // Those who wait there get no answer; what the origin was asked for them may still arrive.
         let waiting = std::mem::take(&mut self.processes[process].waiting);
-        self.oracle.abandoned_hits += waiting.values().map(|asked| asked.hits.max(0).unsigned_abs()).sum::<u64>();
+        self.oracle.abandoned_hits += waiting.values().map(WaitingRequest::hits).sum::<u64>();
         let skew_ms = self.processes[process].skew_ms;
         self.processes[process] = Process { skew_ms, ..self.start(process) };
         self.plan_exchange(process);
-        self.next_poll[process] = u64::MAX;
-        self.plan_poll(process);
+        self.next_poll.retain(|(other, _), _| *other != process);
+        self.plan_polls(process);
         self.at(self.now_us, Event::Beat { process });
     }
 }

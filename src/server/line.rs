@@ -1,9 +1,11 @@
-//! The bytes of a connection: TCP or a unix socket, in plain text or over TLS.
+//! The bytes of a connection: TCP or a unix socket, in plain text or over TLS, and who is at the other end.
 //!
 //! One type for all of them, so that HTTP/2 above is compiled once and not four times. Which one it is never changes during a
 //! connection: the choice costs a branch that the processor foresees, beside a call of the system.
 
+use std::fmt;
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -11,7 +13,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-use crate::server::listener::Peer;
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Address(SocketAddr),
+    Process { id: Option<i32>, user: u32 },
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Address(address) => address.fmt(f),
+            Peer::Process { id: Some(id), user } => write!(f, "process {id} of user {user}"),
+            Peer::Process { id: None, user } => write!(f, "a process of user {user}"),
+        }
+    }
+}
 
 /// A connection as the system gives it.
 #[derive(Debug)]

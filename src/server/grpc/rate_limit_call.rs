@@ -17,13 +17,17 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tokio::time::{sleep_until, timeout};
 
+use crate::clock::Moment;
 use crate::observe::outcome::Failure;
-use crate::server::grpc;
-use crate::server::grpc::call::{STALL_MAX, grpc_timeout, send_data, send_status};
-use crate::server::grpc::incomplete_calls::CallSlot;
+use crate::server::admission::InFlight;
 use crate::server::grpc::message::{Incomplete, MessageReader};
+use crate::server::grpc::stall::{STALL_MAX, grpc_timeout, send_data};
+use crate::server::grpc::status::{send_status, status};
+use crate::server::incomplete_calls::IncompletePlace;
+use crate::server::no_answer::NoAnswer;
+use crate::server::rls::should_rate_limit::{self, RateLimitAnswer, WaitingRequest};
 use crate::server::rls::write::Answer;
-use crate::server::service::{Answered, InFlight, Later, Moment, NoAnswer, Service};
+use crate::server::service::Service;
 
 /// What surrounds every answer, put together once.
 static HEAD: LazyLock<HeaderMap> = LazyLock::new(|| single(CONTENT_TYPE, "application/grpc"));
@@ -39,7 +43,7 @@ async fn send_slowly(mut stream: SendStream<Bytes>, framed: Bytes, in_flight: Op
     let Some(_in_flight) = in_flight else { return stream.send_reset(Reason::ENHANCE_YOUR_CALM) };
     match timeout(STALL_MAX, send_data(&mut stream, framed)).await {
         Ok(Ok(())) => drop(stream.send_trailers(TRAILERS.clone())),
-        // Who has gone away is not told.
+        // The client is gone.
         Ok(Err(_)) => {}
         Err(_) => stream.send_reset(Reason::CANCEL),
     }
@@ -74,7 +78,7 @@ impl RateLimitCall {
             Poll::Ready(Ok(())) => self.decide(service, reading, now, None),
             Poll::Ready(Err(incomplete)) => self.give_up(service, &incomplete, now.instant),
             // A call whose message is there needs no place among the open ones, one that waits for it does.
-            Poll::Pending => match service.enter() {
+            Poll::Pending => match service.admission().enter() {
                 Ok(in_flight) => {
                     tokio::spawn(self.read_on(service.clone(), reading, in_flight));
                     now.instant
@@ -92,7 +96,7 @@ impl RateLimitCall {
     /// Waits for the rest of the message.
     async fn read_on(mut self, service: Arc<Service>, mut reading: MessageReader, in_flight: InFlight) {
         let read = {
-            let mut place = CallSlot::take(service.clone());
+            let mut place = IncompletePlace::take(service.admission().incomplete().clone());
             let mut late = pin!(sleep_until(self.deadline().into()));
             let mut reserved = 0;
             poll_fn(|context| {
@@ -131,12 +135,12 @@ impl RateLimitCall {
         if self.timeout.is_some_and(|timeout| now.instant.duration_since(self.arrived) >= timeout) {
             return self.refuse(service, &NoAnswer::Deadline, now.instant);
         }
-        match service.answer(message, now) {
-            Ok(Answered::Now { answer, finished }) => self.send(service, answer, finished),
-            Ok(Answered::Later(later)) => {
+        match should_rate_limit::answer(service, message, now) {
+            Ok(RateLimitAnswer::Ready { answer, finished }) => self.send(service, answer, finished),
+            Ok(RateLimitAnswer::Waits(waiting)) => {
                 // Those who wait for Redis are counted on their own, so there need not be a place among the open ones.
-                let in_flight = in_flight.or_else(|| service.enter_if_room());
-                tokio::spawn(self.wait(service.clone(), reading, *later, in_flight));
+                let in_flight = in_flight.or_else(|| service.admission().enter_if_room());
+                tokio::spawn(self.wait(service.clone(), *waiting, in_flight));
                 now.instant
             }
             Err(reason) => self.send_failure(service, &reason, Instant::now()),
@@ -144,19 +148,17 @@ impl RateLimitCall {
     }
 
     /// Waits for Redis, for as long as anyone wants to know.
-    async fn wait(mut self, service: Arc<Service>, reading: MessageReader, later: Later, in_flight: Option<InFlight>) {
+    async fn wait(mut self, service: Arc<Service>, waiting: WaitingRequest, in_flight: Option<InFlight>) {
         let _in_flight = in_flight;
         let answered = {
-            // It has been looked at before: there is one.
-            let message = reading.message().unwrap_or_default();
-            let mut answering = pin!(service.answer_later(message, later, Some(self.deadline())));
+            let mut answering = pin!(waiting.answer(&service, Some(self.deadline())));
             let mut late = pin!(sleep_until(self.deadline().into()));
             poll_fn(|context| {
-                if let Poll::Ready(answered) = answering.as_mut().poll(context) {
-                    return Poll::Ready(Some(answered.map_err(|reason| (reason, true))));
+                if let Poll::Ready(answer) = answering.as_mut().poll(context) {
+                    return Poll::Ready(Some(Ok(answer)));
                 }
                 if late.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(Some(Err((NoAnswer::Deadline, false))));
+                    return Poll::Ready(Some(Err(NoAnswer::Deadline)));
                 }
                 self.reply.poll_reset(context).map(|_| None)
             })
@@ -164,8 +166,7 @@ impl RateLimitCall {
         };
         match answered {
             Some(Ok(answer)) => self.send(&service, answer, Instant::now()),
-            Some(Err((reason, is_counted))) if is_counted => self.send_failure(&service, &reason, Instant::now()),
-            Some(Err((reason, _))) => self.refuse(&service, &reason, Instant::now()),
+            Some(Err(reason)) => self.refuse(&service, &reason, Instant::now()),
             None => {
                 service.outcomes().record_failure(Failure::Cancelled);
                 self.observe(&service, Instant::now())
@@ -181,7 +182,7 @@ impl RateLimitCall {
     fn send(mut self, service: &Arc<Service>, answer: Answer, finished: Instant) -> Instant {
         let mut head = Response::new(());
         *head.headers_mut() = HEAD.clone();
-        // Who has gone away is not told.
+        // Fails only if the client is gone.
         if let Ok(mut stream) = self.reply.send_response(head, false) {
             let framed = answer.into_framed();
             stream.reserve_capacity(framed.len());
@@ -189,13 +190,13 @@ impl RateLimitCall {
                 let _ = stream.send_data(framed, false);
                 let _ = stream.send_trailers(TRAILERS.clone());
             } else {
-                tokio::spawn(send_slowly(stream, framed, service.enter_if_room()));
+                tokio::spawn(send_slowly(stream, framed, service.admission().enter_if_room()));
             }
         }
         self.observe(service, finished)
     }
 
-    /// There is no message.
+    /// Ends a call whose message never completed.
     fn give_up(self, service: &Service, incomplete: &Incomplete, finished: Instant) -> Instant {
         let finished = self.observe(service, finished);
         let outcomes = service.outcomes();
@@ -217,7 +218,7 @@ impl RateLimitCall {
     /// Says why there is no answer, which has been counted already.
     fn send_failure(self, service: &Service, reason: &NoAnswer, finished: Instant) -> Instant {
         let finished = self.observe(service, finished);
-        send_status(self.reply, grpc::status(reason));
+        send_status(self.reply, status(reason));
         finished
     }
 }

@@ -1,0 +1,298 @@
+//! How a request walks over the stores, from its first look to its decision.
+//!
+//! A first look decides most requests from memory. One that has to ask a store is decided by looks after that: it asks, it
+//! hears, it looks again, and perhaps asks the other store, the nearer one first. What the stores have said so far is here;
+//! who carries the question, and for how long, is the business of the server or of the simulator.
+//!
+//! What a request found out of reach at its first look stays out of reach for it: a breaker that closes in between must not
+//! have it wait twice.
+
+use crate::engine::StoreRequest;
+use crate::engine::decide::given_back::GivenBack;
+use crate::engine::decide::{Asking, Cause, Consult, Store, StoreAnswer, StoreView};
+use crate::regional::wait_queue::AskOutcome;
+use crate::rules::policy::Class;
+
+/// How many requests may wait for the stores before one of this class is not let wait any more, if so many may be open.
+pub fn waiting_max(in_flight_max: usize, class: Class) -> usize {
+    let percent = match class {
+        Class::Comfort => 90,
+        Class::Cost => 95,
+        Class::Security => 100,
+    };
+    (in_flight_max.saturating_mul(percent) / 100).max(1)
+}
+
+/// What a request that has to ask has heard so far.
+#[derive(Clone, Debug)]
+pub struct Consultation {
+    origin: StoreRecord,
+    owner: StoreRecord,
+    /// What the first look has given back, for all after it to know.
+    given_back: Option<Box<GivenBack>>,
+    /// Too many wait already: it asks nobody.
+    is_shed: bool,
+}
+
+/// What a request knows of a store.
+#[derive(Clone, Debug)]
+struct StoreRecord {
+    /// Limits that are not strict do without it, and those that are.
+    is_out: bool,
+    is_strictly_out: bool,
+    /// It was asked for keys that were not known here.
+    has_read: bool,
+    word: StoreWord,
+}
+
+/// The last word of a store to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StoreWord {
+    Nothing,
+    Answer(StoreAnswer),
+    NoAnswer,
+}
+
+impl Consultation {
+    /// After a first look by these views, which came to this question.
+    pub fn first(views: &Consult<'_>, question: &mut StoreRequest) -> Consultation {
+        Consultation {
+            origin: StoreRecord::first(&views.origin),
+            owner: StoreRecord::first(&views.owner),
+            given_back: question.given_back.take(),
+            is_shed: false,
+        }
+    }
+
+    /// Too many wait: the request is decided at the next look, without asking.
+    pub fn shed(&mut self) {
+        self.is_shed = true;
+    }
+
+    /// Takes what a store has said, in time or not, to a question that was about strict limits or not.
+    pub fn hear(&mut self, store: Store, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
+        let record = match store {
+            Store::Origin => &mut self.origin,
+            Store::Owner => &mut self.owner,
+        };
+        record.hear(outcome, is_in_time, is_strict);
+    }
+
+    /// What the next look goes by, from how the stores stand now.
+    pub fn consult<'a>(&'a self, now: &Consult<'a>) -> Consult<'a> {
+        Consult {
+            origin: self.origin.view(now.origin, self.is_shed),
+            owner: self.owner.view(now.owner, self.is_shed),
+            is_again: true,
+            given_back: self.given_back.as_deref(),
+            ..*now
+        }
+    }
+}
+
+impl StoreRecord {
+    fn first(view: &StoreView<'_>) -> StoreRecord {
+        let is_out = |asking| matches!(asking, Asking::Never(_));
+        let (is_out, is_strictly_out) = (is_out(view.asking), is_out(view.strict));
+        StoreRecord { is_out, is_strictly_out, has_read: false, word: StoreWord::Nothing }
+    }
+
+    /// Keys that were read are looked at in memory, once: a table that is too small to keep them would have the store asked
+    /// for them without end. Then the answer itself decides, but for strict limits, of which others may have taken the rest
+    /// meanwhile.
+    fn hear(&mut self, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
+        let had_read = self.has_read;
+        self.has_read |= matches!(outcome, AskOutcome::Read(_));
+        self.word = match outcome {
+            AskOutcome::Answered(answer) => StoreWord::Answer(answer),
+            AskOutcome::Again if is_in_time => StoreWord::Nothing,
+            AskOutcome::Read(_) if is_in_time && !had_read => StoreWord::Nothing,
+            AskOutcome::Read(Some(answer)) if is_in_time && !is_strict => StoreWord::Answer(answer),
+            AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => StoreWord::NoAnswer,
+        };
+    }
+
+    fn view<'a>(&'a self, now: StoreView<'a>, is_shed: bool) -> StoreView<'a> {
+        let asking = |is_out: bool, now: Asking<'a>| match (&self.word, now) {
+            _ if is_out => Asking::Never(Cause::Outage),
+            (StoreWord::Nothing, Asking::Allowed) if is_shed => Asking::Never(Cause::Overload),
+            (StoreWord::Nothing, now) => now,
+            (StoreWord::Answer(answer), _) => Asking::Answered(answer),
+            (StoreWord::NoAnswer, _) => Asking::Never(Cause::Outage),
+        };
+        let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
+        StoreView { asking, strict, ..now }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smallvec::SmallVec;
+
+    const ALLOWED: StoreView<'static> = StoreView::new(3, Asking::Allowed);
+    const OUT: StoreView<'static> = StoreView::new(3, Asking::Never(Cause::Outage));
+
+    fn views(origin: StoreView<'static>, owner: StoreView<'static>) -> Consult<'static> {
+        Consult { mono_ms: 7, origin, owner, is_cut_off: true, is_again: false, given_back: None }
+    }
+
+    fn question() -> StoreRequest {
+        StoreRequest {
+            store: Store::Origin,
+            charges: true,
+            is_strict: false,
+            class: Class::Comfort,
+            checks: 1,
+            questions: SmallVec::new(),
+            has_free_quota: false,
+            given_back: None,
+        }
+    }
+
+    fn first(origin: StoreView<'static>, owner: StoreView<'static>) -> Consultation {
+        Consultation::first(&views(origin, owner), &mut question())
+    }
+
+    fn answer(is_admitted: bool) -> StoreAnswer {
+        StoreAnswer { is_admitted, is_charged: is_admitted, checks: SmallVec::new() }
+    }
+
+    /// What the next look finds, of limits that are not strict and of those that are.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Found {
+        Allowed,
+        Never(Cause),
+        Answered(StoreAnswer),
+    }
+
+    fn found(consultation: &Consultation, store: Store) -> [Found; 2] {
+        let now = views(ALLOWED, ALLOWED);
+        let consult = consultation.consult(&now);
+        let view = consult.of(store);
+        [view.asking, view.strict].map(|asking| match asking {
+            Asking::Allowed => Found::Allowed,
+            Asking::Never(cause) => Found::Never(cause),
+            Asking::Answered(answer) => Found::Answered(answer.clone()),
+        })
+    }
+
+    fn after(outcomes: &[AskOutcome], is_in_time: bool, is_strict: bool) -> [Found; 2] {
+        let mut consultation = first(ALLOWED, ALLOWED);
+        for outcome in outcomes {
+            consultation.hear(Store::Origin, outcome.clone(), is_in_time, is_strict);
+        }
+        found(&consultation, Store::Origin)
+    }
+
+    const OUTAGE: [Found; 2] = [Found::Never(Cause::Outage), Found::Never(Cause::Outage)];
+    const MAY_ASK: [Found; 2] = [Found::Allowed, Found::Allowed];
+
+    fn answered(is_admitted: bool) -> [Found; 2] {
+        [(); 2].map(|()| Found::Answered(answer(is_admitted)))
+    }
+
+    #[test]
+    fn an_answer_decides_even_one_that_is_late() {
+        for (is_in_time, is_strict) in [(true, false), (true, true), (false, false), (false, true)] {
+            for is_admitted in [false, true] {
+                let outcome = AskOutcome::Answered(answer(is_admitted));
+                assert_eq!(after(&[outcome], is_in_time, is_strict), answered(is_admitted));
+            }
+        }
+    }
+
+    #[test]
+    fn somebody_else_has_asked_so_memory_may_know() {
+        assert_eq!(after(&[AskOutcome::Again], true, false), MAY_ASK);
+        assert_eq!(after(&[AskOutcome::Again, AskOutcome::Again, AskOutcome::Again], true, true), MAY_ASK);
+        assert_eq!(after(&[AskOutcome::Again], false, false), OUTAGE, "there is no time to ask again");
+    }
+
+    #[test]
+    fn keys_that_a_tiny_table_does_not_keep_are_asked_for_twice_and_then_the_answer_decides() {
+        let read = || AskOutcome::Read(Some(answer(false)));
+        assert_eq!(after(&[read()], true, false), MAY_ASK, "memory should know by now");
+        assert_eq!(after(&[AskOutcome::Again, read()], true, false), MAY_ASK);
+        assert_eq!(after(&[read(), read()], true, false), answered(false));
+        assert_eq!(after(&[read(), AskOutcome::Read(None)], true, false), OUTAGE, "not all of it could be judged");
+        assert_eq!(after(&[read(), AskOutcome::Again], true, false), MAY_ASK);
+        assert_eq!(after(&[read()], false, false), OUTAGE);
+        assert_eq!(after(&[read(), read()], false, false), OUTAGE);
+    }
+
+    #[test]
+    fn a_strict_limit_is_never_decided_by_what_was_read() {
+        let read = || AskOutcome::Read(Some(answer(true)));
+        assert_eq!(after(&[read()], true, true), MAY_ASK);
+        assert_eq!(after(&[read(), read()], true, true), OUTAGE);
+    }
+
+    #[test]
+    fn without_an_answer_the_policy_decides() {
+        assert_eq!(after(&[AskOutcome::NoAnswer], true, false), OUTAGE);
+        assert_eq!(after(&[AskOutcome::NoAnswer], false, true), OUTAGE);
+    }
+
+    #[test]
+    fn the_owner_is_asked_after_the_origin_and_both_answers_stay() {
+        let mut consultation = first(ALLOWED, ALLOWED);
+        consultation.hear(Store::Origin, AskOutcome::Answered(answer(false)), true, false);
+        assert_eq!(found(&consultation, Store::Owner), MAY_ASK);
+        consultation.hear(Store::Owner, AskOutcome::Answered(answer(true)), true, true);
+        assert_eq!(found(&consultation, Store::Origin), answered(false));
+        assert_eq!(found(&consultation, Store::Owner), answered(true));
+        let mut consultation = first(ALLOWED, ALLOWED);
+        consultation.hear(Store::Origin, AskOutcome::Answered(answer(true)), true, false);
+        consultation.hear(Store::Owner, AskOutcome::NoAnswer, true, true);
+        assert_eq!(found(&consultation, Store::Origin), answered(true));
+        assert_eq!(found(&consultation, Store::Owner), OUTAGE);
+    }
+
+    #[test]
+    fn a_store_that_was_out_at_first_stays_out_for_this_request() {
+        let consultation = first(OUT, ALLOWED);
+        assert_eq!(found(&consultation, Store::Origin), OUTAGE, "although it answers others by now");
+        assert_eq!(found(&consultation, Store::Owner), MAY_ASK);
+        let only_strict = StoreView { strict: Asking::Never(Cause::Outage), ..ALLOWED };
+        let mut consultation = first(only_strict, OUT);
+        assert_eq!(found(&consultation, Store::Origin), [Found::Allowed, Found::Never(Cause::Outage)]);
+        consultation.hear(Store::Origin, AskOutcome::Answered(answer(true)), true, false);
+        let [usual, strict] = found(&consultation, Store::Origin);
+        assert_eq!((usual, strict), (Found::Answered(answer(true)), Found::Never(Cause::Outage)));
+    }
+
+    #[test]
+    fn a_store_that_goes_out_meanwhile_is_not_asked_again() {
+        let consultation = first(ALLOWED, ALLOWED);
+        let now = views(OUT, ALLOWED);
+        assert!(matches!(consultation.consult(&now).origin.asking, Asking::Never(Cause::Outage)));
+        assert!(matches!(consultation.consult(&now).owner.asking, Asking::Allowed));
+    }
+
+    #[test]
+    fn who_is_shed_asks_nobody_and_an_outage_stays_one() {
+        let mut consultation = first(ALLOWED, OUT);
+        consultation.shed();
+        assert_eq!(found(&consultation, Store::Origin), [(); 2].map(|()| Found::Never(Cause::Overload)));
+        assert_eq!(found(&consultation, Store::Owner), OUTAGE);
+    }
+
+    #[test]
+    fn every_look_after_the_first_knows_that_it_is_one_and_what_was_given_back() {
+        let mut question = StoreRequest { given_back: Some(Box::default()), ..question() };
+        let consultation = Consultation::first(&views(ALLOWED, ALLOWED), &mut question);
+        assert!(question.given_back.is_none(), "it is kept once");
+        let now = Consult { mono_ms: 9, is_cut_off: false, ..views(ALLOWED, ALLOWED) };
+        let consult = consultation.consult(&now);
+        assert!(consult.is_again && consult.given_back.is_some());
+        assert_eq!((consult.mono_ms, consult.is_cut_off, consult.origin.live), (9, false, 3));
+    }
+
+    #[test]
+    fn the_more_a_class_matters_the_longer_it_may_wait() {
+        let places = [Class::Comfort, Class::Cost, Class::Security].map(|class| waiting_max(1000, class));
+        assert_eq!(places, [900, 950, 1000]);
+        assert_eq!(waiting_max(1, Class::Comfort), 1, "one may always wait");
+    }
+}
