@@ -22,7 +22,7 @@ use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
-use tidegate::rules::{Options, Ruleset, Source};
+use tidegate::rules::{Options, RuleText, Ruleset};
 
 const NOW_MS: u64 = 1_800_000_000_000;
 const KEYS: usize = 1_000_000;
@@ -317,7 +317,7 @@ descriptors:
     descriptors:
       - {key: path, rate_limit: {requests_per_unit: 4000000000, unit: day}}
 ";
-    let loaded = Ruleset::load(&[Source { name: "bench".into(), text: text.into() }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "bench".into(), text: text.into() }], &Options::default());
     let Some(rules) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
     let engine = Engine::new(KEYS);
     let hits = HitMetrics::new(&rules, &HitMetrics::default());

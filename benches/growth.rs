@@ -19,7 +19,7 @@ use tidegate::engine::table::regional_part::OriginCell;
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;
-use tidegate::rules::{Options, Ruleset, Source};
+use tidegate::rules::{Options, RuleText, Ruleset};
 use tidegate::simulate::process::KeyHits;
 use tidegate::simulate::world::{Setup, World};
 
@@ -57,7 +57,7 @@ struct Case {
 fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
     let mut text = String::from("domain: d\ndescriptors:\n");
     descriptors.for_each(|descriptor| text.push_str(&format!("  - {{{descriptor}, {LIMIT}}}\n")));
-    let loaded = Ruleset::load(&[Source { name: "bench".into(), text }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "bench".into(), text }], &Options::default());
     match loaded.ruleset {
         Some(ruleset) => ruleset,
         None => panic!("{:?}", loaded.problems),

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use tidegate::engine::key::IdentifierBuffer;
 use tidegate::request::Entry;
-use tidegate::rules::{Options, Ruleset, Source};
+use tidegate::rules::{Options, RuleText, Ruleset};
 
 const LIMIT: &str = "rate_limit: {requests_per_unit: 10, unit: second}";
 const ROUNDS: usize = 41;
@@ -64,7 +64,7 @@ impl Written {
 fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
     let mut text = String::from("domain: d\ndescriptors:\n");
     descriptors.for_each(|descriptor| text.push_str(&format!("  - {{{descriptor}}}\n")));
-    let loaded = Ruleset::load(&[Source { name: "bench".into(), text }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "bench".into(), text }], &Options::default());
     match loaded.ruleset {
         Some(ruleset) => ruleset,
         None => panic!("{:?}", loaded.problems),

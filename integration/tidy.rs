@@ -1,4 +1,5 @@
-//! What the tree itself has to keep: every file says why it exists, tests stand in folders, and whoever ships the binary may.
+//! What the tree itself has to keep: every file says why it exists, imports point one way, decisions are pure, tests stand
+//! in folders, and whoever ships the binary may.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,6 +48,204 @@ fn tests_stand_in_folders_and_rule_directories_hold_rules() {
     assert!(flat.iter().all(may_be_flat), "give them a folder: {flat:?}");
     for path in files_below(&Path::new(ROOT).join("config")) {
         assert!(has_ending(&path, "yaml"), "{}: operators copy config/, which holds rules", path.display());
+    }
+}
+
+/// What everybody may use, and which uses nothing of the crate.
+const LEAVES: [&str; 7] = ["clock", "complaints", "flag_value", "measure", "pem_file", "proto", "secret"];
+/// Each may use those before it, and the leaves.
+const ORDER: [&str; 11] =
+    ["request", "rules", "engine", "regional", "global", "sources", "observe", "server", "settings", "cli", "main"];
+/// Runs what decides under virtual time, so it stands beside the order: it uses what comes up to here, and only the command
+/// line and tests use it.
+const SIMULATOR: (&str, &str, &str) = ("simulate", "global", "cli");
+/// These are given the time, and talk to nobody.
+const PURE: [&str; 6] = ["engine", "global", "regional", "request", "rules", "simulate"];
+/// What connects the pure folders to clocks, servers and logs.
+const DRIVERS: [&str; 6] =
+    ["global/driver", "global/metrics.rs", "global/mysql", "regional/driver", "regional/metrics.rs", "regional/redis"];
+const IMPURE: [&str; 13] = [
+    "tokio::",
+    "tracing::",
+    "Instant::now",
+    "SystemTime::now",
+    "Moment::now",
+    "wall_ms()",
+    "std::fs",
+    "std::net",
+    "std::env",
+    "std::thread",
+    "rand::",
+    ".await",
+    "async ",
+];
+
+/// A line of the program, as somebody who runs it gets it: tests and comments are left out.
+struct Line {
+    /// Below `src/`.
+    file: String,
+    number: usize,
+    text: String,
+}
+
+impl Line {
+    /// The folder, or the file beside `lib.rs`, that the line is in.
+    fn part(&self) -> &str {
+        self.file.split(['/', '.']).next().unwrap()
+    }
+
+    /// The other parts of the crate that the line names.
+    fn named_parts(&self) -> Vec<&str> {
+        let after = ["crate::", "tidegate::"].into_iter().flat_map(|root| self.text.split(root).skip(1));
+        let name = |rest: &'_ str| rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        after.map(|rest| &rest[..name(rest)]).filter(|part| *part != self.part()).collect()
+    }
+
+    fn says(&self, what: &str) -> String {
+        format!("\n  src/{}:{}: {what}: {}", self.file, self.number, self.text.trim())
+    }
+}
+
+/// Where the modules are that only tests have: `tests.rs`, folders called `tests`, and what is declared under `#[cfg(test)]`.
+fn is_test_file(file: &str, declared: &[String]) -> bool {
+    file.ends_with("/tests.rs")
+        || file.contains("/tests/")
+        || declared.iter().any(|module| file == format!("{module}.rs") || file.starts_with(&format!("{module}/")))
+}
+
+/// The modules that a file declares under `#[cfg(test)]`, as paths without an ending.
+fn test_modules(file: &str, text: &str) -> Vec<String> {
+    let below = match file.rsplit_once('/') {
+        Some((folder, "mod.rs")) => format!("{folder}/"),
+        _ if file == "lib.rs" => String::new(),
+        _ => format!("{}/", file.trim_end_matches(".rs")),
+    };
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let declared = lines.windows(2).filter(|pair| pair[0] == "#[cfg(test)]");
+    let name = |pair: &[&str]| Some(pair[1].split_once("mod ")?.1.strip_suffix(';')?.to_owned());
+    declared.filter_map(name).map(|name| format!("{below}{name}")).collect()
+}
+
+/// The lines of a file without comments and without what stands under `#[cfg(test)]`. rustfmt puts the end of an item under
+/// its beginning, so it is found by the indentation.
+fn lines_of(file: &str, text: &str) -> Vec<Line> {
+    let mut lines = (1..).zip(text.lines());
+    let mut kept = Vec::new();
+    while let Some((number, text)) = lines.next() {
+        if text.trim() == "#[cfg(test)]" {
+            let indent = &text[..text.len() - text.trim_start().len()];
+            let ends = |line: &str| {
+                let is_whole = line.ends_with([';', ',']) || line.ends_with("{}");
+                line.strip_prefix(indent)
+                    .is_some_and(|rest| rest.starts_with(['}', ')']) || (is_whole && !rest.starts_with(' ')))
+            };
+            let _ = lines.find(|(_, line)| ends(line));
+        } else if !text.trim_start().starts_with("//") {
+            kept.push(Line { file: file.to_owned(), number, text: text.to_owned() });
+        }
+    }
+    kept
+}
+
+/// Every line of the program.
+fn program() -> Vec<Line> {
+    let root = Path::new(ROOT).join("src");
+    let name = |path: &PathBuf| path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+    let sources = files_below(&root).into_iter().filter(|path| has_ending(path, "rs"));
+    let files: Vec<(String, String)> =
+        sources.map(|path| (name(&path), std::fs::read_to_string(&path).unwrap())).collect();
+    let declared: Vec<String> = files.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
+    // Generated, and spoken by nobody: its modules name each other as they like.
+    let is_written = |file: &str| file != "proto.rs" && !is_test_file(file, &declared);
+    let program = files.iter().filter(|(file, _)| is_written(file));
+    program.flat_map(|(file, text)| lines_of(file, text)).collect()
+}
+
+/// Why a part may not use another.
+fn objection(part: &str, other: &str) -> Option<String> {
+    let place = |name: &str| ORDER.iter().position(|part| *part == name);
+    let (simulator, last, user) = SIMULATOR;
+    if part == "lib" || LEAVES.contains(&other) && !LEAVES.contains(&part) {
+        return None;
+    }
+    if LEAVES.contains(&part) {
+        return Some(format!("{part} is a leaf and uses nothing of the crate"));
+    }
+    if other == simulator {
+        return (part != user).then(|| format!("only {user} and tests use {simulator}"));
+    }
+    let Some(needed) = place(other) else { return Some(format!("{other} has no place in ORDER: give it one here")) };
+    let (own, is_itself_allowed) = if part == simulator { (place(last)?, true) } else { (place(part)?, false) };
+    let is_allowed = needed < own || (is_itself_allowed && needed == own);
+    (!is_allowed).then(|| format!("{other} comes after {part}: move what is needed to {part}, or to what both may use"))
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let program = program();
+    assert!(program.len() > 20_000, "only {} lines were found", program.len());
+    let mut wrong = String::new();
+    for line in &program {
+        let known = [&LEAVES[..], &ORDER, &["lib", SIMULATOR.0]].concat();
+        assert!(known.contains(&line.part()), "{} has no place in ORDER or LEAVES: give it one", line.part());
+        for other in line.named_parts() {
+            if other.is_empty() {
+                wrong += &line.says("write one import for each part, so that they can be told apart");
+            } else if let Some(why) = objection(line.part(), other) {
+                wrong += &line.says(&why);
+            }
+        }
+        let depth = line.file.trim_end_matches("/mod.rs").matches('/').count();
+        if line.text.contains(&"super::".repeat(depth + 1)) {
+            wrong += &line.says("this leaves the part unseen: write crate::");
+        }
+    }
+    assert!(wrong.is_empty(), "imports against the order of src/lib.rs:{wrong}");
+}
+
+#[test]
+fn pure_folders_read_no_clock_and_do_no_io() {
+    let is_pure =
+        |line: &&Line| PURE.contains(&line.part()) && !DRIVERS.iter().any(|driver| line.file.starts_with(driver));
+    let mut wrong = String::new();
+    for line in program().iter().filter(is_pure) {
+        for word in IMPURE.iter().filter(|word| line.text.contains(*word)) {
+            wrong += &line.says(&format!("{word} belongs to a driver, give the time or the answer as an argument"));
+        }
+        if line.text.contains("crate::clock") && !line.text.contains("crate::clock::Now;") {
+            wrong += &line.says("only Now is a value, the rest of clock.rs reads clocks");
+        }
+    }
+    assert!(wrong.is_empty(), "a decision has to be the same for the same arguments:{wrong}");
+}
+
+#[test]
+fn tests_and_comments_are_no_part_of_the_program() {
+    let text = "use a;\n// use b;\n#[cfg(test)]\nuse c;\n#[cfg(test)]\npub mod tested;\nfn d() {}\n\n#[cfg(test)]\nmod tests {\n    use e;\n}\nuse f;\n";
+    let kept: Vec<String> = lines_of("x/mod.rs", text).into_iter().map(|line| line.text).collect();
+    assert_eq!(kept, ["use a;", "fn d() {}", "", "use f;"]);
+    assert_eq!(test_modules("x/mod.rs", text), ["x/tested"]);
+    assert_eq!(test_modules("x/y.rs", text), ["x/y/tested"]);
+    assert!(
+        is_test_file("x/tested.rs", &["x/tested".to_owned()]) && !is_test_file("x/other.rs", &["x/tested".to_owned()])
+    );
+    let line = |text: &str| Line { file: "rules/limit.rs".into(), number: 1, text: text.into() };
+    assert_eq!(line("use crate::engine::Engine;").named_parts(), ["engine"]);
+    assert_eq!(line("use crate::{engine, rules};").named_parts(), [""]);
+    assert_eq!(line("use crate::rules::lint;").named_parts(), [""; 0]);
+}
+
+#[test]
+fn the_order_allows_what_comes_before_and_nothing_else() {
+    for (part, other) in
+        [("engine", "rules"), ("rules", "measure"), ("simulate", "global"), ("cli", "simulate"), ("main", "cli")]
+    {
+        assert_eq!(objection(part, other), None, "{part} uses {other}");
+    }
+    for (part, other) in
+        [("rules", "engine"), ("secret", "measure"), ("simulate", "server"), ("server", "simulate"), ("cli", "attic")]
+    {
+        assert!(objection(part, other).is_some(), "{part} uses {other}");
     }
 }
 

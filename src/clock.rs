@@ -31,9 +31,15 @@ impl Moment {
     }
 }
 
+/// What the wall clock shows, for those who tell people when something happened.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
+pub fn wall_time() -> SystemTime {
+    SystemTime::now()
+}
+
 /// Wall time in whole milliseconds since the epoch. A clock before the epoch reads as the epoch.
 pub fn wall_ms() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = wall_time().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
 

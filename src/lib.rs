@@ -65,6 +65,7 @@ extern crate self as tidegate;
 
 pub mod cli;
 pub mod clock;
+pub mod complaints;
 pub mod engine;
 pub mod flag_value;
 pub mod global;

@@ -14,7 +14,7 @@ use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
-use tidegate::rules::{Options, Ruleset, Source};
+use tidegate::rules::{Options, RuleText, Ruleset};
 use tidegate::server::answer_options::{AnswerOptions, ReasonHeader};
 use tidegate::server::rls::read;
 use tidegate::server::rls::write::Answer;
@@ -61,7 +61,7 @@ const TERMS: Terms =
 fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
     let mut text = String::from("domain: d\ndescriptors:\n");
     descriptors.for_each(|descriptor| text.push_str(&format!("  - {{{descriptor}}}\n")));
-    let loaded = Ruleset::load(&[Source { name: "bench".into(), text }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "bench".into(), text }], &Options::default());
     match loaded.ruleset {
         Some(ruleset) => ruleset,
         None => panic!("{:?}", loaded.problems),

@@ -21,7 +21,7 @@ mod stores;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
@@ -194,7 +194,7 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
 fn document(options: &Options, outcomes: &[Outcome]) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "date": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        "date": humantime::format_rfc3339_seconds(tidegate::clock::wall_time()).to_string(),
         "machine": { "cpu": cpu_model(), "cores": cores() },
         "command": std::env::args().skip(1).collect::<Vec<_>>(),
         "rounds": options.rounds,

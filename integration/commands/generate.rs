@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tidegate::cli::generate::plan::{Plan, Wishes};
-use tidegate::cli::generate::source::Source;
+use tidegate::cli::generate::source::ValueSource;
 use tidegate::request::Entry;
 use tidegate::rules::reachable::{Expect, Expected, expected};
 use tidegate::rules::tree::Identifier;
@@ -45,12 +45,12 @@ impl Ask {
                 Expect::Any => "any".to_owned(),
             };
             match &plan.sources[*key] {
-                Source::Path if *expect != Expect::Any => ask.path = value,
-                Source::Header { name } if name == ":method" => ask.method = value,
-                Source::Header { name } if !name.starts_with(':') => ask.headers.push((name.clone(), value)),
-                Source::Query { name } => ask.query = format!("{name}={value}"),
-                Source::Address if *expect != Expect::Any => ask.headers.push(("x-forwarded-for".into(), value)),
-                Source::Cel { .. } | Source::Metadata { .. } => ask.headers.push(("x-of-user".into(), value)),
+                ValueSource::Path if *expect != Expect::Any => ask.path = value,
+                ValueSource::Header { name } if name == ":method" => ask.method = value,
+                ValueSource::Header { name } if !name.starts_with(':') => ask.headers.push((name.clone(), value)),
+                ValueSource::Query { name } => ask.query = format!("{name}={value}"),
+                ValueSource::Address if *expect != Expect::Any => ask.headers.push(("x-forwarded-for".into(), value)),
+                ValueSource::Cel { .. } | ValueSource::Metadata { .. } => ask.headers.push(("x-of-user".into(), value)),
                 // What every request has.
                 _ => {}
             }
@@ -98,7 +98,7 @@ fn assert_reaches_every_rule(rules: &Path, name: &str, maps: &[&str], more: &str
     let loaded = files::load(&Location::Path(rules.to_owned()), &Options::default());
     let ruleset: Ruleset = loaded.ruleset.expect("the rules are good");
     let domain = ruleset.domain(name).expect("the domain is there");
-    let sources = maps.iter().map(|map| Source::read(map).unwrap()).collect();
+    let sources = maps.iter().map(|map| ValueSource::read(map).unwrap()).collect();
     let plan = Plan::new(domain, Wishes { sources, ..Wishes::default() }).unwrap();
 
     let upstream = Upstream::start();

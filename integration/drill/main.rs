@@ -4,6 +4,7 @@
 //! the tests, which assert what holds on any machine; here, the optimised program is driven, one drill at a time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+#![expect(clippy::disallowed_types, reason = "a test should fail when another thread of it has panicked with a lock")]
 #![allow(
     dead_code,
     unused_imports,

@@ -2,10 +2,11 @@
 //!
 //! Limits whose counts matter are per year, so that no test meets the end of a window.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
+use tidegate::clock::wall_ms;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -40,7 +41,7 @@ const YEAR_S: u64 = 365 * 24 * 60 * 60;
 pub const UNIT_YEAR: i32 = rate_limit::Unit::Year as i32;
 
 fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+    wall_ms()
 }
 
 /// Seconds to the end of a fixed window, rounded up.

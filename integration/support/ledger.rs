@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
+use tidegate::clock::wall_time;
+
 /// How a request ended, as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -34,7 +36,7 @@ pub struct Ledger {
 }
 
 pub fn wall_us() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
+    let since = wall_time().duration_since(SystemTime::UNIX_EPOCH).expect("it is after 1970");
     u64::try_from(since.as_micros()).expect("and before the year 500,000")
 }
 

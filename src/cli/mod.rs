@@ -110,7 +110,12 @@ fn give_up(error: &clap::Error, command: &clap::Command) -> ! {
     let Some(variable) = variable.filter(|variable| std::env::var_os(variable).is_some()) else { error.exit() };
     logging::say(error.to_string().trim_end());
     logging::say(&format!("\nThe value is that of the variable {}.", variable.display()));
-    std::process::exit(1);
+    end()
+}
+
+#[expect(clippy::disallowed_methods, reason = "nothing was started that would have to be ended")]
+fn end() -> ! {
+    std::process::exit(1)
 }
 
 /// The first variable that can't be read, of those that are not paths: a path may be any bytes.
@@ -165,7 +170,7 @@ impl Cli {
         }
         if let Some(name) = variable_that_is_no_text(&command) {
             logging::say(&format!("tidegate: the variable {name} is not UTF-8 text: set it anew, or unset it"));
-            std::process::exit(1);
+            end();
         }
         let matches = command.clone().try_get_matches().unwrap_or_else(|error| give_up(&error, &command));
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())

@@ -25,7 +25,7 @@ use crate::global::mysql::MySql;
 use crate::global::settings::{GlobalSettings, RegionNames};
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
-use crate::regional::driver::{Regional, RegionalOptions, Replicated};
+use crate::regional::driver::{Regional, RegionalOptions};
 use crate::regional::key_names::KeyNames;
 use crate::regional::redis::Redis;
 use crate::regional::redis::settings::RedisSettings;
@@ -43,9 +43,9 @@ use crate::server::{grpc, http};
 use crate::settings::serve_flags::ServeFlags;
 use crate::settings::sharing::SharingSettings;
 use crate::settings::{PrometheusPort, Settings, ineffective};
-use crate::sources::changes::Changes;
 use crate::sources::files::Location;
 use crate::sources::load_status::now_s;
+use crate::sources::rule_source::{RuleNews, RuleSource};
 use crate::sources::xds::settings::XdsSettings;
 use crate::sources::xds::stream;
 
@@ -71,10 +71,6 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         );
     }
     let reloader = Reloader {
-        location: match &settings.xds {
-            Some(xds) => Location::Server(xds.place.as_str().into()),
-            None => flags.rules.location(),
-        },
         options: flags.rules.options()?,
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
@@ -86,24 +82,23 @@ pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         let _on_runtime = runtime.enter();
         Signals::new()?
     };
-    let (rules, signals) = match settings.xds.clone() {
-        Some(xds) => match runtime.block_on(first_rules(xds, &reloader, settings.force_start, signals)) {
+    let (news, signals) = match &settings.rules {
+        RuleSource::Server(xds) => match runtime.block_on(first_rules(xds, &reloader, settings.force_start, signals)) {
             Some(started) => started,
             None => return Ok(Exit::Success),
         },
-        None => {
+        RuleSource::Files(location) => {
             // Before the first load, so that no change falls in between.
-            let location = reloader.location.clone();
-            let changes = Changes::of(move || location.watched());
-            tracing::debug!(rules = %reloader.location, "reading the rules");
-            if !first_load(&reloader, settings.force_start) {
+            let news = RuleNews::of_files(location);
+            tracing::debug!(rules = %location, "reading the rules");
+            if !first_load(&reloader, location, settings.force_start) {
                 return Ok(Exit::Failure);
             }
-            (RulesFrom::Files(changes), signals)
+            (news, signals)
         }
     };
     raise_open_files();
-    runtime.block_on(serve(settings, reloader, rules, signals))?;
+    runtime.block_on(serve(settings, reloader, news, signals))?;
     // Calls that outlived the drain timeout do not hold the exit up.
     runtime.shutdown_background();
     Ok(Exit::Success)
@@ -128,8 +123,8 @@ fn raise_open_files() {
 }
 
 /// Loads the first rules and says what was found in them. False if the start has to be given up.
-fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
-    match reloader.load() {
+fn first_load(reloader: &Reloader, location: &Location, is_forced: bool) -> bool {
+    match reloader.load(location) {
         Ok(problems) => {
             reload::log(&problems);
             reloader.not_honoured().iter().for_each(|sentence| tracing::warn!("{sentence}"));
@@ -137,7 +132,7 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
         }
         Err(problems) if is_forced => {
             reload::log(&problems);
-            tracing::error!("started without rules: calls fail until there are good ones in {}", reloader.location);
+            tracing::error!("started without rules: calls fail until there are good ones in {location}");
             true
         }
         Err(problems) => {
@@ -151,47 +146,24 @@ fn first_load(reloader: &Reloader, is_forced: bool) -> bool {
     }
 }
 
-/// What tells of new rules.
-enum RulesFrom {
-    Files(Changes),
-    /// Counts those that have come into force.
-    Server(watch::Receiver<u64>),
-}
-
-impl RulesFrom {
-    /// Waits for the next change.
-    async fn next(&mut self) {
-        match self {
-            RulesFrom::Files(changes) => changes.next().await,
-            RulesFrom::Server(news) => {
-                if news.changed().await.is_err() {
-                    // Nobody follows the server any more, so there is nothing to tell.
-                    std::future::pending().await
-                }
-            }
-        }
-    }
-}
-
 /// Follows a management server, and waits for its first rules unless the start is forced. `None`: asked to stop before.
 async fn first_rules(
-    xds: XdsSettings,
+    xds: &XdsSettings,
     reloader: &Reloader,
     is_forced: bool,
     mut signals: Signals,
-) -> Option<(RulesFrom, Signals)> {
-    let place = xds.place.clone();
+) -> Option<(RuleNews, Signals)> {
     let (news, mut heard) = watch::channel(0);
-    tokio::spawn(stream::follow(xds, Following { reloader: reloader.clone(), news }));
+    tokio::spawn(stream::follow(xds.clone(), Following { reloader: reloader.clone(), news }));
     if !is_forced {
-        logging::say(&format!("tidegate: waiting for the first rules from {place}"));
+        logging::say(&format!("tidegate: waiting for the first rules from {}", xds.place));
         tokio::select! {
             _ = heard.changed() => {}
             _ = signals.terminate.recv() => return None,
             _ = signals.interrupt.recv() => return None,
         }
     }
-    Some((RulesFrom::Server(heard), signals))
+    Some((RuleNews::Server(heard), signals))
 }
 
 /// What the process is told from outside.
@@ -211,7 +183,7 @@ impl Signals {
     }
 }
 
-async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals: Signals) -> anyhow::Result<()> {
+async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: Signals) -> anyhow::Result<()> {
     let Signals { mut terminate, mut interrupt, hang_up } = signals;
     let tls = settings.tls.clone().map(Tls::start).transpose()?;
     let grpc_listener = match &settings.grpc_socket {
@@ -246,7 +218,7 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
         connections: connections.clone(),
         tls: tls.clone(),
         scrape: Arc::new(settings.scrape.clone()),
-        rules_at: reloader.location.to_string().into(),
+        rules_at: settings.rules.to_string().into(),
         started_at_s: now_s(),
         is_loopback: settings.admin_addr.ip().is_loopback(),
         log: Arc::default(),
@@ -275,7 +247,7 @@ async fn serve(settings: Settings, reloader: Reloader, rules: RulesFrom, signals
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = reload(reloader, tls, &health, rules, hang_up) => {}
+        () = reload(reloader, tls, &health, news, hang_up) => {}
         // A port that nobody serves any more must not look like one that is served.
         ended = ports.join_next() => anyhow::bail!("a port stopped: {ended:?}"),
     }
@@ -323,7 +295,7 @@ impl Joining<'_> {
         let is_owner = self.service.engine().layers().owner == Some(store);
         let strict_deadline = is_owner.then_some(self.sharing.owner.timeout);
         let replicas = if is_owner { self.sharing.owner.replicas } else { 0 };
-        let replicated = (replicas > 0).then(|| Replicated { redis: Redis::start(redis.clone()), replicas });
+        let replicated = (replicas > 0).then(|| Redis::start_replicated(redis.clone(), replicas));
         let options = RegionalOptions { region, deadline, strict_deadline, replicated, began: self.service.began() };
         Regional::start(self.service.engine().clone(), Redis::start(redis), options)
     }
@@ -358,10 +330,10 @@ impl Joining<'_> {
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.
-async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut rules: RulesFrom, mut hang_up: Signal) {
+async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut news: RuleNews, mut hang_up: Signal) {
     loop {
         tokio::select! {
-            () = rules.next() => {}
+            () = news.next() => {}
             _ = hang_up.recv() => {
                 // Certificates are watched on their own; who asks means them too. Neither waits for the other.
                 if let Some(tls) = tls.clone() {
@@ -370,9 +342,9 @@ async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut 
             }
         }
         // A server's rules are in force already.
-        if let RulesFrom::Files(_) = rules {
-            let reloading = reloader.clone();
-            if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload()).await {
+        if let RuleNews::Files(location, _) = &news {
+            let (reloading, location) = (reloader.clone(), location.clone());
+            if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload(&location)).await {
                 tracing::error!(%error, "the rules could not be reloaded");
             }
         }

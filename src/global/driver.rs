@@ -2,7 +2,6 @@
 //!
 //! One task publishes and one imports, each at its own pace. No request waits for either.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::clock::{Clock, Now};
+use crate::complaints::Complaints;
 use crate::engine::Engine;
 use crate::global::exchange::{Exchange, ExchangeOptions, TURN_STATEMENTS};
 use crate::global::import::Reading;
@@ -25,8 +25,6 @@ use crate::rules::Ruleset;
 
 /// How long a clean stop goes on publishing.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same complaint is made this often at most.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// How long lookups go on in one turn: the next import should not wait for them.
 const SEEK_MAX: Duration = Duration::from_millis(500);
 /// How often the table is looked for again when it was not as it has to be.
@@ -44,8 +42,8 @@ pub struct Global {
     is_leaving: AtomicBool,
     /// One turn at a time: the last one of a stop waits for the one under way.
     publishing: tokio::sync::Mutex<()>,
-    /// When each complaint was last made.
-    warned: Mutex<BTreeMap<(Turn, &'static str), Instant>>,
+    /// Of each turn and reason.
+    complaints: Complaints<(Turn, &'static str)>,
     /// It is given up after so long.
     outage_after: Duration,
     is_down: AtomicBool,
@@ -78,7 +76,7 @@ impl Global {
             wake: Notify::new(),
             is_leaving: AtomicBool::new(false),
             publishing: tokio::sync::Mutex::default(),
-            warned: Mutex::default(),
+            complaints: Complaints::default(),
             outage_after,
             is_down: AtomicBool::new(false),
             fallen: Mutex::default(),
@@ -354,10 +352,7 @@ impl Global {
 
     /// Says so, but the same thing once a minute only.
     fn warn(&self, turn: Turn, error: &StoreError, what: &str) {
-        let mut warned = self.warned.lock();
-        let complaint = (turn, error.reason());
-        if warned.get(&complaint).is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
-            warned.insert(complaint, Instant::now());
+        if self.complaints.is_due((turn, error.reason()), Instant::now()) {
             tracing::warn!(%error, "{what}");
         } else {
             tracing::debug!(%error, "{what}");

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
-use crate::clock::Now;
+use crate::clock::{Now, wall_time};
 use crate::global::exchange::{Exchange, ExchangeStatus};
 use crate::global::mysql::error::StoreError;
 use crate::measure::histogram::Histogram;
@@ -40,7 +40,7 @@ pub struct StoreFailure {
 
 impl StoreFailure {
     pub fn of(error: &StoreError) -> StoreFailure {
-        StoreFailure { reason: error.reason(), text: error.to_string(), at: SystemTime::now() }
+        StoreFailure { reason: error.reason(), text: error.to_string(), at: wall_time() }
     }
 }
 

@@ -104,10 +104,10 @@ fn fitted(name: &[u8], bytes_max: usize) -> Box<[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, Source};
+    use crate::rules::{Options, RuleText};
 
     fn names(text: &str) -> Names {
-        let loaded = Ruleset::load(&[Source { name: "t".into(), text: text.into() }], &Options::default());
+        let loaded = Ruleset::load(&[RuleText { name: "t".into(), text: text.into() }], &Options::default());
         Names::new(&loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems)))
     }
 

@@ -219,10 +219,10 @@ mod tests {
     use crate::engine::{Engine, Modes};
     use crate::observe::by_value::SERIES_PER_RULE_MAX;
     use crate::request::{Bounds, Descriptor, Entry};
-    use crate::rules::{Options, Source};
+    use crate::rules::{Options, RuleText};
 
     fn ruleset(text: &str) -> Ruleset {
-        let source = Source { name: "rules.yaml".into(), text: text.to_owned() };
+        let source = RuleText { name: "rules.yaml".into(), text: text.to_owned() };
         Ruleset::load(&[source], &Options::default()).ruleset.unwrap()
     }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{IsTerminal, Write};
-use std::time::SystemTime;
 
 use clap::ValueEnum;
 use serde_json::{Map, Value};
@@ -13,6 +12,8 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{DefaultFields, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
+
+use crate::clock::wall_time;
 
 /// How a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,7 +81,7 @@ where
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut fields = Fields(Map::new());
-        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let at = humantime::format_rfc3339_millis(wall_time()).to_string();
         fields.0.insert("@timestamp".into(), at.into());
         fields.0.insert("level".into(), event.metadata().level().as_str().to_lowercase().into());
         event.record(&mut fields);

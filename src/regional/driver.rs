@@ -3,8 +3,12 @@
 //! The same serves the owner of strict limits, when that is not the region's own Redis.
 //!
 //! A request that has to ask waits here, for one deadline in all. The call that it caused is a task of its own: others
-//! may be in the same call, so it does not end with the request. Flushes, heartbeats and probes run beside, and none of
-//! them is ever waited for by a request.
+//! may be in the same call, so it does not end with the request. Flushes, heartbeats ([`beats`]) and probes ([`probes`])
+//! run beside, and none of them is ever waited for by a request.
+
+mod beats;
+mod leaving;
+mod probes;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,40 +19,18 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{sleep, sleep_until, timeout_at};
+use tokio::time::{sleep_until, timeout_at};
 
-use crate::clock::{Clock, Now, wall_ms};
+use crate::clock::{Clock, Now};
+use crate::complaints::Complaints;
 use crate::engine::decide::{StoreView, Why};
 use crate::engine::reach::Store;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
-use crate::regional::redis::codec::{self, Invocation};
-use crate::regional::redis::{Lane, OriginError, Redis, Script};
-use crate::regional::region::{Effects, Field, Operation, Outgoing, Probed, Region, RegionOptions};
-use crate::regional::replay::REPLAY_TIMEOUT_US;
+use crate::regional::redis::{Lane, OriginError, Redis};
+use crate::regional::region::{Effects, Operation, Outgoing, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
-use crate::regional::witness::Witness;
 
-static ORIGIN: Script = Script::new(codec::ORIGIN);
-static BEAT: Script = Script::new(codec::BEAT);
-static LEAVE: Script = Script::new(codec::LEAVE);
-
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Until the first heartbeat, or one after others that were lost, has been answered.
-const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
-const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a process is taken to live after a heartbeat.
-const LIVE_FOR: Duration = Duration::from_secs(3);
-/// Clocks may be apart by one part in so many of the shortest window.
-const CLOCK_SHARE: u64 = 20;
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
-/// How often somebody looks whether a probe is due.
-const PROBE_LOOK: Duration = Duration::from_millis(50);
-const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a clean stop goes on telling what is pending.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Fields that are taken out in one call.
-const LEAVE_CHUNK: usize = 256;
 /// The caller has this long for the way back before its own deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
 
@@ -69,28 +51,15 @@ pub struct Regional {
     shortest_window_ms: AtomicU64,
     /// The user that we are may not ask who answers.
     is_anonymous: AtomicBool,
-    /// When it was last said that Redis refuses something.
-    warned: Mutex<Option<Instant>>,
+    /// That Redis refuses something.
+    complaints: Complaints<()>,
     /// How long a request about strict limits waits, if this store decides any.
     strict_deadline: Option<Duration>,
     /// Has replicas acknowledge what strict limits were charged. Waiting for them holds a connection up, so it has its own.
-    replicated: Option<Replicated>,
+    replicated: Option<Redis>,
     /// How many processes are taken to live at least, until when: a server that has lost its data does not know them.
     live_at_least: Mutex<Option<(u32, Instant)>>,
     pub metrics: RegionalMetrics,
-}
-
-/// Connections on which so many replicas are waited for.
-pub struct Replicated {
-    pub redis: Redis,
-    pub replicas: u32,
-}
-
-impl Replicated {
-    async fn script(&self, written: &Invocation, within: Duration) -> Result<redis::Value, OriginError> {
-        let Invocation { keys, args } = written;
-        self.redis.replicated_script(Lane::Checks, &ORIGIN, keys, args, self.replicas, within).await
-    }
 }
 
 /// How to take part.
@@ -100,7 +69,8 @@ pub struct RegionalOptions {
     pub deadline: Duration,
     /// How long a request waits about strict limits, if this store decides any.
     pub strict_deadline: Option<Duration>,
-    pub replicated: Option<Replicated>,
+    /// Connections on which replicas are waited for, if they have to acknowledge what strict limits are charged.
+    pub replicated: Option<Redis>,
     /// What all moments of the process are counted from.
     pub began: Instant,
 }
@@ -131,7 +101,7 @@ impl Regional {
             was_answered: AtomicBool::new(false),
             shortest_window_ms: AtomicU64::new(u64::MAX),
             is_anonymous: AtomicBool::new(false),
-            warned: Mutex::default(),
+            complaints: Complaints::default(),
             metrics: RegionalMetrics::default(),
         });
         tokio::spawn(regional.clone().pump());
@@ -272,14 +242,12 @@ impl Regional {
         let Outgoing { id, operation, call, is_strict, within_us } = outgoing;
         let lane = if operation == Operation::Check { Lane::Checks } else { Lane::Replays };
         let began = Instant::now();
-        let written = codec::encode(&call);
         let within = Duration::from_micros(within_us);
-        let answered = match &self.replicated {
-            Some(replicated) if is_strict => replicated.script(&written, within).await,
-            _ => self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await,
+        let replied = match &self.replicated {
+            Some(replicated) if is_strict => replicated.call(Lane::Checks, &call, within).await,
+            _ => self.redis.call(lane, &call, within).await,
         };
-        let reply = answered.and_then(|value| codec::decode(&call, &value).map_err(|_| OriginError::BadReply));
-        let effects = match reply {
+        let effects = match replied {
             Ok(reply) => {
                 self.was_answered.store(true, Ordering::Relaxed);
                 self.metrics.called(operation, began.elapsed());
@@ -314,211 +282,14 @@ impl Regional {
         }
     }
 
-    /// Tells the origin that this process lives, and hears how many do.
-    async fn beat(self: Arc<Self>) {
-        let mut was_heard = false;
-        let mut has_warned = false;
-        let mut witness = Witness::default();
-        let mut are_apart = false;
-        let written = codec::encode_beat(self.region.store(), self.region.process());
-        while !self.is_leaving.load(Ordering::Relaxed) {
-            let began = Instant::now();
-            let mut is_missed = false;
-            let answered = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, BEAT_TIMEOUT).await;
-            let beat = answered.and_then(|value| codec::decode_beat(&value).map_err(|_| OriginError::BadReply));
-            match beat {
-                Ok(beat) => {
-                    self.region.beaten(true, self.now());
-                    let took = began.elapsed();
-                    self.metrics.called(Operation::Beat, took);
-                    let is_lost = witness.hear_incarnation(beat.incarnation, self.was_answered.load(Ordering::Relaxed));
-                    let is_forgotten = was_heard && (is_lost || !beat.was_known);
-                    self.hear_live(u32::try_from(beat.live).unwrap_or(u32::MAX), is_forgotten);
-                    let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
-                    let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
-                    self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
-                    self.compare_clocks(offset_ms, &mut are_apart);
-                    if is_lost {
-                        self.heal("it has lost its data");
-                    }
-                    was_heard = true;
-                    if self.identify(&mut witness, &mut has_warned).await {
-                        // Which data the new server has, the next heartbeat says, at once.
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    self.region.beaten(false, self.now());
-                    self.metrics.failed(Operation::Beat, error.reason());
-                    is_missed = true;
-                }
-            }
-            sleep(if was_heard && !is_missed { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
-        }
-    }
-
-    /// A server that has lost its data hears of one process after the other: until all have had the time to tell it,
-    /// there are taken to be as many as before.
-    fn hear_live(&self, told: u32, is_forgotten: bool) {
-        let mut at_least = self.live_at_least.lock();
-        if is_forgotten {
-            *at_least = Some((self.region.live(), Instant::now() + LIVE_FOR));
-        }
-        let floor = at_least.filter(|(_, until)| Instant::now() < *until).map_or(1, |(live, _)| live);
-        self.region.set_live(told.max(floor));
-    }
-
-    /// Says so when the clocks are too far apart for the rules: requests are then counted in different windows.
-    fn compare_clocks(&self, offset_ms: i64, were_apart: &mut bool) {
-        let window_ms = self.shortest_window_ms.load(Ordering::Relaxed);
-        let are_apart = offset_ms.unsigned_abs().saturating_mul(CLOCK_SHARE) > window_ms;
-        if are_apart && !*were_apart {
-            tracing::warn!(
-                offset_ms,
-                shortest_window_ms = window_ms,
-                "the clock of Redis and this one are further apart than 5 % of the shortest window: set them right"
-            );
-        }
-        *were_apart = are_apart;
-    }
-
-    /// Notices a restart or a failover: the data behind another run id may be older, or gone. True if there was one.
-    async fn identify(&self, witness: &mut Witness, has_warned: &mut bool) -> bool {
-        if self.is_anonymous.load(Ordering::Relaxed) {
-            return false;
-        }
-        let identity = match self.redis.identity(BEAT_TIMEOUT).await {
-            Ok(identity) => identity,
-            Err(error) => {
-                // Asking again would only have the connection doubted.
-                if error.reason() == "auth" && !self.is_anonymous.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "this user may not ask Redis for INFO: a failover is noticed by heartbeats only");
-                }
-                return false;
-            }
-        };
-        if let (Some(policy), false) = (identity.evicting_policy(), *has_warned) {
-            *has_warned = true;
-            tracing::warn!(
-                "Redis' maxmemory-policy is {policy}, so it may throw counts away when its memory is full: set it to noeviction"
-            );
-        }
-        let is_other = witness.hear_run_ids(&identity.run_ids);
-        if is_other {
-            self.heal("it was restarted, or another server has taken over");
-        }
-        is_other
-    }
-
-    fn heal(&self, why: &str) {
-        tracing::info!(why, "telling the origin all counts again");
-        RegionalMetrics::count(&self.metrics.heals, 1);
-        self.region.heal();
-    }
-
-    /// Finds out whether an origin that did not answer does again.
-    async fn probe(self: Arc<Self>) {
-        let mut was_open = [false; 3];
-        let who = match self.region.store() {
-            Store::Origin => "the origin",
-            Store::Owner => "the owner of strict limits",
-        };
-        loop {
-            sleep(PROBE_LOOK).await;
-            let is_open = self.region.breakers().map(|(is_open, _)| is_open);
-            for ((name, was), is) in ["checks", "replays", "strict"].into_iter().zip(was_open).zip(is_open) {
-                if name == "strict" && !self.has_strict_checks_apart() {
-                    continue;
-                }
-                match (was, is) {
-                    (false, true) => {
-                        tracing::warn!(breaker = name, "{who} does not answer: each rule's on_outage decides")
-                    }
-                    (true, false) => tracing::warn!(breaker = name, "{who} answers again"),
-                    _ => {}
-                }
-            }
-            was_open = is_open;
-            if self.region.wants_probe(self.now()) {
-                let good = match self.redis.probe(PROBE_TIMEOUT).await {
-                    Ok(()) => self.probe_all().await,
-                    Err(_) => Probed::NOTHING,
-                };
-                self.region.probed(good, self.now());
-            }
-        }
-    }
-
-    /// A server that answers PING may still refuse the script, or take too long for it.
-    async fn probe_all(&self) -> Probed {
-        let strict = self.is_strictly_served().await;
-        let checks = match self.region.store() {
-            Store::Origin => self.is_served(Lane::Checks, self.deadline).await,
-            Store::Owner => strict,
-        };
-        let patient = Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline);
-        Probed { checks, strict, replays: self.is_served(Lane::Replays, patient).await }
-    }
-
-    async fn is_served(&self, lane: Lane, within: Duration) -> bool {
-        let written = codec::encode(&self.region.trial());
-        let served = self.redis.script(lane, &ORIGIN, &written.keys, &written.args, within).await;
-        served.inspect_err(|error| self.warn(error)).is_ok()
-    }
-
-    /// Whether strict limits are decided here: an owner whose replicas do not acknowledge decides nothing.
-    async fn is_strictly_served(&self) -> bool {
-        let within = self.strict_deadline.unwrap_or(self.deadline);
-        let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };
-        let written = codec::encode(&self.region.trial());
-        replicated.script(&written, within).await.inspect_err(|error| self.warn(error)).is_ok()
-    }
-
     /// Says once a minute why Redis refuses; that it does not answer is said by the breakers.
     fn warn(&self, error: &OriginError) {
         if !matches!(error, OriginError::Refused { .. } | OriginError::BadReply | OriginError::Unreplicated { .. }) {
             return;
         }
-        let mut warned = self.warned.lock();
-        if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
-            *warned = Some(Instant::now());
+        if self.complaints.is_due((), Instant::now()) {
             tracing::warn!(%error, "Redis does not do what it is asked");
         }
-    }
-
-    /// A clean stop: tells everything that is pending, then takes this process's fields out, so that others divide what
-    /// is left among fewer.
-    pub async fn leave(self: &Arc<Self>) {
-        self.is_leaving.store(true, Ordering::Relaxed);
-        let until = Instant::now() + LEAVE_TIMEOUT;
-        while self.region.is_behind() && Instant::now() < until {
-            self.perform(self.region.flush_now(self.now()));
-            sleep(Duration::from_millis(5)).await;
-        }
-        if self.region.is_behind() {
-            tracing::warn!(hits = self.region.pending_hits(), "stopped before the origin knew of all hits");
-            return;
-        }
-        let process = self.region.process().to_string();
-        let fields = self.region.fields(self.now());
-        let name = |(key, sequence): &Field| match sequence {
-            Some(sequence) => codec::cell_key(key, *sequence),
-            None => codec::bucket_key(key),
-        };
-        // Keys of a Cluster are in many slots.
-        let chunk = if self.redis.is_cluster() { 1 } else { LEAVE_CHUNK };
-        let args = [process.into_bytes()];
-        for chunk in fields.chunks(chunk) {
-            let left = until.saturating_duration_since(Instant::now());
-            let keys: Vec<Vec<u8>> = chunk.iter().map(name).collect();
-            if self.redis.script(Lane::Replays, &LEAVE, &keys, &args, left).await.is_err() {
-                return;
-            }
-        }
-        let written = codec::encode_leave(self.region.store(), self.region.process());
-        let left = until.saturating_duration_since(Instant::now());
-        // Others notice within three seconds anyway.
-        let _ = self.redis.script(Lane::Replays, &BEAT, &written.keys, &written.args, left).await;
     }
 }
 

@@ -5,6 +5,7 @@
 //! reconnects nor limits times on its own here; only in a Cluster it follows slots that move.
 
 mod backoff;
+mod calls;
 pub mod cluster_slot;
 pub mod codec;
 mod dial;
@@ -35,6 +36,8 @@ use crate::regional::redis::settings::address::RedisTarget;
 #[derive(Clone)]
 pub struct Redis {
     inner: Arc<Inner>,
+    /// So many have to acknowledge what a call wrote before its answer counts.
+    replicas: u32,
 }
 
 struct Inner {
@@ -69,7 +72,13 @@ impl Redis {
     pub fn start(settings: RedisSettings) -> Redis {
         let lanes = Lanes::new(settings);
         let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
-        Redis { inner: Arc::new(Inner { lanes, connector }) }
+        Redis { inner: Arc::new(Inner { lanes, connector }), replicas: 0 }
+    }
+
+    /// Starts connections on which so many replicas are waited for. That holds a connection up for others, so nothing else
+    /// should go over these. Not in a Cluster.
+    pub fn start_replicated(settings: RedisSettings, replicas: u32) -> Redis {
+        Redis { replicas, ..Redis::start(settings) }
     }
 
     /// Runs a script. All keys are in one slot of a Cluster: they share a hash tag.
@@ -85,19 +94,17 @@ impl Redis {
         self.inner.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await
     }
 
-    /// Runs a script, and has so many replicas acknowledge what it wrote. Not in a Cluster. What others ask over the same
-    /// connection waits as well.
-    pub async fn replicated_script(
+    /// Runs a script, and has the replicas acknowledge what it wrote.
+    async fn replicated_script(
         &self,
         lane: Lane,
         script: &'static Script,
         keys: &[Vec<u8>],
         args: &[Vec<u8>],
-        replicas: u32,
         within: Duration,
     ) -> Result<Value, OriginError> {
         let live = self.inner.lanes.live(lane)?;
-        let asking = live.link.replicated_script(script, keys, args, replicas, within);
+        let asking = live.link.replicated_script(script, keys, args, self.replicas, within);
         self.inner.lanes.answer(lane, &live, within, asking).await
     }
 

@@ -34,9 +34,9 @@ use crate::rules::tree::{Identifier, Map, Tree};
 /// The rule id of request overrides that no rule matches.
 pub const OVERRIDE_RULE_ID: &str = "override";
 
-/// A rule file's name and text.
+/// The text of rules and the name that problems in it are reported under: a file, or what a management server sent.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct RuleText {
     pub name: Arc<str>,
     pub text: String,
 }
@@ -99,7 +99,7 @@ pub struct Loaded {
 
 impl Ruleset {
     /// Reads the files as a whole: either all of them are good, or none is used.
-    pub fn load(sources: &[Source], options: &Options) -> Loaded {
+    pub fn load(sources: &[RuleText], options: &Options) -> Loaded {
         let mut problems = Problems::new(options.strictness);
         let mut files = Vec::new();
         for source in sources {

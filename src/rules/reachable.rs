@@ -49,7 +49,7 @@ fn descend<'a>(tree: &'a Tree, level: u32, path: &mut Vec<(&'a str, Expect<'a>)>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, Ruleset, Source};
+    use crate::rules::{Options, RuleText, Ruleset};
 
     #[test]
     fn every_rule_is_expected_once_in_the_order_of_declaration() {
@@ -64,7 +64,7 @@ descriptors:
       - {key: b, value: z, rate_limit: {requests_per_unit: 1, unit: day}}
   - {key: white, value: list}
 ";
-        let sources = [Source { name: "f.yaml".into(), text: text.to_owned() }];
+        let sources = [RuleText { name: "f.yaml".into(), text: text.to_owned() }];
         let ruleset = Ruleset::load(&sources, &Options::default()).ruleset.expect("it is good");
         let expected: Vec<_> =
             expected(ruleset.domain("d").expect("it is there")).into_iter().map(|it| it.entries).collect();

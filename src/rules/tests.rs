@@ -21,10 +21,10 @@ impl Identifier for Values {
 }
 
 fn load_with(files: &[&str], options: Options) -> Loaded {
-    let sources: Vec<Source> = files
+    let sources: Vec<RuleText> = files
         .iter()
         .enumerate()
-        .map(|(n, text)| Source { name: format!("{n}.yaml").into(), text: (*text).to_owned() })
+        .map(|(n, text)| RuleText { name: format!("{n}.yaml").into(), text: (*text).to_owned() })
         .collect();
     Ruleset::load(&sources, &options)
 }

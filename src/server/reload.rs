@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::rules::{Loaded, Options, RuleText, Ruleset};
 use crate::server::in_force::InForce;
 use crate::server::service::Service;
 use crate::sources::files::{self, Location};
@@ -22,10 +22,9 @@ const LOGGED_MAX: usize = 20;
 /// Problems that a management server is told.
 const REFUSED_MAX: usize = 10;
 
-/// Knows where rules are, and who wants them.
+/// Knows how rules are read and judged, and who wants them.
 #[derive(Clone, Debug)]
 pub struct Reloader {
-    pub location: Location,
     pub options: Options,
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
@@ -34,12 +33,12 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// Loads the rules and puts them into force if they are good. Returns what was found wrong with them.
+    /// Loads rule files and puts them into force if they are good. Returns what was found wrong with them.
     ///
     /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
-    pub fn load(&self) -> Result<Vec<Problem>, Vec<Problem>> {
+    pub fn load(&self, location: &Location) -> Result<Vec<Problem>, Vec<Problem>> {
         let began = Instant::now();
-        self.put(files::load(&self.location, &self.options), began)
+        self.put(files::load(location, &self.options), began)
     }
 
     /// Puts rules into force if they are good.
@@ -69,14 +68,14 @@ impl Reloader {
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
-    /// Loads the rules again and logs what came of it.
-    pub fn reload(&self) {
+    /// Loads rule files again and logs what came of it.
+    pub fn reload(&self, location: &Location) {
         // What is wrong is logged and shown.
-        let _ = self.change(|| self.load());
+        let _ = self.change(|| self.load(location));
     }
 
     /// Puts the rules of a management server into force, or says why not. Blocks, as [`Reloader::load`] does.
-    pub fn take(&self, sources: &[Source]) -> Result<(), String> {
+    pub fn take(&self, sources: &[RuleText]) -> Result<(), String> {
         let outcome = self.change(|| {
             let began = Instant::now();
             self.put(Ruleset::load(sources, &self.options), began)
@@ -143,7 +142,7 @@ pub struct Following {
 }
 
 impl Taker for Following {
-    async fn take(&self, sources: Vec<Source>) -> Result<(), String> {
+    async fn take(&self, sources: Vec<RuleText>) -> Result<(), String> {
         let reloader = self.reloader.clone();
         let taken = tokio::task::spawn_blocking(move || reloader.take(&sources)).await;
         taken.unwrap_or_else(|error| Err(error.to_string()))?;
@@ -182,15 +181,15 @@ mod tests {
         let file = directory.path().join("rules.yaml");
         std::fs::write(&file, RULES).unwrap();
         let reloader = Reloader {
-            location: Location::Path(file.clone()),
             options: Options::default(),
             service: idle(),
             config: Arc::default(),
             surroundings: Surroundings { layers: Layers::ALONE, has_store: true, has_secret: false },
         };
-        assert_eq!(reloader.load(), Ok(Vec::new()));
+        let location = Location::Path(file.clone());
+        assert_eq!(reloader.load(&location), Ok(Vec::new()));
         std::fs::write(&file, format!("{RULES}  - {{key: api_key, value: internal, sensitive: true}}\n")).unwrap();
-        let problems = reloader.load().unwrap_err();
+        let problems = reloader.load(&location).unwrap_err();
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert_eq!((problems[0].place.position.line, problems[0].place.position.column), (4, 5));
         let in_force = reloader.service.in_force().unwrap();

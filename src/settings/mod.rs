@@ -38,8 +38,8 @@ use crate::server::tls::settings::{TlsSettingError, TlsSettings};
 use crate::settings::memory_limit::memory_limit;
 use crate::settings::serve_flags::ServeFlags;
 use crate::settings::sharing::SharingSettings;
-use crate::sources::settings::RulesType;
-use crate::sources::xds::settings::{XdsSettingError, XdsSettings};
+use crate::sources::rule_source::RuleSource;
+use crate::sources::xds::settings::XdsSettingError;
 
 /// Room for some thousands of keys: whoever sets less has mistaken the unit.
 const KEYS_BYTES_LEAST: usize = 1 << 20;
@@ -60,8 +60,8 @@ pub struct Settings {
     pub prometheus: Option<PrometheusPort>,
     pub scrape: ScrapeOptions,
     pub force_start: bool,
-    /// The management server that rules come from. `None`: from files.
-    pub xds: Option<XdsSettings>,
+    /// Where rules come from.
+    pub rules: RuleSource,
     /// After a forced start, not ready before there are rules.
     pub ready_with_rules_only: bool,
     pub connection_age: Duration,
@@ -124,10 +124,7 @@ pub enum SettingError {
 impl Settings {
     /// Checks the flags as a whole.
     pub fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
-        let xds = match flags.config_type {
-            RulesType::File => None,
-            RulesType::Xds => Some(XdsSettings::new(&flags.xds)?),
-        };
+        let rules = RuleSource::new(flags.config_type, &flags.rules, &flags.xds)?;
         let headers = LimitHeaders {
             limit: header_name("limit-limit-header", "LIMIT_LIMIT_HEADER", &flags.limit_limit_header)?,
             remaining: header_name("limit-remaining-header", "LIMIT_REMAINING_HEADER", &flags.limit_remaining_header)?,
@@ -225,7 +222,7 @@ impl Settings {
             drain_timeout: drain("drain-timeout", "TIDEGATE_DRAIN_TIMEOUT", flags.drain_timeout)?,
             grpc_socket: SocketSettings::new(&flags.socket)?,
             tls: TlsSettings::new(&flags.tls)?,
-            xds,
+            rules,
             sharing,
             migrates: flags.migrate,
         })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rules::problem::{FilePosition, Position, Problem, Severity};
-use crate::rules::{Loaded, Options, Ruleset, Source};
+use crate::rules::{Loaded, Options, RuleText, Ruleset};
 use crate::sources::runtime::RuntimeDirectory;
 
 /// Larger files are refused unread. 100,000 rules are about 10 MiB.
@@ -19,8 +19,6 @@ pub enum Location {
     /// A file, or a directory whose rule files count, not those below it.
     Path(PathBuf),
     Runtime(RuntimeDirectory),
-    /// No files: a management server, by its address.
-    Server(Arc<str>),
 }
 
 impl Location {
@@ -30,7 +28,6 @@ impl Location {
             Location::Path(path) if !fs::metadata(path)?.is_dir() => return Ok(vec![path.clone()]),
             Location::Path(path) => (files_of(path)?, true),
             Location::Runtime(directory) => (directory.files()?, directory.ignores_dot_files),
-            Location::Server(_) => return Ok(Vec::new()),
         };
         files.retain(|file| is_rule_file_name(file, ignores_dot_files));
         files.sort();
@@ -49,7 +46,6 @@ impl Location {
         match self {
             Location::Path(path) => path.clone(),
             Location::Runtime(directory) => directory.directory(),
-            Location::Server(address) => PathBuf::from(format!("xds:{address}")),
         }
     }
 
@@ -57,7 +53,6 @@ impl Location {
         match self {
             Location::Path(_) => "--rules (TIDEGATE_RULES)",
             Location::Runtime(_) => "RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY",
-            Location::Server(_) => "CONFIG_GRPC_XDS_SERVER_URL",
         }
     }
 }
@@ -81,7 +76,7 @@ pub fn load(location: &Location, options: &Options) -> Loaded {
         Ok(files) => {
             for file in files {
                 match read(&file) {
-                    Ok(text) => sources.push(Source { name: name(&file), text }),
+                    Ok(text) => sources.push(RuleText { name: name(&file), text }),
                     Err(problem) => unreadable.push(problem),
                 }
             }

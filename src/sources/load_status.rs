@@ -1,10 +1,11 @@
 //! What is known about the rules in force, and about the last attempt to put others into force.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use crate::clock::wall_time;
 use crate::rules::problem::{Problem, Severity};
 
 /// Problems that are kept of an attempt: a broken generator should not fill the memory.
@@ -76,5 +77,5 @@ impl LoadAttempt {
 
 /// Whole seconds since the epoch.
 pub fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    wall_time().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

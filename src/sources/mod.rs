@@ -4,6 +4,7 @@ pub mod changes;
 pub mod files;
 pub mod load_status;
 pub mod path_snapshot;
+pub mod rule_source;
 pub mod runtime;
 pub mod settings;
 pub mod surroundings;

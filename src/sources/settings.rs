@@ -109,7 +109,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::rules::{Ruleset, Source};
+    use crate::rules::{RuleText, Ruleset};
 
     #[derive(Parser)]
     struct Command {
@@ -124,7 +124,7 @@ domain: d
 descriptors:
   - {key: k, value: hunter2, sensitive: true, rate_limit: {requests_per_unit: 1, unit: second}}
 ";
-        let loaded = Ruleset::load(&[Source { name: "f.yaml".into(), text: text.into() }], options);
+        let loaded = Ruleset::load(&[RuleText { name: "f.yaml".into(), text: text.into() }], options);
         loaded.ruleset.unwrap().domain("d").unwrap().rules().next().unwrap().id.to_string()
     }
 

@@ -99,7 +99,7 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::engine::reach::{RegionIndex, Store};
-    use crate::rules::{Options, Source};
+    use crate::rules::{Options, RuleText};
 
     const WHITE_LIST: &str = "
 domain: d
@@ -109,7 +109,7 @@ descriptors:
 ";
 
     fn loaded(text: &str) -> Loaded {
-        let loaded = Ruleset::load(&[Source { name: "f.yaml".into(), text: text.into() }], &Options::default());
+        let loaded = Ruleset::load(&[RuleText { name: "f.yaml".into(), text: text.into() }], &Options::default());
         assert!(loaded.ruleset.is_some(), "{:?}", loaded.problems);
         loaded
     }

@@ -20,7 +20,7 @@ const WIDEST: &str = "widest";
 /// Who says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Source {
+enum PolicySource {
     /// The limit itself.
     Written,
     /// Its class.
@@ -34,15 +34,15 @@ enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Said {
     word: &'static str,
-    source: Source,
+    source: PolicySource,
 }
 
 impl fmt::Display for Said {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
-            Source::Written | Source::Default => f.write_str(self.word),
-            Source::Class => write!(f, "{} (class)", self.word),
-            Source::Algorithm => write!(f, "{} (algorithm)", self.word),
+            PolicySource::Written | PolicySource::Default => f.write_str(self.word),
+            PolicySource::Class => write!(f, "{} (class)", self.word),
+            PolicySource::Algorithm => write!(f, "{} (algorithm)", self.word),
         }
     }
 }
@@ -68,16 +68,16 @@ impl<'r> LimitPolicy<'r> {
     fn new(limit: &'r Limit, fields: Fields) -> LimitPolicy<'r> {
         let policy = &limit.policy;
         let of_class = |is_written: bool| match (is_written, policy.class) {
-            (true, _) => Source::Written,
-            (false, Some(_)) => Source::Class,
-            (false, None) => Source::Default,
+            (true, _) => PolicySource::Written,
+            (false, Some(_)) => PolicySource::Class,
+            (false, None) => PolicySource::Default,
         };
         let scope = Said {
             word: policy.scope.map_or(WIDEST, Word::word),
             source: match (of_class(fields.scope), policy.class) {
-                (Source::Class, Some(Class::Security)) => Source::Class,
+                (PolicySource::Class, Some(Class::Security)) => PolicySource::Class,
                 // The class and the default leave it open, so that only the algorithm can have narrowed it.
-                (Source::Class | Source::Default, _) if policy.scope.is_some() => Source::Algorithm,
+                (PolicySource::Class | PolicySource::Default, _) if policy.scope.is_some() => PolicySource::Algorithm,
                 (source, _) => source,
             },
         };
@@ -226,10 +226,10 @@ pub fn legend(rows: &[PolicyRow<'_>]) -> String {
     let limits = || rows.iter().filter_map(|row| row.limit.as_ref());
     let has_source = |source| limits().any(|it| it.scope.source == source || it.on_outage.source == source);
     let mut lines = Vec::new();
-    if has_source(Source::Class) {
+    if has_source(PolicySource::Class) {
         lines.push("(class): set by the class of the limit, not written");
     }
-    if has_source(Source::Algorithm) {
+    if has_source(PolicySource::Algorithm) {
         lines.push("(algorithm): gcra and exact_window can't be global, so that the widest is the region");
     }
     if limits().any(|it| it.scope.word == WIDEST) {
@@ -245,11 +245,11 @@ pub fn legend(rows: &[PolicyRow<'_>]) -> String {
 mod tests {
     use super::*;
     use crate::rules::problem::Strictness;
-    use crate::rules::{Options, Source as RuleSource};
+    use crate::rules::{Options, RuleText};
 
     fn with_rows(limits: &str, then: impl FnOnce(Vec<PolicyRow<'_>>)) {
         let text = format!("domain: d\ndescriptors:\n{limits}");
-        let source = RuleSource { name: "rules.yaml".into(), text };
+        let source = RuleText { name: "rules.yaml".into(), text };
         let loaded = Ruleset::load(std::slice::from_ref(&source), &Options::default());
         let ruleset = loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems));
         let mut written = Written::default();

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::cli::generate::envoy::{Around, Service};
 use crate::cli::generate::istio::{Context, Mesh};
 use crate::cli::generate::plan::{Plan, Wishes};
-use crate::cli::generate::source::Source;
+use crate::cli::generate::source::ValueSource;
 use crate::cli::yaml::{in_comment, read};
 use crate::cli::{Exit, Output, explain};
 use crate::flag_value::{boolean, duration};
@@ -66,8 +66,8 @@ pub struct PlanFlags {
     pub domain: String,
 
     /// Where the value of a key comes from; may be given several times
-    #[arg(long = "map", value_name = "KEY=SOURCE", value_parser = Source::read)]
-    pub maps: Vec<(String, Source)>,
+    #[arg(long = "map", value_name = "KEY=SOURCE", value_parser = ValueSource::read)]
+    pub maps: Vec<(String, ValueSource)>,
 
     /// How long Envoy waits for an answer [default: 20ms, 100ms if a rule is strict]
     #[arg(long, value_name = "DURATION", value_parser = duration)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::cli::generate::source::Source;
+use crate::cli::generate::source::ValueSource;
 use crate::rules::Domain;
 use crate::rules::limit::Limit;
 use crate::rules::policy::{OnOutage, Scope};
@@ -22,7 +22,7 @@ const STRICT_TIMEOUT: Duration = Duration::from_millis(100);
 /// What the operator knows better.
 #[derive(Debug, Default)]
 pub struct Wishes {
-    pub sources: BTreeMap<String, Source>,
+    pub sources: BTreeMap<String, ValueSource>,
     pub timeout: Option<Duration>,
     pub failure_mode_deny: Option<bool>,
 }
@@ -44,7 +44,7 @@ pub struct Plan {
     /// In the order of the rules.
     pub descriptors: Vec<Descriptor>,
     /// Every key and where its value comes from, by name.
-    pub sources: BTreeMap<String, Source>,
+    pub sources: BTreeMap<String, ValueSource>,
     /// Keys of which nobody said where they come from.
     pub guessed: Vec<String>,
     pub timeout: Duration,
@@ -80,7 +80,7 @@ impl Plan {
         }
         let mut sources = BTreeMap::new();
         for (key, at) in expected.iter().flat_map(|it| it.entries.iter().map(|(key, _)| (*key, &it.rule.at))) {
-            match wishes.sources.get(key).cloned().or_else(|| Source::usual(key)) {
+            match wishes.sources.get(key).cloned().or_else(|| ValueSource::usual(key)) {
                 Some(source) => drop(sources.insert(key.to_owned(), source)),
                 None => errors.push(PlanError::Unknown { key: key.to_owned(), at: at.clone() }),
             }
@@ -111,7 +111,7 @@ impl Plan {
         let is_strict = expected.iter().any(|it| has(&it, |limit| limit.policy.scope == Some(Scope::Strict)));
         let denying = expected.iter().filter(|it| has(it, |limit| limit.policy.on_outage == OnOutage::Deny));
         let denying: Vec<String> = denying.map(|it| it.rule.id.to_string()).collect();
-        let is_guess = |key: &&String| !wishes.sources.contains_key(*key) && Source::is_guess(key);
+        let is_guess = |key: &&String| !wishes.sources.contains_key(*key) && ValueSource::is_guess(key);
         Ok(Plan {
             domain: domain.name.to_string(),
             descriptors,
@@ -132,17 +132,19 @@ fn has_key(expected: &Expected<'_>, wanted: &str) -> bool {
 /// source is an error of its own, elsewhere.
 fn entries(
     expected: &Expected<'_>,
-    sources: &BTreeMap<String, Source>,
+    sources: &BTreeMap<String, ValueSource>,
 ) -> Result<Vec<(String, Option<String>)>, PlanError> {
     let entry = |(key, expect): &(&str, Expect<'_>)| match (sources.get(*key), expect) {
-        (Some(Source::Fixed), Expect::Value(value)) => Ok(((*key).to_owned(), Some((*value).to_owned()))),
-        (Some(Source::Fixed), _) => Err(PlanError::NoValue { key: (*key).to_owned(), at: expected.rule.at.clone() }),
+        (Some(ValueSource::Fixed), Expect::Value(value)) => Ok(((*key).to_owned(), Some((*value).to_owned()))),
+        (Some(ValueSource::Fixed), _) => {
+            Err(PlanError::NoValue { key: (*key).to_owned(), at: expected.rule.at.clone() })
+        }
         _ => Ok(((*key).to_owned(), None)),
     };
     expected.entries.iter().map(entry).collect()
 }
 
-fn actions(entries: &[(String, Option<String>)], sources: &BTreeMap<String, Source>) -> Vec<Value> {
+fn actions(entries: &[(String, Option<String>)], sources: &BTreeMap<String, ValueSource>) -> Vec<Value> {
     let action = |(key, value): &(String, Option<String>)| Some(sources.get(key)?.action(key, value.as_deref()));
     entries.iter().filter_map(action).collect()
 }
@@ -150,13 +152,13 @@ fn actions(entries: &[(String, Option<String>)], sources: &BTreeMap<String, Sour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, Ruleset, Source as File};
+    use crate::rules::{Options, RuleText as File, Ruleset};
 
     fn plan(rules: &str, maps: &[&str]) -> Result<Plan, Vec<String>> {
         let text = format!("domain: d\ndescriptors:\n{rules}");
         let loaded = Ruleset::load(&[File { name: "f.yaml".into(), text }], &Options::default());
         let ruleset = loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems));
-        let sources = maps.iter().map(|map| Source::read(map).expect("it is good")).collect();
+        let sources = maps.iter().map(|map| ValueSource::read(map).expect("it is good")).collect();
         let plan = Plan::new(ruleset.domain("d").expect("it is there"), Wishes { sources, ..Wishes::default() });
         plan.map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 /// How the value of a key is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ValueSource {
     /// The client's address, as far as Envoy trusts it.
     Address,
     /// The network that the client's address is in.
@@ -52,33 +52,33 @@ pub enum SourceError {
     NamedByEnvoy { key: String, name: &'static str },
 }
 
-impl Source {
+impl ValueSource {
     /// `api_key=header:x-api-key`, as typed.
-    pub fn read(typed: &str) -> Result<(String, Source), SourceError> {
+    pub fn read(typed: &str) -> Result<(String, ValueSource), SourceError> {
         let Some((key, source)) = typed.split_once('=') else { return Err(SourceError::NoSource(typed.to_owned())) };
         if key.is_empty() {
             return Err(SourceError::NoKey(typed.to_owned()));
         }
         let (word, rest) = source.split_once(':').map_or((source, None), |(word, rest)| (word, Some(rest)));
         let source = match (word, rest.filter(|rest| !rest.is_empty())) {
-            ("address", None) => Source::Address,
-            ("masked_address", None) => Source::MaskedAddress,
-            ("path", None) => Source::Path,
+            ("address", None) => ValueSource::Address,
+            ("masked_address", None) => ValueSource::MaskedAddress,
+            ("path", None) => ValueSource::Path,
             ("method", None) => header(":method"),
             ("host", None) => header(":authority"),
-            ("value", None) => Source::Fixed,
-            ("source_cluster", None) => Source::SourceCluster,
-            ("destination_cluster", None) => Source::DestinationCluster,
+            ("value", None) => ValueSource::Fixed,
+            ("source_cluster", None) => ValueSource::SourceCluster,
+            ("destination_cluster", None) => ValueSource::DestinationCluster,
             ("header", Some(name)) if is_header_name(name) => header(name),
             ("header", Some(name)) => return Err(SourceError::HeaderName(name.to_owned())),
-            ("query", Some(name)) => Source::Query { name: name.to_owned() },
-            ("cel", Some(expression)) => Source::Cel { expression: expression.to_owned() },
+            ("query", Some(name)) => ValueSource::Query { name: name.to_owned() },
+            ("cel", Some(expression)) => ValueSource::Cel { expression: expression.to_owned() },
             ("metadata", Some(path)) => {
                 let path: Vec<String> = path.split(':').map(str::to_owned).collect();
                 if path.len() < 2 || path.iter().any(String::is_empty) {
                     return Err(SourceError::NoMetadataKey(source.to_owned()));
                 }
-                Source::Metadata { path }
+                ValueSource::Metadata { path }
             }
             _ => return Err(SourceError::Unknown(source.to_owned())),
         };
@@ -90,41 +90,41 @@ impl Source {
 
     /// What a key stands for where nobody says otherwise: Envoy's own names first, then the usual ones. `None` if only
     /// the operator can know.
-    pub fn usual(key: &str) -> Option<Source> {
+    pub fn usual(key: &str) -> Option<ValueSource> {
         Some(match key {
-            "remote_address" => Source::Address,
-            "masked_remote_address" => Source::MaskedAddress,
-            "generic_key" => Source::Fixed,
-            "source_cluster" => Source::SourceCluster,
-            "destination_cluster" => Source::DestinationCluster,
+            "remote_address" => ValueSource::Address,
+            "masked_remote_address" => ValueSource::MaskedAddress,
+            "generic_key" => ValueSource::Fixed,
+            "source_cluster" => ValueSource::SourceCluster,
+            "destination_cluster" => ValueSource::DestinationCluster,
             // Made by conditions of which the rules see only the outcome.
             "header_match" | "query_match" | "remote_address_match" => return None,
-            "path" => Source::Path,
+            "path" => ValueSource::Path,
             "method" => header(":method"),
             "host" | "authority" => header(":authority"),
             _ => {
                 let name = key.replace('_', "-").to_ascii_lowercase();
-                return is_header_name(&name).then_some(Source::Header { name });
+                return is_header_name(&name).then_some(ValueSource::Header { name });
             }
         })
     }
 
-    /// Whether [`Source::usual`] only guesses.
+    /// Whether [`ValueSource::usual`] only guesses.
     pub fn is_guess(key: &str) -> bool {
-        matches!(Source::usual(key), Some(Source::Header { name }) if !name.starts_with(':'))
+        matches!(ValueSource::usual(key), Some(ValueSource::Header { name }) if !name.starts_with(':'))
     }
 
     /// The key that the action always has.
     fn name_of_envoy(&self) -> Option<&'static str> {
         match self {
-            Source::MaskedAddress => Some("masked_remote_address"),
-            Source::SourceCluster => Some("source_cluster"),
-            Source::DestinationCluster => Some("destination_cluster"),
+            ValueSource::MaskedAddress => Some("masked_remote_address"),
+            ValueSource::SourceCluster => Some("source_cluster"),
+            ValueSource::DestinationCluster => Some("destination_cluster"),
             _ => None,
         }
     }
 
-    /// Envoy's action. `value` is what a rule names, for [`Source::Fixed`].
+    /// Envoy's action. `value` is what a rule names, for [`ValueSource::Fixed`].
     pub fn action(&self, key: &str, value: Option<&str>) -> serde_json::Value {
         const DESCRIPTOR: &str = "type.googleapis.com/envoy.extensions.rate_limit_descriptors.expr.v3.Descriptor";
         const SOURCE_IP: &str = "type.googleapis.com/envoy.extensions.matching.common_inputs.network.v3.SourceIPInput";
@@ -133,49 +133,49 @@ impl Source {
             json!({"extension": {"name": "envoy.rate_limit_descriptors.expr", "typed_config": config}})
         };
         match self {
-            Source::Address if key == "remote_address" => json!({"remote_address": {}}),
+            ValueSource::Address if key == "remote_address" => json!({"remote_address": {}}),
             // Named after the extension.
-            Source::Address => json!({"extension": {"name": key, "typed_config": {"@type": SOURCE_IP}}}),
-            Source::MaskedAddress => {
+            ValueSource::Address => json!({"extension": {"name": key, "typed_config": {"@type": SOURCE_IP}}}),
+            ValueSource::MaskedAddress => {
                 json!({"masked_remote_address": {"v4_prefix_mask_len": 24, "v6_prefix_mask_len": 64}})
             }
-            Source::Path => expression("request.url_path"),
-            Source::Cel { expression: text } => expression(text),
-            Source::Header { name } => json!({"request_headers": {"header_name": name, "descriptor_key": key}}),
-            Source::Query { name } => {
+            ValueSource::Path => expression("request.url_path"),
+            ValueSource::Cel { expression: text } => expression(text),
+            ValueSource::Header { name } => json!({"request_headers": {"header_name": name, "descriptor_key": key}}),
+            ValueSource::Query { name } => {
                 json!({"query_parameters": {"query_parameter_name": name, "descriptor_key": key}})
             }
-            Source::Metadata { path } => {
+            ValueSource::Metadata { path } => {
                 let below: Vec<_> = path[1..].iter().map(|key| json!({"key": key})).collect();
                 json!({"metadata": {"descriptor_key": key, "metadata_key": {"key": path[0], "path": below}}})
             }
-            Source::Fixed => json!({"generic_key": {"descriptor_key": key, "descriptor_value": value}}),
-            Source::SourceCluster => json!({"source_cluster": {}}),
-            Source::DestinationCluster => json!({"destination_cluster": {}}),
+            ValueSource::Fixed => json!({"generic_key": {"descriptor_key": key, "descriptor_value": value}}),
+            ValueSource::SourceCluster => json!({"source_cluster": {}}),
+            ValueSource::DestinationCluster => json!({"destination_cluster": {}}),
         }
     }
 
     /// For the person who reads what was generated.
     pub fn in_words(&self) -> String {
         match self {
-            Source::Address => "the client's address".into(),
-            Source::MaskedAddress => "the client's network (/24, /64)".into(),
-            Source::Path => "the path without its query".into(),
-            Source::Header { name } if name == ":method" => "the method".into(),
-            Source::Header { name } if name == ":authority" => "the host".into(),
-            Source::Header { name } => format!("the header {name}"),
-            Source::Query { name } => format!("the query's {name}"),
-            Source::Metadata { path } => format!("dynamic metadata, {}", path.join(" ")),
-            Source::Cel { expression } => format!("CEL, {expression}"),
-            Source::Fixed => "what the rules name".into(),
-            Source::SourceCluster => "the cluster that the request comes from".into(),
-            Source::DestinationCluster => "the cluster that the request goes to".into(),
+            ValueSource::Address => "the client's address".into(),
+            ValueSource::MaskedAddress => "the client's network (/24, /64)".into(),
+            ValueSource::Path => "the path without its query".into(),
+            ValueSource::Header { name } if name == ":method" => "the method".into(),
+            ValueSource::Header { name } if name == ":authority" => "the host".into(),
+            ValueSource::Header { name } => format!("the header {name}"),
+            ValueSource::Query { name } => format!("the query's {name}"),
+            ValueSource::Metadata { path } => format!("dynamic metadata, {}", path.join(" ")),
+            ValueSource::Cel { expression } => format!("CEL, {expression}"),
+            ValueSource::Fixed => "what the rules name".into(),
+            ValueSource::SourceCluster => "the cluster that the request comes from".into(),
+            ValueSource::DestinationCluster => "the cluster that the request goes to".into(),
         }
     }
 }
 
-fn header(name: &str) -> Source {
-    Source::Header { name: name.to_owned() }
+fn header(name: &str) -> ValueSource {
+    ValueSource::Header { name: name.to_owned() }
 }
 
 fn is_header_name(name: &str) -> bool {
@@ -187,18 +187,21 @@ fn is_header_name(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn read(typed: &str) -> Source {
-        Source::read(typed).expect("it is good").1
+    fn read(typed: &str) -> ValueSource {
+        ValueSource::read(typed).expect("it is good").1
     }
 
     #[test]
     fn sources_are_read_as_they_are_written() {
-        assert_eq!(Source::read("api_key=header:x-api-key"), Ok(("api_key".into(), header("x-api-key"))));
+        assert_eq!(ValueSource::read("api_key=header:x-api-key"), Ok(("api_key".into(), header("x-api-key"))));
         assert_eq!(read("verb=method"), header(":method"));
-        assert_eq!(read("ip=address"), Source::Address);
-        assert_eq!(read("u=cel:request.headers['a:b']"), Source::Cel { expression: "request.headers['a:b']".into() });
+        assert_eq!(read("ip=address"), ValueSource::Address);
+        assert_eq!(
+            read("u=cel:request.headers['a:b']"),
+            ValueSource::Cel { expression: "request.headers['a:b']".into() }
+        );
         let path = ["envoy.filters.http.jwt_authn", "claims", "sub"].map(str::to_owned).to_vec();
-        assert_eq!(read("user=metadata:envoy.filters.http.jwt_authn:claims:sub"), Source::Metadata { path });
+        assert_eq!(read("user=metadata:envoy.filters.http.jwt_authn:claims:sub"), ValueSource::Metadata { path });
         for (typed, part) in [
             ("api_key", "has no '='"),
             ("=path", "has no key"),
@@ -211,25 +214,25 @@ mod tests {
             ("a=metadata:ns::b", "names no key"),
             ("net=masked_address", "'masked_remote_address' always"),
         ] {
-            let error = Source::read(typed).expect_err(typed).to_string();
+            let error = ValueSource::read(typed).expect_err(typed).to_string();
             assert!(error.contains(part), "{typed}: {error}");
         }
     }
 
     #[test]
     fn keys_stand_for_what_they_say_unless_only_the_operator_can_know() {
-        assert_eq!(Source::usual("remote_address"), Some(Source::Address));
-        assert_eq!(Source::usual("method"), Some(header(":method")));
-        assert_eq!(Source::usual("Api_Key"), Some(header("api-key")));
-        assert_eq!(Source::usual("header_match"), None);
-        assert_eq!(Source::usual("no header"), None);
-        assert!(Source::is_guess("api_key") && !Source::is_guess("method") && !Source::is_guess("path"));
+        assert_eq!(ValueSource::usual("remote_address"), Some(ValueSource::Address));
+        assert_eq!(ValueSource::usual("method"), Some(header(":method")));
+        assert_eq!(ValueSource::usual("Api_Key"), Some(header("api-key")));
+        assert_eq!(ValueSource::usual("header_match"), None);
+        assert_eq!(ValueSource::usual("no header"), None);
+        assert!(ValueSource::is_guess("api_key") && !ValueSource::is_guess("method") && !ValueSource::is_guess("path"));
     }
 
     #[test]
     fn an_address_under_another_name_is_an_extension() {
-        assert_eq!(Source::Address.action("remote_address", None), json!({"remote_address": {}}));
-        assert_eq!(Source::Address.action("login_ip", None)["extension"]["name"], "login_ip");
-        assert_eq!(Source::Fixed.action("tier", Some("free"))["generic_key"]["descriptor_value"], "free");
+        assert_eq!(ValueSource::Address.action("remote_address", None), json!({"remote_address": {}}));
+        assert_eq!(ValueSource::Address.action("login_ip", None)["extension"]["name"], "login_ip");
+        assert_eq!(ValueSource::Fixed.action("tier", Some("free"))["generic_key"]["descriptor_value"], "free");
     }
 }

@@ -13,14 +13,14 @@ mod weight;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};
 use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::random::Random;
 
 /// A whole number of minutes, hours and days, so that windows start where tests expect them to.
 pub(super) const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
 
 pub(super) fn ruleset(yaml: &str) -> Ruleset {
-    let loaded = Ruleset::load(&[Source { name: "test.yaml".into(), text: yaml.to_owned() }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "test.yaml".into(), text: yaml.to_owned() }], &Options::default());
     loaded.ruleset.unwrap_or_else(|| panic!("{:#?}", loaded.problems))
 }
 

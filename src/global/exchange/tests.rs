@@ -12,7 +12,7 @@ use crate::global::model::Rows;
 use crate::global::publish::Sent;
 use crate::global::row::OwnRow;
 use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
-use crate::rules::{Options, Source};
+use crate::rules::{Options, RuleText};
 use crate::secret::Secret;
 use crate::simulate::random::Random;
 
@@ -22,7 +22,7 @@ const ALL: Reading = Reading::All { from: None };
 
 fn rules(limit: &str) -> Ruleset {
     let text = format!("{{domain: d, descriptors: [{{key: k, {limit}}}]}}");
-    let loaded = Ruleset::load(&[Source { name: "t".into(), text }], &Options::default());
+    let loaded = Ruleset::load(&[RuleText { name: "t".into(), text }], &Options::default());
     loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems))
 }
 

@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::clock::wall_time;
 use crate::regional::redis::backoff::Backoff;
 use crate::regional::redis::dial::dial;
 use crate::regional::redis::error::{LinkState, OriginError};
@@ -178,7 +179,7 @@ impl Lanes {
         let id = self.connections.fetch_add(1, Ordering::Relaxed);
         let gone = link.gone();
         let live =
-            Live { link, id, since: Instant::now(), since_wall: SystemTime::now(), is_doubted: AtomicBool::new(false) };
+            Live { link, id, since: Instant::now(), since_wall: wall_time(), is_doubted: AtomicBool::new(false) };
         self.slot(lane).store(Some(Arc::new(live)));
         tracing::info!("connected to Redis at {} ({lane:?})", self.settings.place);
         let lanes = Arc::downgrade(self);
@@ -232,7 +233,7 @@ impl Lanes {
             tracing::warn!("Redis at {}: {text}", self.settings.place);
             failures.logged = Some((text.clone(), Instant::now()));
         }
-        failures.last = Some(LastError { text, reason: error.reason(), at: SystemTime::now() });
+        failures.last = Some(LastError { text, reason: error.reason(), at: wall_time() });
     }
 
     pub fn status(&self) -> ConnectionStatus {

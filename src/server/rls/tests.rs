@@ -18,7 +18,7 @@ use super::write::Answer;
 use super::{oracle, *};
 use crate::engine::{Decision, Engine, Modes, Status, StatusKind};
 use crate::request::Bounds;
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::server::answer_options::*;
 use crate::server::problem_body;
 
@@ -265,7 +265,7 @@ descriptors:
   - key: e
     rate_limit: {window: 90s, requests_per_unit: 100, algorithm: gcra, burst: 300}
 ";
-    let source = Source { name: "rules.yaml".into(), text: text.into() };
+    let source = RuleText { name: "rules.yaml".into(), text: text.into() };
     let loaded = Ruleset::load(&[source], &Options::default());
     loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems))
 }

@@ -3,7 +3,7 @@
 use super::{SECOND_US, load, loaded};
 use crate::engine::{Engine, Modes};
 use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{START_MS, Setup, World};
 
@@ -17,7 +17,7 @@ fn setup(seed: u64, processes: usize, limit: u32) -> Setup {
 fn exact(limit: u32, per_second: u64, seconds: u64) -> u64 {
     let yaml =
         format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{requests_per_unit: {limit}, window: 10s}}}}]}}");
-    let rules = Ruleset::load(&[Source { name: "t".into(), text: yaml }], &Options::default()).ruleset.unwrap();
+    let rules = Ruleset::load(&[RuleText { name: "t".into(), text: yaml }], &Options::default()).ruleset.unwrap();
     let engine = Engine::new(10);
     let entries = || [Entry { key: "k", value: "0" }].into_iter().collect();
     let mut admitted = 0;

@@ -6,7 +6,7 @@ use crate::clock::Now;
 use crate::regional::model::Origin;
 use crate::regional::region::Effects;
 use crate::regional::wait_queue::AskOutcome;
-use crate::rules::{Options, Ruleset, Source};
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::faults::Network;
 use crate::simulate::process::{Became, KeyHits, Process, Start};
 use crate::simulate::world::{START_MS, Setup, World};
@@ -90,7 +90,7 @@ struct Pair {
 impl Pair {
     fn new() -> Pair {
         let text = "domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 10, window: 1h}}]".into();
-        let loaded = Ruleset::load(&[Source { name: "simulated".into(), text }], &Options::default());
+        let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text }], &Options::default());
         let ruleset = loaded.ruleset.expect("rules are good");
         let now = Now { wall_ms: START_MS, mono_us: SECOND_US };
         let start = Start {

@@ -10,17 +10,17 @@ use crate::proto::ratelimit::config::ratelimit::v3::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::rules::Source;
+use crate::rules::RuleText;
 
 /// Descriptors may stand in descriptors this deep; rule files allow far less.
 const DEPTH_MAX: usize = 64;
 
 /// The rule file that a message stands for. Its name plays the role of the file's.
-pub fn source(config: &RateLimitConfig) -> Source {
+pub fn source(config: &RateLimitConfig) -> RuleText {
     let descriptors: Vec<Value> = config.descriptors.iter().map(|descriptor| written(descriptor, DEPTH_MAX)).collect();
     let file = json!({"domain": config.domain, "descriptors": descriptors});
     let name = if config.name.is_empty() { &config.domain } else { &config.name };
-    Source { name: format!("xds:{name}").into(), text: format!("{file:#}") }
+    RuleText { name: format!("xds:{name}").into(), text: format!("{file:#}") }
 }
 
 /// What is not set is not written: the defaults are those of rule files.

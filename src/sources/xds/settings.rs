@@ -75,7 +75,7 @@ pub struct XdsFlags {
     pub xds_client_max_msg_size_in_bytes: usize,
 }
 
-/// Where rules come from, and who asks for them.
+/// A management server, and who asks it for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdsSettings {
     /// As it is shown.

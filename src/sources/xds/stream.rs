@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tonic::Request;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use crate::rules::Source;
+use crate::rules::RuleText;
 use crate::sources::xds::settings::{XdsSettings, XdsTls};
 use crate::sources::xds::subscription::Subscription;
 
@@ -25,7 +25,7 @@ const REQUESTS_MAX: usize = 16;
 
 /// Whoever takes rules, or says why it does not.
 pub trait Taker {
-    fn take(&self, sources: Vec<Source>) -> impl Future<Output = Result<(), String>> + Send;
+    fn take(&self, sources: Vec<RuleText>) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// Listens for rules, for as long as the process runs. Streams that end are opened again.

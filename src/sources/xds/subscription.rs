@@ -6,7 +6,7 @@ use crate::proto::google::rpc::Status;
 use crate::proto::ratelimit::config::ratelimit::v3::RateLimitConfig;
 use prost::{Message, Name};
 
-use crate::rules::Source;
+use crate::rules::RuleText;
 use crate::sources::xds::message::source;
 
 /// The reason of a refusal, as far as it is told.
@@ -29,7 +29,7 @@ pub struct Subscription {
 pub struct Received {
     pub version: String,
     /// All rules, or why they can't be read.
-    pub sources: Result<Vec<Source>, String>,
+    pub sources: Result<Vec<RuleText>, String>,
 }
 
 impl Subscription {

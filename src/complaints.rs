@@ -1,0 +1,46 @@
+//! Complaints that last: each is made once a minute, however often there is reason for it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// How long a complaint that was made is not made again.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// When each kind of complaint was last made. There are few kinds: none is forgotten.
+#[derive(Debug)]
+pub struct Complaints<K>(Mutex<BTreeMap<K, Instant>>);
+
+impl<K> Default for Complaints<K> {
+    fn default() -> Complaints<K> {
+        Complaints(Mutex::default())
+    }
+}
+
+impl<K: Ord> Complaints<K> {
+    /// Whether to complain of this now. Who is told so does.
+    pub fn is_due(&self, what: K, now: Instant) -> bool {
+        let mut made = self.0.lock();
+        let is_due = made.get(&what).is_none_or(|at| now.saturating_duration_since(*at) >= INTERVAL);
+        if is_due {
+            made.insert(what, now);
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_complaint_is_made_once_a_minute() {
+        let complaints = Complaints::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(complaints.is_due("a", at(0)) && complaints.is_due("b", at(1)));
+        assert!(!complaints.is_due("a", at(59)) && complaints.is_due("a", at(60)));
+        assert!(!complaints.is_due("b", at(60)) && complaints.is_due("b", at(61)));
+    }
+}

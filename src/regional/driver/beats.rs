@@ -1,0 +1,125 @@
+//! Heartbeats: the origin hears that this process lives, and tells how many do, what its clock says, and whether it still has
+//! the data that it had.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::clock::wall_ms;
+use crate::regional::driver::Regional;
+use crate::regional::metrics::RegionalMetrics;
+use crate::regional::region::Operation;
+use crate::regional::witness::Witness;
+
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Until the first heartbeat, or one after others that were lost, has been answered.
+const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
+const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a process is taken to live after a heartbeat.
+const LIVE_FOR: Duration = Duration::from_secs(3);
+/// Clocks may be apart by one part in so many of the shortest window.
+const CLOCK_SHARE: u64 = 20;
+
+impl Regional {
+    /// Tells the origin that this process lives, and hears how many do.
+    pub(super) async fn beat(self: Arc<Self>) {
+        let mut was_heard = false;
+        let mut has_warned = false;
+        let mut witness = Witness::default();
+        let mut are_apart = false;
+        let (store, process) = (self.region.store(), self.region.process());
+        while !self.is_leaving.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            let mut is_missed = false;
+            match self.redis.beat(store, process, BEAT_TIMEOUT).await {
+                Ok(beat) => {
+                    self.region.beaten(true, self.now());
+                    let took = began.elapsed();
+                    self.metrics.called(Operation::Beat, took);
+                    let is_lost = witness.hear_incarnation(beat.incarnation, self.was_answered.load(Ordering::Relaxed));
+                    let is_forgotten = was_heard && (is_lost || !beat.was_known);
+                    self.hear_live(u32::try_from(beat.live).unwrap_or(u32::MAX), is_forgotten);
+                    let half_ms = i64::try_from(took.as_millis() / 2).unwrap_or(0);
+                    let offset_ms = beat.time_ms as i64 + half_ms - wall_ms() as i64;
+                    self.metrics.clock_offset_ms.store(offset_ms, Ordering::Relaxed);
+                    self.compare_clocks(offset_ms, &mut are_apart);
+                    if is_lost {
+                        self.heal("it has lost its data");
+                    }
+                    was_heard = true;
+                    if self.identify(&mut witness, &mut has_warned).await {
+                        // Which data the new server has, the next heartbeat says, at once.
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    self.region.beaten(false, self.now());
+                    self.metrics.failed(Operation::Beat, error.reason());
+                    is_missed = true;
+                }
+            }
+            sleep(if was_heard && !is_missed { BEAT_INTERVAL } else { FIRST_BEAT_INTERVAL }).await;
+        }
+    }
+
+    /// A server that has lost its data hears of one process after the other: until all have had the time to tell it,
+    /// there are taken to be as many as before.
+    fn hear_live(&self, told: u32, is_forgotten: bool) {
+        let mut at_least = self.live_at_least.lock();
+        if is_forgotten {
+            *at_least = Some((self.region.live(), Instant::now() + LIVE_FOR));
+        }
+        let floor = at_least.filter(|(_, until)| Instant::now() < *until).map_or(1, |(live, _)| live);
+        self.region.set_live(told.max(floor));
+    }
+
+    /// Says so when the clocks are too far apart for the rules: requests are then counted in different windows.
+    fn compare_clocks(&self, offset_ms: i64, were_apart: &mut bool) {
+        let window_ms = self.shortest_window_ms.load(Ordering::Relaxed);
+        let are_apart = offset_ms.unsigned_abs().saturating_mul(CLOCK_SHARE) > window_ms;
+        if are_apart && !*were_apart {
+            tracing::warn!(
+                offset_ms,
+                shortest_window_ms = window_ms,
+                "the clock of Redis and this one are further apart than 5 % of the shortest window: set them right"
+            );
+        }
+        *were_apart = are_apart;
+    }
+
+    /// Notices a restart or a failover: the data behind another run id may be older, or gone. True if there was one.
+    async fn identify(&self, witness: &mut Witness, has_warned: &mut bool) -> bool {
+        if self.is_anonymous.load(Ordering::Relaxed) {
+            return false;
+        }
+        let identity = match self.redis.identity(BEAT_TIMEOUT).await {
+            Ok(identity) => identity,
+            Err(error) => {
+                // Asking again would only have the connection doubted.
+                if error.reason() == "auth" && !self.is_anonymous.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "this user may not ask Redis for INFO: a failover is noticed by heartbeats only");
+                }
+                return false;
+            }
+        };
+        if let (Some(policy), false) = (identity.evicting_policy(), *has_warned) {
+            *has_warned = true;
+            tracing::warn!(
+                "Redis' maxmemory-policy is {policy}, so it may throw counts away when its memory is full: set it to noeviction"
+            );
+        }
+        let is_other = witness.hear_run_ids(&identity.run_ids);
+        if is_other {
+            self.heal("it was restarted, or another server has taken over");
+        }
+        is_other
+    }
+
+    fn heal(&self, why: &str) {
+        tracing::info!(why, "telling the origin all counts again");
+        RegionalMetrics::count(&self.metrics.heals, 1);
+        self.region.heal();
+    }
+}

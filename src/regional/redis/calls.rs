@@ -1,0 +1,71 @@
+//! What a region asks of its Redis, in the region's own words. How that is written, and that scripts serve it, is known only
+//! in this folder.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::engine::reach::Store;
+use crate::regional::call::{Call, ProcessId, Reply};
+use crate::regional::redis::codec::{self, Beat, Invocation};
+use crate::regional::redis::{Lane, OriginError, Redis, Script};
+use crate::regional::region::Field;
+
+static ORIGIN: Script = Script::new(codec::ORIGIN);
+static BEAT: Script = Script::new(codec::BEAT);
+static LEAVE: Script = Script::new(codec::LEAVE);
+
+/// Fields that are taken out in one call.
+const LEAVE_CHUNK: usize = 256;
+
+impl Redis {
+    /// Has a call served. All of its keys are in one slot of a Cluster.
+    pub async fn call(&self, lane: Lane, call: &Call, within: Duration) -> Result<Reply, OriginError> {
+        let value = self.serve(lane, call, within).await?;
+        codec::decode(call, &value).map_err(|_| OriginError::BadReply)
+    }
+
+    /// Finds out whether a call would be served: a server that answers PING may still refuse the script. Nobody needs what
+    /// it answers.
+    pub async fn try_call(&self, lane: Lane, call: &Call, within: Duration) -> Result<(), OriginError> {
+        self.serve(lane, call, within).await.map(drop)
+    }
+
+    async fn serve(&self, lane: Lane, call: &Call, within: Duration) -> Result<Value, OriginError> {
+        let Invocation { keys, args } = codec::encode(call);
+        match self.replicas {
+            0 => self.script(lane, &ORIGIN, &keys, &args, within).await,
+            _ => self.replicated_script(lane, &ORIGIN, &keys, &args, within).await,
+        }
+    }
+
+    /// Says that the process lives, and hears how many do.
+    pub async fn beat(&self, store: Store, process: ProcessId, within: Duration) -> Result<Beat, OriginError> {
+        let Invocation { keys, args } = codec::encode_beat(store, process);
+        let value = self.script(Lane::Replays, &BEAT, &keys, &args, within).await?;
+        codec::decode_beat(&value).map_err(|_| OriginError::BadReply)
+    }
+
+    /// Takes a process's fields out, so that others divide what is left among fewer.
+    pub async fn take_out(&self, process: ProcessId, fields: &[Field], until: Instant) -> Result<(), OriginError> {
+        let name = |(key, sequence): &Field| match sequence {
+            Some(sequence) => codec::cell_key(key, *sequence),
+            None => codec::bucket_key(key),
+        };
+        // Keys of a Cluster are in many slots.
+        let chunk = if self.is_cluster() { 1 } else { LEAVE_CHUNK };
+        let args = [process.to_string().into_bytes()];
+        for chunk in fields.chunks(chunk) {
+            let left = until.saturating_duration_since(Instant::now());
+            let keys: Vec<Vec<u8>> = chunk.iter().map(name).collect();
+            self.script(Lane::Replays, &LEAVE, &keys, &args, left).await?;
+        }
+        Ok(())
+    }
+
+    /// Says that the process stops. Others notice within three seconds anyway.
+    pub async fn leave(&self, store: Store, process: ProcessId, within: Duration) -> Result<(), OriginError> {
+        let Invocation { keys, args } = codec::encode_leave(store, process);
+        self.script(Lane::Replays, &BEAT, &keys, &args, within).await.map(drop)
+    }
+}
