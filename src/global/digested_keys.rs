@@ -6,14 +6,12 @@
 use std::collections::HashMap;
 
 use crate::engine::table::SlotRef;
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::foreign_ledger::ForeignSum;
 
 /// What a row of a hidden key says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    pub sequence: u64,
-    pub others: Counts,
-    pub row: Counts,
+    pub sum: ForeignSum,
     pub expires_at_ms: u64,
 }
 
@@ -53,7 +51,7 @@ impl Hidden {
         }
         let rows = self.kept.entry(digest.into()).or_default();
         // Of older windows nothing counts.
-        rows.retain(|other| other.sequence != row.sequence && other.sequence + 1 >= row.sequence);
+        rows.retain(|other| other.sum.sequence != row.sum.sequence && other.sum.sequence + 1 >= row.sum.sequence);
         rows.push(row);
         true
     }
@@ -78,15 +76,17 @@ impl Hidden {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::table::foreign::Counts;
 
     fn kept(sequence: u64, expires_at_ms: u64) -> Kept {
-        Kept { sequence, others: Counts { hits: 5, refunds: 0 }, row: Counts::default(), expires_at_ms }
+        let others = Counts { hits: 5, refunds: 0 };
+        Kept { sum: ForeignSum { sequence, others, row: Counts::default() }, expires_at_ms }
     }
 
     #[test]
     fn rows_wait_for_their_key() {
         let mut hidden = Hidden::default();
-        let at = SlotRef { shard: 1, slot: 2, generation: 3 };
+        let at = SlotRef::of(2);
         assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
         assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");
         hidden.expire(100);

@@ -21,8 +21,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::engine::Engine;
 use crate::engine::key::Key;
-use crate::engine::table::regional_part::RegionalPart;
-use crate::engine::table::{Slot, SlotRef, Table};
+use crate::engine::table::SlotRef;
+use crate::engine::table::foreign_ledger::ForeignLedger;
 use crate::global::cadence::Cadence;
 use crate::global::digested_keys::Hidden;
 use crate::global::exchange::pass::Pass;
@@ -121,6 +121,7 @@ pub struct Exchange {
     engine: Arc<Engine>,
     options: ExchangeOptions,
     names: RwLock<Arc<Names>>,
+    /// Locked before any shard of the table.
     state: Mutex<State>,
     pub counts: ExchangeCounts,
 }
@@ -143,7 +144,7 @@ impl Exchange {
             random: options.seed | 1,
         };
         // Until all of it is.
-        engine.table().missing().begin_reading();
+        engine.table().foreign_ledger().begin_reading();
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
     }
@@ -152,8 +153,8 @@ impl Exchange {
         &self.options
     }
 
-    fn table(&self) -> &Table {
-        self.engine.table()
+    fn ledger(&self) -> ForeignLedger<'_> {
+        self.engine.table().foreign_ledger()
     }
 
     /// Other rules are in force: everything is read again, for rows that meant nothing before.
@@ -177,25 +178,6 @@ impl Exchange {
         if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
     }
 
-    /// Visits every key, shard by shard, each locked only for a moment.
-    fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut RegionalPart)) {
-        for number in 0..self.table().shards() {
-            let mut shard = self.table().lock(number);
-            for at in shard.taken() {
-                if let (slot, Some(shared)) = shard.both(at) {
-                    visit(number, at, slot, shared);
-                }
-            }
-        }
-    }
-
-    fn note(&self, at: SlotRef) {
-        let mut shard = self.table().lock(at.shard);
-        if let Some((slot, shared)) = shard.at(at) {
-            self.table().note(at.shard, at.slot, slot, shared);
-        }
-    }
-
     pub fn status(&self, now: Now) -> ExchangeStatus {
         let state = self.state.lock();
         let ago = |at_us: Option<u64>| at_us.map(|at_us| now.mono_us.saturating_sub(at_us));
@@ -209,7 +191,7 @@ impl Exchange {
             import_opened: state.importing.opened,
             published_ago_us: ago(state.published_us),
             imported_ago_us: ago(state.imported_us),
-            waiting: self.table().noted().len(),
+            waiting: self.ledger().noted(),
         }
     }
 }

@@ -17,13 +17,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, StoreView};
-use crate::engine::key::{Key, OwnedKey};
+use crate::engine::key::Key;
 use crate::engine::reach::Store;
-use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::RegionalPart;
-use crate::engine::table::{NewKey, Slot, SlotRef, Table};
+use crate::engine::table::SlotRef;
+use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
@@ -32,8 +30,6 @@ use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
 use crate::regional::replay::FLUSH_INTERVAL_US;
 use crate::regional::wait_queue::{AskId, AskOutcome, WaitQueue, Waiting};
-
-use crate::rules::limit::Terms;
 
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -166,6 +162,7 @@ pub struct RegionOptions {
 pub struct Region {
     engine: Arc<Engine>,
     options: RegionOptions,
+    /// Locked after the requests that wait in the driver, and before any shard of the table.
     state: Mutex<State>,
     live: AtomicU32,
     /// This process may not know how many they are, and never did.
@@ -220,8 +217,8 @@ impl Region {
         self.options.store
     }
 
-    fn table(&self) -> &Table {
-        self.engine.table()
+    fn ledger(&self) -> Ledger<'_> {
+        self.engine.table().ledger(self.store())
     }
 
     /// Processes of the region that are alive, as the origin last told.
@@ -277,7 +274,7 @@ impl Region {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.asks.waiting.get(&id) else { return false };
         for asked in &waiting.inquiry.questions {
-            self.with_slot(&asked.key, &asked.terms, now, |_, shared| shared.unreadable(now.mono_ms()));
+            self.ledger().unreadable(&asked.key, &asked.terms, now);
         }
         state.asks.give_up(id)
     }
@@ -300,7 +297,7 @@ impl Region {
             state.asks.tidy(now.mono_us);
             self.heal_some(state);
             effects.join(self.flush(state, true, now));
-        } else if self.table().is_urgent(self.store()) {
+        } else if self.ledger().is_any_urgent() {
             effects.join(self.flush(state, false, now));
         }
         effects
@@ -329,7 +326,7 @@ impl Region {
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.heal_next.is_some();
-        is_healing || !state.under_way.is_empty() || !self.table().grown(self.store()).all.is_empty()
+        is_healing || !state.under_way.is_empty() || self.ledger().is_any_unsent()
     }
 
     /// Hits that were pending when the last flush began.
@@ -424,13 +421,7 @@ impl Region {
             Some(UnderWay::Replay { slots, .. }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
-                for at in slots {
-                    let mut shard = self.table().lock(at.shard);
-                    let Some((_, shared)) = shard.at(at) else { continue };
-                    shared.is_in_flight = false;
-                    shared.is_wanted = true;
-                    self.table().enqueue(at.shard, at.slot, shared, false);
-                }
+                slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
                 Effects::default()
             }
         }
@@ -446,35 +437,6 @@ impl Region {
         origin
     }
 
-    /// Finds or makes the slot of a key.
-    fn with_slot<T>(
-        &self,
-        key: &OwnedKey,
-        terms: &Terms,
-        now: Now,
-        change: impl FnOnce(&mut Slot, &mut RegionalPart) -> T,
-    ) -> Option<(T, SlotRef)> {
-        let table = self.table();
-        let borrowed = key.as_key();
-        let hash = table.hash(&borrowed);
-        let number = table.shard_of(hash);
-        let mut shard = table.lock(number);
-        let slot = shard.find(&borrowed, hash).or_else(|| {
-            let counter = Counter::new(terms, now.wall_ms);
-            let OwnedKey { is_sensitive, is_global, .. } = *key;
-            let store = self.store();
-            let entry = NewKey { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
-            table.insert(&mut shard, Pinned::none(), entry, now.wall_ms)
-        })?;
-        let (found, shared) = shard.both(slot);
-        // Under other rules the key may be another store's by now.
-        let shared = shared.filter(|shared| shared.store == self.store())?;
-        let at = SlotRef { shard: number, slot, generation: shared.generation };
-        let changed = change(found, shared);
-        table.note(number, slot, found, shared);
-        Some((changed, at))
-    }
-
     fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>) -> Call {
         let nonce = (random(state) % 4096) as u16;
         Call { process: self.options.process, nonce, charges, parts, asks }
@@ -485,13 +447,6 @@ impl Region {
         let id = CallId(state.next_call);
         state.under_way.insert(id, under_way);
         id
-    }
-
-    fn enqueue(&self, at: SlotRef) {
-        let mut shard = self.table().lock(at.shard);
-        if let Some((_, shared)) = shard.at(at) {
-            self.table().enqueue(at.shard, at.slot, shared, false);
-        }
     }
 }
 

@@ -80,7 +80,7 @@ mod tests {
         for (cells, messages) in [(1, 4), (2, 4), (17, 37)] {
             let mut batch = ReplayBatch::default();
             for slot in 0..256 {
-                batch.push(SlotRef { shard: 0, slot, generation: 0 }, part(cells));
+                batch.push(SlotRef::of(slot), part(cells));
             }
             let sent = batch.into_messages(None);
             assert_eq!(sent.len(), messages, "{cells} cells a key");

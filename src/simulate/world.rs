@@ -463,7 +463,7 @@ impl World {
     /// Polls when the process wants it, or at once if hits are urgent.
     fn plan_poll(&mut self, process: usize) {
         let region = &self.processes[process].region;
-        let is_urgent = self.processes[process].engine.table().is_urgent(Store::Origin);
+        let is_urgent = self.processes[process].engine.table().ledger(Store::Origin).is_any_urgent();
         let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
         let next_us = next_us.max(self.now_us);
         if next_us < self.next_poll[process] {
@@ -475,17 +475,7 @@ impl World {
 
     /// Hits of a process that the origin has not acknowledged.
     pub fn pending(&self, process: usize) -> u64 {
-        let table = self.processes[process].engine.table();
-        let mut pending = 0;
-        for number in 0..table.shards() {
-            let mut shard = table.lock(number);
-            for slot in shard.taken() {
-                if let (_, Some(shared)) = shard.both(slot) {
-                    pending += shared.pending();
-                }
-            }
-        }
-        pending
+        self.processes[process].engine.table().pending_hits()
     }
 
     /// A copy of the engine's table of a process says how it counts a key now.

@@ -201,7 +201,7 @@ impl Decider {
 /// Finds out who decides. When too many wait already, nobody asks: what memory can decide it does, the rest is the
 /// policy's.
 #[inline]
-pub fn standing(
+pub(in crate::engine) fn standing(
     check: &Check<'_>,
     verdict: &Verdict,
     counter: &Counter,

@@ -104,7 +104,7 @@ impl<'a> Check<'a> {
     }
 
     /// A counter as this check sees it.
-    pub fn view<'v>(&self, counter: &'v mut Counter, shared: Option<&'v RegionalPart>) -> View<'v> {
+    pub(in crate::engine) fn view<'v>(&self, counter: &'v mut Counter, shared: Option<&'v RegionalPart>) -> View<'v> {
         View { counter, foreign: shared.and_then(RegionalPart::foreign), is_cut_off: self.is_cut_off }
     }
 }

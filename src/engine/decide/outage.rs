@@ -55,7 +55,7 @@ impl Verdict {
 
 impl Endured<'_> {
     /// Puts the policy's verdict in the place of memory's.
-    pub fn judge(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
+    pub(in crate::engine) fn judge(&self, counter: &mut Counter, shared: Option<&RegionalPart>, verdict: &mut Verdict) {
         match self.check.on_outage {
             OnOutage::Local => self.recall_pause(counter, shared, verdict),
             OnOutage::Share => {

@@ -11,16 +11,23 @@
 //! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
 //! shards are small, have their room from the start, and are swept a few slots at a time.
 //!
+//! Whoever is not the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those for
+//! other regions. No lock, slot or part leaves them.
+//!
 //! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
+mod entry;
 pub mod foreign;
-pub mod index;
-pub mod missing;
+pub mod foreign_ledger;
+mod index;
+pub mod ledger;
+mod missing;
 mod own_counts;
-pub mod pinned;
+pub(in crate::engine) mod pinned;
 pub mod regional_part;
-pub mod shard;
+mod shard;
+mod sync;
 pub mod weight;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -36,7 +43,8 @@ use crate::engine::table::foreign::Foreign;
 use crate::engine::table::missing::Missing;
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::regional_part::RegionalPart;
-pub use crate::engine::table::shard::{NewKey, Shard, Slot, SlotRef};
+pub use crate::engine::table::shard::SlotRef;
+pub(in crate::engine) use crate::engine::table::shard::{NewKey, Shard, Slot};
 use crate::engine::table::shard::{Removed, Swept, floor_s};
 use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
 
@@ -119,8 +127,11 @@ pub struct Table {
     /// For the origin, and for the owner of strict limits.
     grown: [Grown; 2],
     regions: u32,
+    /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
+    /// Sensitive keys that were made and that nobody has compared with what other regions told.
     hidden: SegQueue<SlotRef>,
+    /// What other regions have told and is not here.
     missing: Missing,
     /// Keys that are here only because other regions have counted them.
     unasked: AtomicUsize,
@@ -130,7 +141,7 @@ pub struct Table {
 
 /// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
-pub struct Grown {
+pub(in crate::engine) struct Grown {
     pub all: SegQueue<SlotRef>,
     /// Pending hits have used up half of their allowance.
     pub urgent: SegQueue<SlotRef>,
@@ -189,23 +200,26 @@ impl Table {
         }
     }
 
-    pub fn hash(&self, key: &Key<'_>) -> u64 {
+    pub(in crate::engine) fn hash(&self, key: &Key<'_>) -> u64 {
         key.hash(&self.hasher)
     }
 
     /// By the lower half of the hash: as far into the shards as it is into its range.
-    pub fn shard_of(&self, hash: u64) -> u32 {
+    pub(in crate::engine) fn shard_of(&self, hash: u64) -> u32 {
         ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
     }
 
+    /// Locks a shard. Whoever locks several locks them in ascending order; whoever holds one and looks for room elsewhere
+    /// only tries the others. Whatever else is locked (requests that wait, a region's state, the exchange's state) is
+    /// locked before the first shard, and nothing while one is held.
     #[inline]
-    pub fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
+    pub(in crate::engine) fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[shard as usize];
         shard.try_lock().unwrap_or_else(|| wait_for(shard))
     }
 
     /// A copy of a key's counter and of its part in the world, without marking the key as used.
-    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
+    pub(in crate::engine) fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
@@ -214,7 +228,13 @@ impl Table {
     }
 
     /// A key's part in the region, before anything is known of it.
-    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> RegionalPart {
+    pub(in crate::engine) fn new_shared(
+        &self,
+        counter: &Counter,
+        store: Store,
+        is_sensitive: bool,
+        now_ms: u64,
+    ) -> RegionalPart {
         // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
         let is_bucket = matches!(counter, Counter::Gcra(_));
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
@@ -222,84 +242,67 @@ impl Table {
             _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
         };
         let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
-        let mut shared = RegionalPart::new(counter, 0, is_sensitive, is_first);
-        shared.store = store;
-        shared
+        RegionalPart::new(counter, store, 0, is_sensitive, is_first)
     }
 
-    pub fn is_shared(&self) -> bool {
+    pub(in crate::engine) fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    pub fn grown(&self, store: Store) -> &Grown {
+    pub(in crate::engine) fn grown(&self, store: Store) -> &Grown {
         &self.grown[store as usize]
     }
 
     /// Puts a slot of a locked shard into the queue of what is to be told.
-    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut RegionalPart, is_urgent: bool) {
+    pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, shared: &mut RegionalPart, is_urgent: bool) {
         let at = SlotRef { shard, slot, generation: shared.generation };
-        if !shared.is_queued {
-            shared.is_queued = true;
-            self.grown(shared.store).all.push(at);
+        let grown = self.grown(shared.store());
+        if shared.sync().enqueue() {
+            grown.all.push(at);
         }
         if is_urgent {
-            self.grown(shared.store).urgent.push(at);
+            grown.urgent.push(at);
         }
     }
 
     /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
-    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
-        if !slot.is_global || shared.is_noted {
+    pub(in crate::engine) fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
+        if !slot.is_global || shared.is_noted() {
             return;
         }
         if shared.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
-            shared.is_noted = true;
+            shared.set_noted(true);
             self.noted.push(SlotRef { shard, slot: at, generation: shared.generation });
         }
     }
 
-    /// Slots with counts that other regions should know of, each once.
-    pub fn noted(&self) -> &SegQueue<SlotRef> {
-        &self.noted
-    }
-
     /// Has a key compared with what other regions told, if they know it only by a digest.
-    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &RegionalPart) {
-        if slot.is_global && shared.is_sensitive {
+    pub(in crate::engine) fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &RegionalPart) {
+        if slot.is_global && shared.is_sensitive() {
             self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
         }
-    }
-
-    /// Sensitive keys that were made and that nobody has compared with what other regions told.
-    pub fn hidden(&self) -> &SegQueue<SlotRef> {
-        &self.hidden
-    }
-
-    /// What other regions have told and is not here.
-    pub fn missing(&self) -> &Missing {
-        &self.missing
     }
 
     /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
     /// the next request on it tries again.
     #[cold]
-    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
+    pub(in crate::engine) fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
         let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
         shared.set_unheard(!is_done);
     }
 
     /// How many regions share their counts; one if none does.
-    pub fn regions(&self) -> u32 {
+    pub(in crate::engine) fn regions(&self) -> u32 {
         self.regions
     }
 
     /// A key that only other regions had asked for is asked for here, or gone.
-    pub fn count_asked(&self) {
+    pub(in crate::engine) fn count_asked(&self) {
         self.unasked.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Makes room in the count of keys that nobody here has asked for; false if there are too many of them.
-    pub fn count_unasked(&self) -> bool {
+    pub(in crate::engine) fn count_unasked(&self) -> bool {
         if self.unasked.load(Ordering::Relaxed) >= self.keys_max.div_ceil(UNASKED_PART) {
             return false;
         }
@@ -307,12 +310,7 @@ impl Table {
         true
     }
 
-    /// Whether pending hits should be told at once.
-    pub fn is_urgent(&self, store: Store) -> bool {
-        !self.grown(store).urgent.is_empty()
-    }
-
-    pub fn shards(&self) -> u32 {
+    pub(in crate::engine) fn shards(&self) -> u32 {
         self.shards.len() as u32
     }
 
@@ -340,7 +338,7 @@ impl Table {
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
-    pub fn weigh(&self, slot: &mut Slot, shared: Option<&RegionalPart>) {
+    pub(in crate::engine) fn weigh(&self, slot: &mut Slot, shared: Option<&RegionalPart>) {
         let (before, now) = slot.weigh(shared);
         if before != now {
             self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
@@ -351,7 +349,13 @@ impl Table {
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
-    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: NewKey<'_>, now_ms: u64) -> Option<u32> {
+    pub(in crate::engine) fn insert(
+        &self,
+        shard: &mut Shard,
+        pinned: &Pinned,
+        entry: NewKey<'_>,
+        now_ms: u64,
+    ) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
         let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);

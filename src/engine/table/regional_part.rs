@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::count::counter::{Counter, rate, weighing};
+use crate::engine::count::counter::{Counter, Look, rate, weighing};
 use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
@@ -16,6 +16,7 @@ use crate::engine::reach::Store;
 use crate::engine::table::foreign::{Counts, Foreign, Notable, View};
 pub use crate::engine::table::own_counts::COUNT_MAX;
 use crate::engine::table::own_counts::{Share, Shares};
+use crate::engine::table::sync::Sync;
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
@@ -85,7 +86,7 @@ impl Rare {
 
 /// A key's part in the region.
 #[derive(Clone, Debug)]
-pub struct RegionalPart {
+pub(in crate::engine) struct RegionalPart {
     shares: Shares,
     /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
     sequence: u32,
@@ -100,23 +101,18 @@ pub struct RegionalPart {
     /// When their number was last told to have grown.
     holders_grew_ms: u32,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
-    pub generation: u16,
-    /// Stands in the queue of what is to be told.
-    pub is_queued: bool,
-    /// A message with its totals is on the way.
-    pub is_in_flight: bool,
-    /// To be told even though nothing is pending: to read it anew, or because the origin has lost it.
-    pub is_wanted: bool,
+    pub(super) generation: u16,
+    sync: Sync,
     /// Stands in the queue of what other regions should know.
-    pub is_noted: bool,
+    is_noted: bool,
     is_failed: bool,
     /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
     /// [`UNASKED`].
     marks: u8,
     /// Where its counts are shared.
-    pub store: Store,
+    store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
-    pub is_sensitive: bool,
+    is_sensitive: bool,
 }
 
 /// How current the view of a key is.
@@ -172,7 +168,7 @@ const SETTLED_MS: u64 = 200;
 
 impl RegionalPart {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
+    pub fn new(counter: &Counter, store: Store, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
         RegionalPart {
             shares: Shares::new(counter, is_first),
             sequence: counter.sequence() as u32,
@@ -183,15 +179,60 @@ impl RegionalPart {
             holders: 0,
             holders_grew_ms: 0,
             generation,
-            is_queued: false,
-            is_in_flight: false,
-            is_wanted: false,
+            sync: Sync::NEW,
             is_noted: false,
             is_failed: false,
             marks: 0,
-            store: Store::Origin,
+            store,
             is_sensitive,
         }
+    }
+
+    pub fn generation(&self) -> u16 {
+        self.generation
+    }
+
+    /// Where its counts are shared.
+    pub fn store(&self) -> Store {
+        self.store
+    }
+
+    /// The values of its identifier leave the process only as a keyed digest.
+    pub fn is_sensitive(&self) -> bool {
+        self.is_sensitive
+    }
+
+    pub fn set_sensitive(&mut self, is_sensitive: bool) {
+        self.is_sensitive = is_sensitive;
+    }
+
+    /// Stands in the queue of what other regions should know.
+    pub fn is_noted(&self) -> bool {
+        self.is_noted
+    }
+
+    pub fn set_noted(&mut self, is_noted: bool) {
+        self.is_noted = is_noted;
+    }
+
+    /// How far it is in telling its store.
+    pub(in crate::engine) fn sync(&mut self) -> &mut Sync {
+        &mut self.sync
+    }
+
+    pub fn is_queued(&self) -> bool {
+        self.sync.is_queued()
+    }
+
+    /// To be told even though nothing is pending.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.sync.is_wanted()
+    }
+
+    /// Has the key told with the next message, whether anything is pending or not.
+    pub fn want(&mut self) {
+        self.sync.want();
     }
 
     fn refunds(&self) -> Option<&[Refunds]> {
@@ -239,8 +280,7 @@ impl RegionalPart {
         self.marks &= UNHEARD | UNASKED;
         // What is under way with the store before is about a key that is no more.
         self.generation = self.generation.wrapping_add(1);
-        self.is_queued = false;
-        self.is_in_flight = false;
+        self.sync.move_on();
         self.is_noted = false;
         self.is_failed = false;
         self.resume();
@@ -279,6 +319,13 @@ impl RegionalPart {
     /// When a bucket is empty, if other processes have done as this one.
     pub fn held_until_ns(&self) -> u64 {
         if let Shares::Bucket { held_until_ns, .. } = &self.shares { *held_until_ns } else { 0 }
+    }
+
+    /// Brings a counter and its part up to `now_ms` and reads the counter.
+    pub fn look(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) -> Look {
+        let look = counter.look(terms, now_ms);
+        self.follow(counter);
+        look
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
@@ -528,8 +575,7 @@ impl RegionalPart {
         admitted: u64,
         at: Now,
     ) -> bool {
-        counter.look(terms, at.wall_ms);
-        self.follow(counter);
+        self.look(counter, terms, at.wall_ms);
         for (index, heard) in cells.iter().enumerate() {
             let admitted = if index == 0 { admitted } else { 0 };
             self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
@@ -658,7 +704,7 @@ mod tests {
     fn a_pause_does_not_come_again_after_fifty_days() {
         const DAY_MS: u64 = 24 * 60 * 60 * 1000;
         let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
-        let mut shared = RegionalPart::new(&Counter::new(&terms, 0), 0, false, true);
+        let mut shared = RegionalPart::new(&Counter::new(&terms, 0), Store::Origin, 0, false, true);
         let (at_ms, for_ms) = (1_000_000, 1_800_000);
         shared.pause(3, for_ms, at_ms);
         assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));

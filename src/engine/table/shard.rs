@@ -30,7 +30,7 @@ const BARREN_MS: u64 = 1000;
 /// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub struct Slot {
+pub(in crate::engine) struct Slot {
     pub counter: Counter,
     /// The terms of the last decision: eviction asks whether the key is over its limit.
     limit: u32,
@@ -114,7 +114,7 @@ impl Slot {
 
 /// A key to add.
 #[derive(Debug)]
-pub struct NewKey<'a> {
+pub(in crate::engine) struct NewKey<'a> {
     pub key: Key<'a>,
     pub hash: u64,
     pub terms: Terms,
@@ -134,18 +134,26 @@ impl NewKey<'_> {
     }
 }
 
-/// Where a slot is, and which of the keys that it has held is meant.
+/// Where a slot is, and which of the keys that it has held is meant. Opaque outside of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef {
-    pub shard: u32,
-    pub slot: u32,
-    pub generation: u16,
+    pub(super) shard: u32,
+    pub(super) slot: u32,
+    pub(super) generation: u16,
+}
+
+impl SlotRef {
+    /// One that is not of any table.
+    #[cfg(test)]
+    pub(crate) fn of(slot: u32) -> SlotRef {
+        SlotRef { shard: 0, slot, generation: 0 }
+    }
 }
 
 /// One part of the table, behind its lock.
 #[derive(Debug)]
 #[repr(C)] // What every lookup reads comes first, on the line of the lock.
-pub struct Shard {
+pub(in crate::engine) struct Shard {
     index: Index,
     /// Those that are taken, and free ones between them.
     slots: Vec<Slot>,
@@ -252,13 +260,6 @@ impl Shard {
         self.index.find(tag(hash), |slot| self.slots[slot as usize].is(key))
     }
 
-    /// Where a key is, if it is here and shared. The shard's own number is `shard`.
-    pub fn find_ref(&mut self, key: &Key<'_>, hash: u64, shard: u32) -> Option<SlotRef> {
-        let slot = self.find(key, hash)?;
-        let (_, shared) = self.both(slot);
-        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
-    }
-
     /// How many slots there are, taken or not.
     pub fn slots(&self) -> usize {
         self.slots.len()
@@ -326,7 +327,7 @@ impl Shard {
         self.slots.reserve_exact(Index::SLOTS_MAX);
         self.slots.extend((0..PAGE_SLOTS).map(|_| Slot::EMPTY));
         if is_shared {
-            let part = RegionalPart::new(&Slot::EMPTY.counter, 0, false, false);
+            let part = RegionalPart::new(&Slot::EMPTY.counter, Store::Origin, 0, false, false);
             self.shared.reserve_exact(Index::SLOTS_MAX);
             self.shared.resize(PAGE_SLOTS, part);
         }
@@ -362,7 +363,7 @@ impl Shard {
         if let Some(shared) = shared {
             is_unasked = shared.ask();
             let generation = shared.generation.wrapping_add(1);
-            *shared = RegionalPart::new(&slot.counter, generation, false, false);
+            *shared = RegionalPart::new(&slot.counter, Store::Origin, generation, false, false);
         }
         self.notes.due_s[number as usize] = u32::MAX;
         self.notes.free.push(number);

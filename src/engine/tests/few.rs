@@ -85,7 +85,7 @@ fn tell(table: &Table, now_ms: u64) {
             };
             let cells: Vec<OriginCell> = shared.judged_totals(&slot.counter, &terms).iter().map(heard).collect();
             shared.absorb(&mut slot.counter, &terms, &cells, 0, at);
-            shared.is_queued = false;
+            shared.sync().dequeue();
         }
     }
     let grown = table.grown(Store::Origin);
@@ -99,7 +99,7 @@ fn left_behind(table: &Table) -> (Vec<String>, usize, usize) {
         let mut shard = table.lock(number);
         for place in shard.taken() {
             let (slot, shared) = shard.both(place);
-            let part = shared.map(|shared| (shared.pending(), shared.is_queued, shared.is_wanted));
+            let part = shared.map(|shared| (shared.pending(), shared.is_queued(), shared.is_wanted()));
             keys.push(format!("{:?} {:?} {part:?}", slot.key(), slot.counter));
         }
     }

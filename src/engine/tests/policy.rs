@@ -318,7 +318,10 @@ fn a_strict_limit_asks_until_memory_denies() {
     let report = [ask_for("strict=b", Hits::Own(5))];
     let attempt = shared.engine.attempt(&shared.rules, &request("d", &report), Modes::default(), START_MS, &up);
     assert!(matches!(attempt, Attempt::Decided(_)));
-    assert!(shared.engine.table().is_urgent(Store::Owner) && !shared.engine.table().is_urgent(Store::Origin));
+    assert!(
+        shared.engine.table().ledger(Store::Owner).is_any_urgent()
+            && !shared.engine.table().ledger(Store::Origin).is_any_urgent()
+    );
 }
 
 #[test]
@@ -377,8 +380,8 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
     let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
-        assert!(shared.engine.table().is_urgent(Store::Origin));
-        while shared.engine.table().grown(Store::Origin).urgent.pop().is_some() {}
+        assert!(shared.engine.table().ledger(Store::Origin).is_any_urgent());
+        shared.engine.table().ledger(Store::Origin).forget_urgent();
     }
 }
 

@@ -5,10 +5,9 @@ use std::collections::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::count::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::steps;
-use crate::engine::table::foreign::View;
+use crate::engine::table::ledger::Settlement;
 use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
@@ -135,27 +134,8 @@ impl Region {
 
     /// What a check says about a key, whether there is a slot for it or not.
     fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> Part {
-        let table = self.table();
-        let key = asked.key.as_key();
-        let hash = table.hash(&key);
-        let mut shard = table.lock(table.shard_of(hash));
-        match shard.find(&key, hash).map(|slot| shard.both(slot)) {
-            Some((slot, Some(shared))) if shared.store == self.store() => {
-                let look = slot.counter.look(&asked.terms, now.wall_ms);
-                shared.follow(&slot.counter);
-                let mut totals = shared.judged_totals(&slot.counter, &asked.terms);
-                if asked.is_cut_off {
-                    totals.iter_mut().for_each(|cell| cell.foreign = 0);
-                }
-                part(origin, &asked.terms, &totals, look.now_ms, now.wall_ms)
-            }
-            _ => {
-                let counter = Counter::new(&asked.terms, now.wall_ms);
-                let shared = table.new_shared(&counter, self.store(), asked.key.is_sensitive, now.wall_ms);
-                let totals = shared.judged_totals(&counter, &asked.terms);
-                part(origin, &asked.terms, &totals, now.wall_ms, now.wall_ms)
-            }
-        }
+        let totals = self.ledger().totals_of(&asked.key, &asked.terms, asked.is_cut_off, now);
+        part(origin, &asked.terms, &totals, now.wall_ms)
     }
 
     /// Those who wait for a key go on: together in one call, unless the key denies them by now.
@@ -186,13 +166,9 @@ impl Region {
     }
 
     fn is_paused(&self, asked: &StoreQuestion, now: Now) -> bool {
-        let table = self.table();
-        let key = asked.key.as_key();
-        let hash = table.hash(&key);
-        let mut shard = table.lock(table.shard_of(hash));
-        let Some((_, Some(shared))) = shard.find(&key, hash).map(|slot| shard.both(slot)) else { return false };
         // One that denies only together with others settles nothing.
-        !asked.is_strict && asked.judged == Some(None) && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
+        let settles = !asked.is_strict && asked.judged == Some(None);
+        settles && self.ledger().is_paused(&asked.key, asked.hits, now)
     }
 
     /// A check was answered: takes it over and tells everyone.
@@ -220,30 +196,14 @@ impl Region {
         let mut counted: HashMap<OriginKey, i64> = HashMap::new();
         let mut holders = 1;
         for (((key, heard), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
-            let jitter = random(state);
-            let taken = self.with_slot(&key.key, &key.terms, now, |slot, shared| {
-                let cells = origin_cells(&key.sequences, heard);
-                let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now);
-                self.table().weigh(slot, Some(shared));
-                // The owner of strict limits is asked again as soon as memory does not deny any more.
-                if let Some(hits) = denied.filter(|_| !key.is_strict) {
-                    let view =
-                        View { counter: &mut slot.counter, foreign: shared.foreign(), is_cut_off: key.is_cut_off };
-                    let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
-                    shared.pause(hits, wait_ms, now.mono_ms());
-                }
-                let left = has_read.then(|| {
-                    let (counter, foreign) = (&mut slot.counter, shared.foreign());
-                    View { counter, foreign, is_cut_off: key.is_cut_off }.look(&key.terms, now.wall_ms).available
-                });
-                (is_dirty, shared.holders(), left)
-            });
-            let Some(((is_dirty, key_holders, left), at)) = taken else { continue };
-            counted.extend(left.map(|left| (key.origin, i64::from(key.terms.capacity()).saturating_sub(left))));
-            holders = holders.max(key_holders);
-            if is_dirty {
-                self.enqueue(at);
+            let CheckedKey { is_strict, is_cut_off, .. } = *key;
+            let cells = &origin_cells(&key.sequences, heard);
+            let answer = Settlement { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
+            let Some(settled) = self.ledger().settle(&key.key, &key.terms, answer, now) else { continue };
+            if has_read {
+                counted.insert(key.origin, i64::from(key.terms.capacity()).saturating_sub(settled.available));
             }
+            holders = holders.max(settled.holders);
         }
         let mut effects = Effects::default();
         for (ask, verdict) in check.asks.iter().zip(&reply.verdicts) {
@@ -283,18 +243,7 @@ impl Region {
             asked.hits > 0 && asked.judged.is_some_and(|quota| quota.is_none() || !over.contains(&quota))
         };
         for asked in waiting.inquiry.questions.iter().filter(is_charged) {
-            let charged = self.with_slot(&asked.key, &asked.terms, now, |slot, shared| {
-                slot.counter.look(&asked.terms, now.wall_ms);
-                shared.follow(&slot.counter);
-                slot.counter.add(&asked.terms, asked.hits);
-                shared.add(slot.counter.sequence(), asked.hits);
-            });
-            if let Some((_, at)) = charged {
-                let mut shard = self.table().lock(at.shard);
-                if let Some((_, shared)) = shard.at(at) {
-                    self.table().enqueue(at.shard, at.slot, shared, true);
-                }
-            }
+            self.ledger().charge(&asked.key, &asked.terms, asked.hits, now);
         }
     }
 
@@ -302,7 +251,7 @@ impl Region {
     pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
-            self.with_slot(&key.key, &key.terms, now, |_, shared| shared.unreadable(now.mono_ms()));
+            self.ledger().unreadable(&key.key, &key.terms, now);
         }
         for ask in &check.asks {
             if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
@@ -331,14 +280,7 @@ impl Region {
     /// Keys whose background read failed stay in the queue.
     fn want_again(&self, inquiry: &StoreRequest) {
         for asked in &inquiry.questions {
-            let key = asked.key.as_key();
-            let hash = self.table().hash(&key);
-            let number = self.table().shard_of(hash);
-            let mut shard = self.table().lock(number);
-            let Some(slot) = shard.find(&key, hash) else { continue };
-            if let (_, Some(shared)) = shard.both(slot) {
-                self.table().enqueue(number, slot, shared, false);
-            }
+            self.ledger().put_key_back(&asked.key.as_key());
         }
     }
 }
@@ -356,17 +298,4 @@ fn judged_limit(asked: &StoreQuestion, part: &Part) -> u64 {
     let limit = u64::from(asked.terms.capacity()).saturating_add_signed(after);
     // Below what a full cell holds, which is over any limit.
     limit.min(COUNT_MAX - 1)
-}
-
-/// How long a key denies without asking after the origin has denied so many hits: until about a hundredth of the limit
-/// has come free, but never past the second that `Retry-After` names.
-fn pause_ms(mut view: View<'_>, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
-    let look = view.look(terms, now_ms);
-    let wait_ms = |hits: u64| view.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
-    let hundredth = u64::from(terms.limit / 100);
-    let for_hundredth_ms = wait_ms(hits.max(hundredth)).or_else(|| wait_ms(hits)).unwrap_or(1000);
-    // Between three quarters and five quarters of it.
-    let jittered_ms = for_hundredth_ms.saturating_mul(768 + jitter % 512) / 1024;
-    let named_ms = wait_ms(hits).map_or(1000, |wait_ms| wait_ms.div_ceil(1000) * 1000);
-    jittered_ms.min(named_ms)
 }

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::engine::table::ledger::KeyTotals;
 use crate::engine::table::regional_part::{OriginCell, Totals};
 use crate::regional::call::{Heard, Measure, OriginKey, Part, Told};
 use crate::rules::limit::Terms;
@@ -11,10 +12,10 @@ use crate::rules::policy::Algorithm;
 const GRACE_MS_MAX: u64 = 60_000;
 
 /// A key as a call names it.
-pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, now_ms: u64) -> Part {
+pub fn part(key: OriginKey, terms: &Terms, totals: &KeyTotals, now_ms: u64) -> Part {
     let Terms { limit, window_ms, algorithm, burst } = *terms;
     let measure = match algorithm {
-        Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - key_now_ms % window_ms },
+        Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - totals.now_ms % window_ms },
         Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
         Algorithm::Gcra => Measure::Gcra { limit, burst },
     };
@@ -37,7 +38,7 @@ pub fn part(key: OriginKey, terms: &Terms, totals: &[Totals], key_now_ms: u64, n
         row: totals.row,
         foreign: totals.foreign,
     };
-    Part { key, window_ms, measure, cells: totals.iter().map(told).collect() }
+    Part { key, window_ms, measure, cells: totals.cells.iter().map(told).collect() }
 }
 
 pub fn origin_cells(sequences: &[u64], heard: &[Heard]) -> SmallVec<[OriginCell; 2]> {
