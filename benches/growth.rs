@@ -14,10 +14,10 @@ use tidegate::clock::Now;
 use tidegate::engine::decide::{Asking, Cause, Consult, StoreView};
 use tidegate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use tidegate::engine::reach::{Layers, RegionIndex, Store};
+use tidegate::engine::table::cell::CellState;
 use tidegate::engine::table::foreign::Counts;
 use tidegate::engine::table::foreign_ledger::ForeignSum;
 use tidegate::engine::table::ledger::Settlement;
-use tidegate::engine::table::regional_part::OriginCell;
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;
@@ -161,7 +161,7 @@ impl Case {
             let range = buffer.finish();
             let key = Key::new(space, &terms, buffer.get(range));
             let sequence = NOW_MS / terms.window_ms;
-            let cell = OriginCell { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..OriginCell::default() };
+            let cell = CellState { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..CellState::default() };
             let answer = Settlement {
                 cells: &[cell],
                 admitted: 0,

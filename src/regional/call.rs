@@ -58,7 +58,10 @@ use smallvec::SmallVec;
 /// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
 pub use crate::engine::table::regional_part::COUNT_MAX;
 
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::ledger::KeyUpdate;
+use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
 
 /// Names a key at the origin, alike in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,7 +102,20 @@ pub struct Part {
     pub window_ms: u64,
     pub measure: Measure,
     /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
-    pub cells: SmallVec<[Told; 2]>,
+    pub cells: SmallVec<[CellUpdate; 2]>,
+}
+
+impl Part {
+    /// A key as a call names it.
+    pub fn new(key: OriginKey, terms: &Terms, update: KeyUpdate) -> Part {
+        let Terms { limit, window_ms, algorithm, burst } = *terms;
+        let measure = match algorithm {
+            Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - update.now_ms % window_ms },
+            Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
+            Algorithm::Gcra => Measure::Gcra { limit, burst },
+        };
+        Part { key, window_ms, measure, cells: update.cells }
+    }
 }
 
 /// How a part's cells count against a limit.
@@ -112,38 +128,6 @@ pub enum Measure {
     /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
     /// above [`crate::engine::count::gcra::DEBT_TIMES`] times both is forgiven.
     Gcra { limit: u32, burst: u32 },
-}
-
-/// What a process says about one cell of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    pub sequence: u64,
-    /// The process knows its field.
-    pub is_seated: bool,
-    /// Everything that the process has accepted in the cell; when it is not seated, what the origin has not heard of.
-    pub own: u64,
-    /// The highest field that the origin has answered with.
-    pub acked: u64,
-    /// The cell's epoch as the process knows it, 0 if it does not.
-    pub epoch: u64,
-    /// The cell's hits as the process knows them, without what the origin has not heard of. Of a bucket the level in
-    /// whole hits, drained up to the moment of the call.
-    pub floor: u64,
-    /// Of a bucket the rest of the level, in parts of a hit: `1 / window_ms`.
-    pub floor_rest: u64,
-    /// Every refund that the process was asked for in the cell, and the highest such total that the origin has answered.
-    pub asked: u64,
-    pub asked_acked: u64,
-    /// The cell's refunds as the process knows them.
-    pub refunds_floor: u64,
-    /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
-    /// hits are in it by the process's own view: of what it has not told, no more than that, and what it has given back,
-    /// can still be there.
-    pub ttl_ms: u64,
-    /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
-    /// it saw that; and what all other regions have. Only asks take them into account, and nothing of them is kept.
-    pub row: Counts,
-    pub foreign: u64,
 }
 
 /// A request's question: do all of these fit?
@@ -168,36 +152,9 @@ pub struct Need {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// For each part, for each of its cells.
-    pub parts: Vec<SmallVec<[Heard; 2]>>,
+    pub parts: Vec<SmallVec<[CellState; 2]>>,
     /// For each ask.
     pub verdicts: Vec<AskVerdict>,
-}
-
-/// What the origin holds of a cell, after the call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
-    pub epoch: u64,
-    /// The cell's hits: floor plus added. Of a bucket everything that was ever added, which tells old answers from new.
-    pub sum: u64,
-    /// The process's field.
-    pub field: u64,
-    /// The process's total of refunds that it asked for.
-    pub asked: u64,
-    pub refunds: u64,
-    /// Processes that hold the key.
-    pub holders: u32,
-    pub level: Level,
-}
-
-/// The level of a bucket, all zero for a window's cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// 0, unless the origin's clock was set back: it does not drain until so much time has passed.
-    pub ahead_ms: u64,
-    /// Whole hits.
-    pub whole: u64,
-    /// Below the window's milliseconds: parts of a hit.
-    pub rest: u64,
 }
 
 /// What became of an ask.

@@ -4,7 +4,6 @@
 //! calls, tell these requests). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod checking;
-mod part;
 mod replaying;
 
 pub use crate::regional::region::replaying::Field;
@@ -21,10 +20,11 @@ use crate::engine::decide::{Asking, Cause, StoreView};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::SlotRef;
+use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
-use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
+use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply};
 use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
@@ -88,7 +88,7 @@ impl Effects {
 #[derive(Debug)]
 enum UnderWay {
     CheckCall(CheckCall),
-    Replay { slots: Vec<SlotRef>, sequences: Vec<SmallVec<[u64; 2]>> },
+    Replay { slots: Vec<SlotRef> },
 }
 
 #[derive(Debug)]
@@ -305,7 +305,8 @@ impl Region {
 
     /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
     pub fn trial(&self) -> Call {
-        let cell = Told { ttl_ms: TRIAL_TTL_MS, ..Told::default() };
+        let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
+        let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
         let part = Part {
             key: OriginKey([0; 20]),
             window_ms: TRIAL_TTL_MS,
@@ -398,10 +399,10 @@ impl Region {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
                 self.checked(state, &check, reply, now)
             }
-            Some(UnderWay::Replay { slots, sequences }) => {
+            Some(UnderWay::Replay { slots }) => {
                 state.replays.record(true, now.mono_us);
                 state.replays_under_way -= 1;
-                self.replayed(state, &slots, &sequences, reply, now);
+                self.replayed(state, &slots, reply, now);
                 Effects::default()
             }
         }
@@ -418,7 +419,7 @@ impl Region {
                 self.tell_requests(state);
                 self.unchecked(state, &check, now)
             }
-            Some(UnderWay::Replay { slots, .. }) => {
+            Some(UnderWay::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
                 slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));

@@ -10,9 +10,9 @@ use crate::clock::Now;
 use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
+use crate::engine::table::cell::{CellState, CellUpdate};
 use crate::engine::table::entry::Entry;
 use crate::engine::table::foreign::View;
-use crate::engine::table::regional_part::{OriginCell, Totals};
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 
@@ -25,9 +25,9 @@ pub struct Ledger<'t> {
 
 /// What a store is to be told about a key.
 #[derive(Clone, Debug)]
-pub struct KeyTotals {
+pub struct KeyUpdate {
     /// The newest first.
-    pub cells: SmallVec<[Totals; 2]>,
+    pub cells: SmallVec<[CellUpdate; 2]>,
     /// The key's own time, at or after the caller's.
     pub now_ms: u64,
 }
@@ -38,8 +38,8 @@ pub struct Unsent {
     pub at: SlotRef,
     pub key: OwnedKey,
     pub terms: Terms,
-    /// `None`: the process does not know its own field at the store, and has to read it before totals mean anything.
-    pub totals: Option<KeyTotals>,
+    /// `None`: the process does not know its own field at the store, and has to read it before its totals mean anything.
+    pub update: Option<KeyUpdate>,
 }
 
 /// The keys to tell a store about now, each once. What comes in meanwhile is for the next time.
@@ -54,7 +54,7 @@ pub struct UnsentKeys<'t> {
 /// What a store has answered to a check of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Settlement<'a> {
-    pub cells: &'a [OriginCell],
+    pub cells: &'a [CellState],
     /// Hits that it has admitted, and charged.
     pub admitted: u64,
     /// The fewest hits that it has denied.
@@ -127,7 +127,7 @@ impl<'t> Ledger<'t> {
     }
 
     /// A message about a key was answered.
-    pub fn acknowledged(&self, at: SlotRef, cells: &[OriginCell], now: Now) {
+    pub fn acknowledged(&self, at: SlotRef, cells: &[CellState], now: Now) {
         self.table.with_at(at, |mut entry| {
             entry.part.sync().end();
             let terms = entry.slot.terms();
@@ -193,22 +193,22 @@ impl<'t> Ledger<'t> {
     }
 
     /// What a check says about a key, whether it is here or not.
-    pub fn totals_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyTotals {
+    pub fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
         let known = |mut entry: Entry<'_>| {
             if entry.part.store() != self.store {
                 return None;
             }
             let now_ms = entry.look(terms, now.wall_ms).now_ms;
-            let mut cells = entry.part.judged_totals(&entry.slot.counter, terms);
+            let mut cells = entry.part.judged_cells(&entry.slot.counter, terms, now.wall_ms);
             if is_cut_off {
-                cells.iter_mut().for_each(|cell| cell.foreign = 0);
+                cells.iter_mut().for_each(CellUpdate::leave_foreign_out);
             }
-            Some(KeyTotals { cells, now_ms })
+            Some(KeyUpdate { cells, now_ms })
         };
         self.table.with_key(&key.as_key(), known).flatten().unwrap_or_else(|| {
             let counter = Counter::new(terms, now.wall_ms);
             let part = self.table.new_shared(&counter, self.store, key.is_sensitive, now.wall_ms);
-            KeyTotals { cells: part.judged_totals(&counter, terms), now_ms: now.wall_ms }
+            KeyUpdate { cells: part.judged_cells(&counter, terms, now.wall_ms), now_ms: now.wall_ms }
         })
     }
 
@@ -260,12 +260,11 @@ impl<'t> Ledger<'t> {
             if entry.part.holders() == 0 || entry.part.store() != self.store {
                 return;
             }
-            let terms = entry.slot.terms();
-            entry.part.follow(&entry.slot.counter);
-            let is_bucket = matches!(entry.slot.counter, Counter::Gcra(_));
-            let key = entry.key();
-            for cell in entry.part.judged_totals(&entry.slot.counter, &terms) {
-                visit(&key, (!is_bucket).then_some(cell.sequence));
+            let (key, counter) = (entry.key(), &entry.slot.counter);
+            let is_bucket = matches!(counter, Counter::Gcra(_));
+            for back in 0..counter.cells_that_count(&entry.slot.terms()) {
+                let sequence = counter.sequence().saturating_sub(back as u64);
+                visit(&key, (!is_bucket).then_some(sequence));
             }
         });
     }
@@ -324,11 +323,11 @@ fn take(mut entry: Entry<'_>, now: Now) -> Option<Unsent> {
     if part.sync().is_sent() || !(part.is_dirty() || part.is_wanted()) {
         return None;
     }
-    let totals = part.is_seated().then(|| {
+    let update = part.is_seated().then(|| {
         let is_wanted = part.sync().send();
-        KeyTotals { cells: part.pending_totals(&entry.slot.counter, &terms, is_wanted), now_ms }
+        KeyUpdate { cells: part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms), now_ms }
     });
-    Some(Unsent { at, key, terms, totals })
+    Some(Unsent { at, key, terms, update })
 }
 
 /// How long a key denies without asking after the store has denied so many hits: until about a hundredth of the limit

@@ -17,6 +17,7 @@
 //! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
+pub mod cell;
 mod entry;
 pub mod foreign;
 pub mod foreign_ledger;

@@ -2,8 +2,8 @@
 //!
 //! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
 //! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
-//! difference is pending. Totals make every message repeatable: the origin takes the larger. `shares.rs` has them, cell by
-//! cell.
+//! difference is pending. Totals make every message repeatable: the origin takes the larger. `own_counts.rs` has them,
+//! cell by cell.
 
 use smallvec::SmallVec;
 
@@ -13,6 +13,7 @@ use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
 use crate::engine::reach::Store;
+use crate::engine::table::cell::{BucketUpdate, CellShape, CellState, CellUpdate, WindowUpdate};
 use crate::engine::table::foreign::{Counts, Foreign, Notable, View};
 pub use crate::engine::table::own_counts::COUNT_MAX;
 use crate::engine::table::own_counts::{Share, Shares};
@@ -126,43 +127,8 @@ pub enum Freshness {
     Cold,
 }
 
-/// What is told about a cell, and where it stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub sequence: u64,
-    pub is_seated: bool,
-    pub own: u64,
-    pub acked: u64,
-    pub epoch: u64,
-    pub floor: u64,
-    pub floor_rest: u64,
-    pub asked: u64,
-    pub asked_acked: u64,
-    pub refunds_floor: u64,
-    pub ends_at_ms: u64,
-    /// Of a bucket the level here, in whole hits, rounded up.
-    pub level: u64,
-    /// The region's row, and the count of all other regions.
-    pub row: Counts,
-    pub foreign: u64,
-}
-
-/// What the origin says about a cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OriginCell {
-    pub sequence: u64,
-    pub epoch: u64,
-    pub sum: u64,
-    pub field: u64,
-    pub asked: u64,
-    pub refunds: u64,
-    pub holders: u32,
-    /// For how long the level stays before it drains.
-    pub level_ahead_ms: u64,
-    pub level_whole: u64,
-    pub level_rest: u64,
-}
-
+/// How long a cell outlives its window at the origin: clocks differ.
+const GRACE_MS_MAX: u64 = 60_000;
 /// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
 const SETTLED_MS: u64 = 200;
 
@@ -524,15 +490,21 @@ impl RegionalPart {
     }
 
     /// What is told about all cells that count against the limit, the newest first.
-    pub fn judged_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
-        self.totals(counter, terms, counter.cells_that_count(terms))
+    pub fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
+        self.updates(counter, terms, counter.cells_that_count(terms), now_ms)
     }
 
     /// What is told about the cells that have something to say: from the newest down to the oldest with something
     /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
     /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
     /// process had nothing to say about counts just as much.
-    pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
+    pub fn pending_cells(
+        &self,
+        counter: &Counter,
+        terms: &Terms,
+        is_wanted: bool,
+        now_ms: u64,
+    ) -> SmallVec<[CellUpdate; 2]> {
         let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
         let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
         let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
@@ -543,27 +515,48 @@ impl RegionalPart {
             false if self.marks & CELLS_SETTLED != 0 => 1,
             false => counting.min(2),
         };
-        self.totals(counter, terms, least.max(oldest + 1))
+        self.updates(counter, terms, least.max(oldest + 1), now_ms)
     }
 
-    fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
+    fn updates(&self, counter: &Counter, terms: &Terms, count: usize, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
         let of_cell = |(at, share): (usize, Share)| {
             let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
-            let known = counter.known(terms, at, share.own, share.acked());
-            let foreign = self.foreign();
-            Totals {
-                is_seated: share.is_seated(),
-                own: share.own,
-                acked: share.acked(),
-                epoch: share.epoch,
-                asked,
-                asked_acked,
-                row: foreign.map_or(Counts::default(), |foreign| foreign.row(known.sequence)),
-                foreign: foreign.map_or(0, |foreign| foreign.others(known.sequence)),
-                ..known
-            }
+            let (floor, shape) = self.known(counter, terms, at, &share, now_ms);
+            let (own, acked, epoch) = (share.own, share.acked(), share.epoch);
+            CellUpdate { is_seated: share.is_seated(), own, acked, epoch, floor, asked, asked_acked, shape }
         };
         self.shares.all().enumerate().take(count).map(of_cell).collect()
+    }
+
+    /// What is known of a cell without this process's pending hits: its floor, and what only its kind has.
+    fn known(&self, counter: &Counter, terms: &Terms, back: usize, share: &Share, now_ms: u64) -> (u64, CellShape) {
+        let sequence = counter.sequence().saturating_sub(back as u64);
+        let of_window = |cell: &Cell, ends_at_ms: u64| {
+            let foreign = self.foreign();
+            let window = WindowUpdate {
+                sequence,
+                refunds_floor: cell.refunds,
+                ttl_ms: ends_at_ms.saturating_sub(now_ms).saturating_add(terms.window_ms.min(GRACE_MS_MAX)),
+                row: foreign.map_or(Counts::default(), |foreign| foreign.row(sequence)),
+                foreign: foreign.map_or(0, |foreign| foreign.others(sequence)),
+            };
+            let floor = cell.hits.saturating_sub(share.own).saturating_add(share.acked());
+            (floor, CellShape::Window(window))
+        };
+        match counter {
+            Counter::Windowed(cells) => {
+                let cell = if back == 0 { &cells.current } else { &cells.previous };
+                of_window(cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
+            }
+            Counter::Exact(cells) => {
+                of_window(&cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
+            }
+            Counter::Gcra(bucket) => {
+                let rate = rate(terms);
+                let (floor, floor_rest) = bucket.level_without(share.pending(), &rate);
+                (floor, CellShape::Bucket(BucketUpdate { floor_rest, level: bucket.hits_within(&rate) }))
+            }
+        }
     }
 
     /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
@@ -571,7 +564,7 @@ impl RegionalPart {
         &mut self,
         counter: &mut Counter,
         terms: &Terms,
-        cells: &[OriginCell],
+        cells: &[CellState],
         admitted: u64,
         at: Now,
     ) -> bool {
@@ -605,7 +598,7 @@ impl RegionalPart {
         }
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64, now_ms: u64) {
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, admitted: u64, now_ms: u64) {
         // A window that has passed meanwhile has its place one further on, and one that is gone has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
         self.accept(heard.sequence, admitted);
@@ -643,8 +636,8 @@ impl RegionalPart {
                     // the level.
                     let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
                     // As of now: the origin's clock may be any time away from this one.
-                    let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
-                    bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);
+                    let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
+                    bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
                     bucket.add(&rate, pending);
                     bucket.refund(&rate, asked);
                 } else {
@@ -668,7 +661,7 @@ impl RegionalPart {
     }
 
     /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
-    fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
+    fn absorb_refunds(&mut self, at: usize, heard: &CellState) -> u64 {
         let is_seated = self.shares.get(at).is_seated();
         if heard.asked > 0 && !is_seated {
             self.refunds_mut();
@@ -688,7 +681,7 @@ impl RegionalPart {
 
 /// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
 /// is still to be asked for.
-fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) {
+fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &CellState, asked: u64) {
     let own_before = own - grown.min(own);
     let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
     cell.hits = own.saturating_add(others);

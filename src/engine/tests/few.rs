@@ -9,7 +9,7 @@ use crate::engine::decide::{Asking, Check, Consult, Group, Reach, StoreView, dec
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
-use crate::engine::table::regional_part::{OriginCell, Totals};
+use crate::engine::table::cell::{CellShape, CellState, CellUpdate, Level};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;
@@ -74,16 +74,19 @@ fn tell(table: &Table, now_ms: u64) {
             let terms = slot.terms();
             slot.counter.look(&terms, now_ms);
             shared.follow(&slot.counter);
-            let heard = |told: &Totals| OriginCell {
-                sequence: told.sequence,
+            let heard = |told: &CellUpdate| CellState {
+                sequence: told.sequence(),
                 epoch: 1,
                 sum: told.own,
                 field: told.own,
                 holders: 2,
-                level_whole: told.level,
-                ..OriginCell::default()
+                level: match told.shape {
+                    CellShape::Window(_) => Level::default(),
+                    CellShape::Bucket(bucket) => Level { whole: bucket.level, ..Level::default() },
+                },
+                ..CellState::default()
             };
-            let cells: Vec<OriginCell> = shared.judged_totals(&slot.counter, &terms).iter().map(heard).collect();
+            let cells: Vec<CellState> = shared.judged_cells(&slot.counter, &terms, now_ms).iter().map(heard).collect();
             shared.absorb(&mut slot.counter, &terms, &cells, 0, at);
             shared.sync().dequeue();
         }

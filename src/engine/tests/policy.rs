@@ -6,7 +6,8 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, CheckAnswer, Consult, Store, StoreAnswer, StoreView};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
-use crate::engine::table::regional_part::{OriginCell, RegionalPart as Part};
+use crate::engine::table::cell::{CellShape, CellState};
+use crate::engine::table::regional_part::RegionalPart as Part;
 use crate::engine::{Attempt, Decision, Engine, Modes, StoreRequest};
 use crate::request::Hits;
 use crate::rules::Ruleset;
@@ -233,7 +234,8 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let unsent = |part: &crate::engine::table::regional_part::RegionalPart| part.judged_totals(&counter, &terms)[0].own;
+    let unsent =
+        |part: &crate::engine::table::regional_part::RegionalPart| part.judged_cells(&counter, &terms, START_MS)[0].own;
     part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
@@ -254,14 +256,14 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
     let (sequence, at) = (counter.sequence(), Now { wall_ms: START_MS, mono_us: 1_000_000 });
     let heard = |sum, field| {
-        let before = OriginCell { sequence: sequence - 1, epoch: 1, ..OriginCell::default() };
-        [OriginCell { sequence, sum, field, ..before }, before]
+        let before = CellState { sequence: sequence - 1, epoch: 1, ..CellState::default() };
+        [CellState { sequence, sum, field, ..before }, before]
     };
     let accept = |part: &mut Part, counter: &mut Counter, hits| {
         counter.add(&terms, hits);
         part.add(sequence, hits);
     };
-    let newest = |part: &Part, counter: &Counter| part.judged_totals(counter, &terms)[0];
+    let newest = |part: &Part, counter: &Counter| part.judged_cells(counter, &terms, START_MS)[0];
     // Told, and the answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
@@ -435,8 +437,11 @@ fn nobody_is_told_of_what_was_only_assumed() {
                 .into_iter()
                 .filter_map(|at| {
                     let (slot, part) = shard.both(at);
-                    (slot.key().space == key)
-                        .then(|| part.unwrap().judged_totals(&slot.counter, &slot.terms())[0].level)
+                    let cells = part.unwrap().judged_cells(&slot.counter, &slot.terms(), START_MS);
+                    match cells[0].shape {
+                        CellShape::Bucket(bucket) if slot.key().space == key => Some(bucket.level),
+                        _ => None,
+                    }
                 })
                 .collect::<Vec<_>>()
         })

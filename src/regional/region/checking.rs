@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 use crate::clock::Now;
 use crate::engine::key::OwnedKey;
 use crate::engine::steps;
+use crate::engine::table::cell::CellShape;
 use crate::engine::table::ledger::Settlement;
 use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay, random};
 use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
 use crate::rules::limit::Terms;
@@ -27,7 +27,6 @@ pub(super) struct CheckedKey {
     pub(super) terms: Terms,
     pub(super) is_cut_off: bool,
     pub(super) is_strict: bool,
-    pub(super) sequences: SmallVec<[u64; 2]>,
 }
 
 /// A request of a check that is under way, and which of its questions are the needs of its ask.
@@ -101,9 +100,8 @@ impl Region {
                 let origin = waiting.keys[*question];
                 let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
-                    let sequences = part.cells.iter().map(|cell| cell.sequence).collect();
                     let StoreQuestion { terms, is_cut_off, is_strict, .. } = *asked;
-                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict, sequences });
+                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict });
                     parts.push(part);
                     parts.len() - 1
                 });
@@ -134,8 +132,8 @@ impl Region {
 
     /// What a check says about a key, whether there is a slot for it or not.
     fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> Part {
-        let totals = self.ledger().totals_of(&asked.key, &asked.terms, asked.is_cut_off, now);
-        part(origin, &asked.terms, &totals, now.wall_ms)
+        let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
+        Part::new(origin, &asked.terms, update)
     }
 
     /// Those who wait for a key go on: together in one call, unless the key denies them by now.
@@ -195,9 +193,8 @@ impl Region {
         let has_read = check.asks.iter().any(|ask| ask.is_read);
         let mut counted: HashMap<OriginKey, i64> = HashMap::new();
         let mut holders = 1;
-        for (((key, heard), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
+        for (((key, cells), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
             let CheckedKey { is_strict, is_cut_off, .. } = *key;
-            let cells = &origin_cells(&key.sequences, heard);
             let answer = Settlement { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
             let Some(settled) = self.ledger().settle(&key.key, &key.terms, answer, now) else { continue };
             if has_read {
@@ -289,10 +286,10 @@ impl Region {
 /// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
 fn judged_limit(asked: &StoreQuestion, part: &Part) -> u64 {
     let newest = &part.cells[0];
-    let own = match part.measure {
-        Measure::Sum => part.cells.iter().fold(0, |sum: u64, told| sum.saturating_add(told.own)),
-        Measure::Sliding { .. } => newest.own,
-        Measure::Gcra { .. } => newest.own.min(newest.ttl_ms),
+    let own = match (part.measure, newest.shape) {
+        (_, CellShape::Bucket(bucket)) => newest.own.min(bucket.level),
+        (Measure::Sum, _) => part.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.own)),
+        (Measure::Sliding { .. } | Measure::Gcra { .. }, _) => newest.own,
     };
     let after = asked.counted_after.min(i64::try_from(own).unwrap_or(i64::MAX));
     let limit = u64::from(asked.terms.capacity()).saturating_add_signed(after);

@@ -12,7 +12,6 @@ use crate::engine::table::ledger::Unsent;
 use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 use crate::regional::wait_queue::Waiting;
@@ -79,11 +78,11 @@ impl Region {
         let messages = MESSAGES_MAX - state.replays_under_way;
         while batch.parts.len() < replay::PARTS_MAX * messages
             && batch.cells < replay::CELLS_MAX * messages
-            && let Some(Unsent { at, key, terms, totals }) = unsent.next()
+            && let Some(Unsent { at, key, terms, update }) = unsent.next()
         {
-            if let Some(totals) = totals {
+            if let Some(update) = update {
                 let origin = self.origin_key(&key.as_key(), key.is_sensitive);
-                let part = part(origin, &terms, &totals, now.wall_ms);
+                let part = Part::new(origin, &terms, update);
                 pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
                 batch.push(at, part);
             } else if state.checks.is_open() || reads >= replay::PARTS_MAX {
@@ -99,10 +98,9 @@ impl Region {
         }
         let slot_of = |part: &Part| cluster_slot(&part.key);
         for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
-            let sequences = parts.iter().map(|part| part.cells.iter().map(|cell| cell.sequence).collect()).collect();
             let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
-            let id = self.enter_call(state, UnderWay::Replay { slots, sequences });
+            let id = self.enter_call(state, UnderWay::Replay { slots });
             // A store that may take long to decide may take as long to hear.
             let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
             effects.calls.push(Outgoing { id, operation: Operation::Replay, call, is_strict: false, within_us });
@@ -148,16 +146,9 @@ impl Region {
         if state.asks.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
     }
 
-    pub(super) fn replayed(
-        &self,
-        state: &mut State,
-        slots: &[SlotRef],
-        sequences: &[SmallVec<[u64; 2]>],
-        reply: &Reply,
-        now: Now,
-    ) {
-        for ((at, sequences), heard) in slots.iter().zip(sequences).zip(&reply.parts) {
-            self.ledger().acknowledged(*at, &origin_cells(sequences, heard), now);
+    pub(super) fn replayed(&self, state: &mut State, slots: &[SlotRef], reply: &Reply, now: Now) {
+        for (at, cells) in slots.iter().zip(&reply.parts) {
+            self.ledger().acknowledged(*at, cells, now);
         }
         if state.replays_under_way == 0 {
             state.behind_since_us = self.ledger().is_any_unsent().then_some(now.mono_us);
