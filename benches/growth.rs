@@ -17,7 +17,7 @@ use tidegate::engine::reach::{Layers, RegionIndex, Store};
 use tidegate::engine::table::cell::CellState;
 use tidegate::engine::table::foreign::Counts;
 use tidegate::engine::table::foreign_ledger::ForeignSum;
-use tidegate::engine::table::ledger::Settlement;
+use tidegate::engine::table::ledger::KeyAnswer;
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;
@@ -162,14 +162,8 @@ impl Case {
             let key = Key::new(space, &terms, buffer.get(range));
             let sequence = NOW_MS / terms.window_ms;
             let cell = CellState { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..CellState::default() };
-            let answer = Settlement {
-                cells: &[cell],
-                admitted: 0,
-                denied: None,
-                is_strict: false,
-                is_cut_off: false,
-                jitter: 0,
-            };
+            let answer =
+                KeyAnswer { cells: &[cell], admitted: 0, denied: None, is_strict: false, is_cut_off: false, jitter: 0 };
             let owned = OwnedKey::new(&key, false, regions > 1);
             assert!(table.ledger(Store::Origin).settle(&owned, &terms, answer, NOW).is_some(), "the key is there");
             for region in 1..u64::from(regions) {

@@ -10,7 +10,7 @@ use crate::engine::table::foreign_ledger::ForeignSum;
 
 /// What a row of a hidden key says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct WaitingRow {
     pub sum: ForeignSum,
     pub expires_at_ms: u64,
 }
@@ -20,16 +20,16 @@ const SLOTS_MIN: usize = 4096;
 
 /// Sensitive keys, and rows that wait for theirs.
 #[derive(Debug, Default)]
-pub struct Hidden {
+pub struct DigestedKeys {
     slots: HashMap<Box<[u8]>, SlotRef>,
     /// So many slots are remembered before those that are gone are looked for.
     tidy_at: usize,
-    kept: HashMap<Box<[u8]>, Vec<Kept>>,
+    kept: HashMap<Box<[u8]>, Vec<WaitingRow>>,
 }
 
-impl Hidden {
+impl DigestedKeys {
     /// A key was made: returns what others have told of it.
-    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<Kept> {
+    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<WaitingRow> {
         let kept = self.kept.remove(&digest).unwrap_or_default();
         self.slots.insert(digest, at);
         kept
@@ -45,7 +45,7 @@ impl Hidden {
     }
 
     /// Keeps a row for a key that is not here; false if there is no room.
-    pub fn keep(&mut self, digest: &[u8], row: Kept, most: usize) -> bool {
+    pub fn keep(&mut self, digest: &[u8], row: WaitingRow, most: usize) -> bool {
         if self.kept.len() >= most && !self.kept.contains_key(digest) {
             return false;
         }
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
     use crate::engine::table::foreign::Counts;
 
-    fn kept(sequence: u64, expires_at_ms: u64) -> Kept {
+    fn kept(sequence: u64, expires_at_ms: u64) -> WaitingRow {
         let others = Counts { hits: 5, refunds: 0 };
-        Kept { sum: ForeignSum { sequence, others, row: Counts::default() }, expires_at_ms }
+        WaitingRow { sum: ForeignSum { sequence, others, row: Counts::default() }, expires_at_ms }
     }
 
     #[test]
     fn rows_wait_for_their_key() {
-        let mut hidden = Hidden::default();
+        let mut hidden = DigestedKeys::default();
         let at = SlotRef::of(2);
         assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
         assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");

@@ -24,7 +24,7 @@ use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::ForeignLedger;
 use crate::global::cadence::Cadence;
-use crate::global::digested_keys::Hidden;
+use crate::global::digested_keys::DigestedKeys;
 use crate::global::exchange::pass::Pass;
 use crate::global::names::Names;
 use crate::global::row::CellName;
@@ -79,7 +79,7 @@ struct State {
     pass: Option<Pass>,
     /// Rows that the server refuses, until when they are left alone, and where they are from.
     refused: HashMap<CellName, (u64, SlotRef)>,
-    hidden: Hidden,
+    hidden: DigestedKeys,
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
     /// Keys that other regions count too, until when.
@@ -136,7 +136,7 @@ impl Exchange {
             full_at_us: 0,
             pass: None,
             refused: HashMap::new(),
-            hidden: Hidden::default(),
+            hidden: DigestedKeys::default(),
             seen: BTreeMap::new(),
             contested: HashMap::new(),
             published_us: None,

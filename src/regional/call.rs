@@ -55,9 +55,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-/// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
-pub use crate::engine::table::regional_part::COUNT_MAX;
-
+pub use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::cell::{CellState, CellUpdate};
 use crate::engine::table::ledger::KeyUpdate;
 use crate::rules::limit::Terms;

@@ -4,6 +4,9 @@
 
 use crate::engine::table::foreign::Counts;
 
+/// The largest count at a store: a script's numbers are exact up to here. A cell that reaches it is over any limit.
+pub const COUNT_MAX: u64 = (1 << 53) - 1;
+
 /// What a process says about one cell of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellUpdate {

@@ -42,14 +42,14 @@ pub enum Imported {
 
 /// A key, and where it is.
 #[derive(Clone, Debug)]
-pub struct KeyAt {
+pub(crate) struct KeyAt {
     pub at: SlotRef,
     pub key: OwnedKey,
 }
 
 /// A key with counts that other regions should know of.
 #[derive(Clone, Debug)]
-pub struct Publishable {
+pub(crate) struct PublishableKey {
     pub at: SlotRef,
     pub key: OwnedKey,
     /// Sequences and their counts, the older first.
@@ -58,7 +58,7 @@ pub struct Publishable {
 
 /// The keys to publish now. What comes in meanwhile is for the next turn.
 #[derive(Debug)]
-pub struct PublishableKeys<'t> {
+pub(crate) struct PublishableKeys<'t> {
     table: &'t Table,
     left: usize,
     now_ms: u64,
@@ -73,17 +73,17 @@ impl Table {
 
 impl<'t> ForeignLedger<'t> {
     /// How many keys wait to be published; some may be gone.
-    pub fn noted(&self) -> usize {
+    pub(crate) fn noted(&self) -> usize {
         self.table.noted.len()
     }
 
     /// The keys to publish now.
-    pub fn publishable(&self, now_ms: u64) -> PublishableKeys<'t> {
+    pub(crate) fn publishable(&self, now_ms: u64) -> PublishableKeys<'t> {
         PublishableKeys { table: self.table, left: self.noted(), now_ms }
     }
 
     /// The other regions have been told this about a cell.
-    pub fn published(&self, at: SlotRef, sequence: u64, counts: Counts) {
+    pub(crate) fn published(&self, at: SlotRef, sequence: u64, counts: Counts) {
         self.table.with_at(at, |mut entry| {
             let current = entry.slot.counter.sequence();
             entry.part.foreign_mut(current).published(sequence, current, counts);
@@ -92,18 +92,18 @@ impl<'t> ForeignLedger<'t> {
     }
 
     /// Has a key published again, if there is anything that others do not know.
-    pub fn note(&self, at: SlotRef) {
+    pub(crate) fn note(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| entry.note());
     }
 
     /// Has every key published of which others do not know everything.
-    pub fn note_all(&self) {
+    pub(crate) fn note_all(&self) {
         self.table.each(|mut entry| entry.note());
     }
 
     /// Keys that were given up leave their places in the queue behind. While nothing can be published, these are found
     /// here before they outnumber the keys that there are.
-    pub fn sweep_noted(&self) {
+    pub(crate) fn sweep_noted(&self) {
         let noted = &self.table.noted;
         let length = noted.len();
         if length <= NOTED_MIN + 2 * self.table.stats().keys {
@@ -118,7 +118,7 @@ impl<'t> ForeignLedger<'t> {
     }
 
     /// The other regions may have lost what they were told: nothing is taken for granted.
-    pub fn forget_told(&self) {
+    pub(crate) fn forget_told(&self) {
         self.table.each(|entry| {
             if let Some(foreign) = entry.part.known_foreign() {
                 foreign.forget_told();
@@ -170,7 +170,7 @@ impl<'t> ForeignLedger<'t> {
 
     /// Takes over what other regions have counted in a cell of the key at a place, and says whether that was news. `None`
     /// if the key there is not the one that is meant.
-    pub fn import_at(
+    pub(crate) fn import_at(
         &self,
         at: SlotRef,
         is_meant: impl FnOnce(&Key<'_>) -> bool,
@@ -184,32 +184,32 @@ impl<'t> ForeignLedger<'t> {
     }
 
     /// Whether a key is still where it was.
-    pub fn holds(&self, at: SlotRef) -> bool {
+    pub(crate) fn holds(&self, at: SlotRef) -> bool {
         self.table.with_at(at, |_| ()).is_some()
     }
 
     /// Whether sensitive keys were made that nobody has compared with what other regions told.
-    pub fn is_any_hidden(&self) -> bool {
+    pub(crate) fn is_any_digested(&self) -> bool {
         !self.table.hidden.is_empty()
     }
 
     /// A sensitive key that was made and that nobody has compared with what other regions told.
-    pub fn next_hidden(&self) -> Option<KeyAt> {
+    pub(crate) fn next_digested(&self) -> Option<KeyAt> {
         self.next_of(|| self.table.hidden.pop(), |_| true)
     }
 
     /// A full read begins: until it ends, any key may lack counts of other regions.
-    pub fn begin_reading(&self) {
+    pub(crate) fn begin_reading(&self) {
         self.table.missing.begin_reading();
     }
 
     /// Counts that matter until then found no room.
-    pub fn leave_out(&self, until_ms: u64) {
+    pub(crate) fn leave_out(&self, until_ms: u64) {
         self.table.missing.leave_out(until_ms);
     }
 
     /// Everything was heard. Unless something was left out meanwhile, no key lacks anything.
-    pub fn end_reading(&self, now_ms: u64) {
+    pub(crate) fn end_reading(&self, now_ms: u64) {
         let missing = &self.table.missing;
         missing.end_reading();
         if missing.is_any(now_ms) {
@@ -224,17 +224,17 @@ impl<'t> ForeignLedger<'t> {
     }
 
     /// Whether keys wait to be looked up.
-    pub fn is_any_sought(&self) -> bool {
+    pub(crate) fn is_any_sought(&self) -> bool {
         self.table.missing.sought() > 0
     }
 
     /// A key of which counts of other regions may be missing.
-    pub fn next_sought(&self) -> Option<KeyAt> {
+    pub(crate) fn next_sought(&self) -> Option<KeyAt> {
         self.next_of(|| self.table.missing.next(), |key| key.is_global)
     }
 
     /// A key could not be looked up: it waits again.
-    pub fn seek_again(&self, at: SlotRef) {
+    pub(crate) fn seek_again(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| {
             entry.part.set_unheard(true);
             entry.seek();
@@ -253,9 +253,9 @@ impl<'t> ForeignLedger<'t> {
 }
 
 impl Iterator for PublishableKeys<'_> {
-    type Item = Publishable;
+    type Item = PublishableKey;
 
-    fn next(&mut self) -> Option<Publishable> {
+    fn next(&mut self) -> Option<PublishableKey> {
         while self.left > 0 {
             self.left -= 1;
             let at = self.table.noted.pop()?;
@@ -264,7 +264,7 @@ impl Iterator for PublishableKeys<'_> {
                 let terms = entry.slot.terms();
                 entry.slot.counter.look(&terms, self.now_ms);
                 let cells = entry.part.notable(&entry.slot.counter, &terms, self.table.regions());
-                Publishable { at, key: entry.key(), cells: cells.into_iter().flatten().collect() }
+                PublishableKey { at, key: entry.key(), cells: cells.into_iter().flatten().collect() }
             });
             if publishable.is_some() {
                 return publishable;

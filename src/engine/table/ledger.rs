@@ -34,7 +34,7 @@ pub struct KeyUpdate {
 
 /// A key of which the store has not heard everything.
 #[derive(Clone, Debug)]
-pub struct Unsent {
+pub struct UnsentKey {
     pub at: SlotRef,
     pub key: OwnedKey,
     pub terms: Terms,
@@ -53,7 +53,7 @@ pub struct UnsentKeys<'t> {
 
 /// What a store has answered to a check of a key.
 #[derive(Clone, Copy, Debug)]
-pub struct Settlement<'a> {
+pub struct KeyAnswer<'a> {
     pub cells: &'a [CellState],
     /// Hits that it has admitted, and charged.
     pub admitted: u64,
@@ -69,7 +69,7 @@ pub struct Settlement<'a> {
 
 /// How a key stands after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct KeyView {
     /// Processes that hold the key.
     pub holders: u32,
     /// How many hits fit now; below zero when more was charged than the limit.
@@ -96,7 +96,7 @@ impl Table {
     }
 
     /// Hits that no store has acknowledged.
-    pub fn pending_hits(&self) -> u64 {
+    pub(crate) fn pending_hits(&self) -> u64 {
         let mut pending = 0;
         self.each(|entry| pending += entry.part.pending());
         pending
@@ -105,17 +105,17 @@ impl Table {
 
 impl<'t> Ledger<'t> {
     /// Whether a key waits to be told.
-    pub fn is_any_unsent(&self) -> bool {
+    pub(crate) fn is_any_unsent(&self) -> bool {
         !self.table.grown(self.store).all.is_empty()
     }
 
     /// Whether a key waits to be told at once.
-    pub fn is_any_urgent(&self) -> bool {
+    pub(crate) fn is_any_urgent(&self) -> bool {
         !self.table.grown(self.store).urgent.is_empty()
     }
 
     /// Nothing is urgent any more: what was still waits to be told with the rest.
-    pub fn forget_urgent(&self) {
+    pub(crate) fn forget_urgent(&self) {
         while self.table.grown(self.store).urgent.pop().is_some() {}
     }
 
@@ -127,7 +127,7 @@ impl<'t> Ledger<'t> {
     }
 
     /// A message about a key was answered.
-    pub fn acknowledged(&self, at: SlotRef, cells: &[CellState], now: Now) {
+    pub(crate) fn acknowledged(&self, at: SlotRef, cells: &[CellState], now: Now) {
         self.table.with_at(at, |mut entry| {
             entry.part.sync().end();
             let terms = entry.slot.terms();
@@ -141,7 +141,7 @@ impl<'t> Ledger<'t> {
     }
 
     /// A message about a key was not answered: the next one says everything.
-    pub fn unacknowledged(&self, at: SlotRef) {
+    pub(crate) fn unacknowledged(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| {
             entry.part.sync().end();
             entry.part.want();
@@ -150,18 +150,18 @@ impl<'t> Ledger<'t> {
     }
 
     /// A key that was taken from the queue could not be told about: it waits again.
-    pub fn put_back(&self, at: SlotRef) {
+    pub(crate) fn put_back(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| entry.enqueue(false));
     }
 
     /// A key could not be read: it waits to be told, whichever store it is of by now.
-    pub fn put_key_back(&self, key: &Key<'_>) {
+    pub(crate) fn put_key_back(&self, key: &Key<'_>) {
         self.table.with_key(key, |mut entry| entry.enqueue(false));
     }
 
     /// Has keys told again that the store has lost, shard by shard from this one on, until there are enough. Returns the
     /// shard to go on with.
-    pub fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
+    pub(crate) fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
         let mut marked = 0;
         for number in from..self.table.shards() {
             if marked >= enough {
@@ -179,7 +179,7 @@ impl<'t> Ledger<'t> {
     }
 
     /// Hits of the keys that wait to be told. Keys that are gone leave the queue.
-    pub fn unsent_hits(&self) -> u64 {
+    pub(crate) fn unsent_hits(&self) -> u64 {
         let queue = &self.table.grown(self.store).all;
         let mut hits: u64 = 0;
         for _ in 0..queue.len() {
@@ -193,7 +193,7 @@ impl<'t> Ledger<'t> {
     }
 
     /// What a check says about a key, whether it is here or not.
-    pub fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
+    pub(crate) fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
         let known = |mut entry: Entry<'_>| {
             if entry.part.store() != self.store {
                 return None;
@@ -207,20 +207,20 @@ impl<'t> Ledger<'t> {
         };
         self.table.with_key(&key.as_key(), known).flatten().unwrap_or_else(|| {
             let counter = Counter::new(terms, now.wall_ms);
-            let part = self.table.new_shared(&counter, self.store, key.is_sensitive, now.wall_ms);
+            let part = self.table.new_part(&counter, self.store, key.is_sensitive, now.wall_ms);
             KeyUpdate { cells: part.judged_cells(&counter, terms, now.wall_ms), now_ms: now.wall_ms }
         })
     }
 
     /// Whether requests of so many hits are denied without asking, because the store has just denied as many.
-    pub fn is_paused(&self, key: &OwnedKey, hits: u64, now: Now) -> bool {
+    pub(crate) fn is_paused(&self, key: &OwnedKey, hits: u64, now: Now) -> bool {
         let is_paused = |entry: Entry<'_>| entry.part.paused_for_ms(hits, now.mono_ms()).is_some();
         self.table.with_key(&key.as_key(), is_paused).unwrap_or(false)
     }
 
     /// Takes an answer over. `None` if there is no room for the key, or it is another store's by now.
-    pub fn settle(&self, key: &OwnedKey, terms: &Terms, answer: Settlement<'_>, now: Now) -> Option<Settled> {
-        let Settlement { cells, admitted, denied, is_strict, is_cut_off, jitter } = answer;
+    pub fn settle(&self, key: &OwnedKey, terms: &Terms, answer: KeyAnswer<'_>, now: Now) -> Option<KeyView> {
+        let KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter } = answer;
         self.with_key(key, terms, now, |entry| {
             let is_dirty = entry.part.absorb(&mut entry.slot.counter, terms, cells, admitted, now);
             entry.weigh();
@@ -235,12 +235,12 @@ impl<'t> Ledger<'t> {
             if is_dirty {
                 entry.enqueue(false);
             }
-            Settled { holders: entry.part.holders(), available }
+            KeyView { holders: entry.part.holders(), available }
         })
     }
 
     /// Charges hits that the store has admitted and not charged: it hears of them at once.
-    pub fn charge(&self, key: &OwnedKey, terms: &Terms, hits: u64, now: Now) {
+    pub(crate) fn charge(&self, key: &OwnedKey, terms: &Terms, hits: u64, now: Now) {
         self.with_key(key, terms, now, |entry| {
             entry.look(terms, now.wall_ms);
             entry.slot.counter.add(terms, hits);
@@ -250,12 +250,12 @@ impl<'t> Ledger<'t> {
     }
 
     /// The store did not answer about a key: memory decides on it for a moment.
-    pub fn unreadable(&self, key: &OwnedKey, terms: &Terms, now: Now) {
+    pub(crate) fn unreadable(&self, key: &OwnedKey, terms: &Terms, now: Now) {
         self.with_key(key, terms, now, |entry| entry.part.unreadable(now.mono_ms()));
     }
 
     /// Visits every cell that this process has a field in at the store: its key, and its sequence, which a bucket has not.
-    pub fn each_field(&self, mut visit: impl FnMut(&OwnedKey, Option<u64>)) {
+    pub(crate) fn each_field(&self, mut visit: impl FnMut(&OwnedKey, Option<u64>)) {
         self.table.each(|entry| {
             if entry.part.holders() == 0 || entry.part.store() != self.store {
                 return;
@@ -295,9 +295,9 @@ impl<'t> Ledger<'t> {
 }
 
 impl Iterator for UnsentKeys<'_> {
-    type Item = Unsent;
+    type Item = UnsentKey;
 
-    fn next(&mut self) -> Option<Unsent> {
+    fn next(&mut self) -> Option<UnsentKey> {
         let Ledger { table, store } = self.ledger;
         let queue = if self.is_urgent { &table.grown(store).urgent } else { &table.grown(store).all };
         while self.left > 0 {
@@ -312,7 +312,7 @@ impl Iterator for UnsentKeys<'_> {
 }
 
 /// What to tell about a key that stood in the queue.
-fn take(mut entry: Entry<'_>, now: Now) -> Option<Unsent> {
+fn take(mut entry: Entry<'_>, now: Now) -> Option<UnsentKey> {
     if !entry.part.sync().dequeue() {
         return None;
     }
@@ -327,7 +327,7 @@ fn take(mut entry: Entry<'_>, now: Now) -> Option<Unsent> {
         let is_wanted = part.sync().send();
         KeyUpdate { cells: part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms), now_ms }
     });
-    Some(Unsent { at, key, terms, update })
+    Some(UnsentKey { at, key, terms, update })
 }
 
 /// How long a key denies without asking after the store has denied so many hits: until about a hundredth of the limit

@@ -26,7 +26,7 @@ pub mod ledger;
 mod missing;
 mod own_counts;
 pub(in crate::engine) mod pinned;
-pub mod regional_part;
+pub(in crate::engine) mod regional_part;
 mod shard;
 mod sync;
 pub mod weight;
@@ -46,7 +46,7 @@ use crate::engine::table::pinned::Pinned;
 use crate::engine::table::regional_part::RegionalPart;
 pub use crate::engine::table::shard::SlotRef;
 pub(in crate::engine) use crate::engine::table::shard::{NewKey, Shard, Slot};
-use crate::engine::table::shard::{Removed, Swept, floor_s};
+use crate::engine::table::shard::{RemovedKey, SweepOutcome, floor_s};
 use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
 
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
@@ -224,12 +224,12 @@ impl Table {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
-        let (slot, shared) = shard.both(slot);
-        Some((slot.counter.clone(), shared.and_then(|shared| shared.foreign().cloned())))
+        let (slot, part) = shard.both(slot);
+        Some((slot.counter.clone(), part.and_then(|part| part.foreign().cloned())))
     }
 
     /// A key's part in the region, before anything is known of it.
-    pub(in crate::engine) fn new_shared(
+    pub(in crate::engine) fn new_part(
         &self,
         counter: &Counter,
         store: Store,
@@ -255,10 +255,10 @@ impl Table {
     }
 
     /// Puts a slot of a locked shard into the queue of what is to be told.
-    pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, shared: &mut RegionalPart, is_urgent: bool) {
-        let at = SlotRef { shard, slot, generation: shared.generation };
-        let grown = self.grown(shared.store());
-        if shared.sync().enqueue() {
+    pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, part: &mut RegionalPart, is_urgent: bool) {
+        let at = SlotRef { shard, slot, generation: part.generation };
+        let grown = self.grown(part.store());
+        if part.sync().enqueue() {
             grown.all.push(at);
         }
         if is_urgent {
@@ -267,29 +267,29 @@ impl Table {
     }
 
     /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
-    pub(in crate::engine) fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
-        if !slot.is_global || shared.is_noted() {
+    pub(in crate::engine) fn note(&self, shard: u32, at: u32, slot: &Slot, part: &mut RegionalPart) {
+        if !slot.is_global || part.is_noted() {
             return;
         }
-        if shared.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
-            shared.set_noted(true);
-            self.noted.push(SlotRef { shard, slot: at, generation: shared.generation });
+        if part.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
+            part.set_noted(true);
+            self.noted.push(SlotRef { shard, slot: at, generation: part.generation });
         }
     }
 
     /// Has a key compared with what other regions told, if they know it only by a digest.
-    pub(in crate::engine) fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &RegionalPart) {
-        if slot.is_global && shared.is_sensitive() {
-            self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
+    pub(in crate::engine) fn hide(&self, shard: u32, at: u32, slot: &Slot, part: &RegionalPart) {
+        if slot.is_global && part.is_sensitive() {
+            self.hidden.push(SlotRef { shard, slot: at, generation: part.generation });
         }
     }
 
     /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
     /// the next request on it tries again.
     #[cold]
-    pub(in crate::engine) fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
-        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
-        shared.set_unheard(!is_done);
+    pub(in crate::engine) fn seek(&self, shard: u32, at: u32, slot: &Slot, part: &mut RegionalPart) {
+        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: part.generation });
+        part.set_unheard(!is_done);
     }
 
     /// How many regions share their counts; one if none does.
@@ -339,8 +339,8 @@ impl Table {
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
-    pub(in crate::engine) fn weigh(&self, slot: &mut Slot, shared: Option<&RegionalPart>) {
-        let (before, now) = slot.weigh(shared);
+    pub(in crate::engine) fn weigh(&self, slot: &mut Slot, part: Option<&RegionalPart>) {
+        let (before, now) = slot.weigh(part);
         if before != now {
             self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
             self.bytes_beside.fetch_sub(before.bytes(), Ordering::Relaxed);
@@ -358,7 +358,7 @@ impl Table {
         now_ms: u64,
     ) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
-        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
+        let part = self.is_shared.then(|| self.new_part(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
         if shard.is_full() && !self.make_room_in(number, shard, pinned, now_ms) {
             return None;
@@ -374,12 +374,12 @@ impl Table {
             }
         }
         let slots = shard.slots();
-        let at = shard.insert(entry, shared, now_ms);
+        let at = shard.insert(entry, part, now_ms);
         self.made.fetch_add(shard.slots() - slots, Ordering::Relaxed);
         self.note_due(number, shard);
-        if let (slot, Some(shared)) = shard.both(at) {
-            self.hide(number, at, slot, shared);
-            shared.set_unheard(slot.is_global && self.missing.is_any(now_ms));
+        if let (slot, Some(part)) = shard.both(at) {
+            self.hide(number, at, slot, part);
+            part.set_unheard(slot.is_global && self.missing.is_any(now_ms));
         }
         Some(at)
     }
@@ -474,13 +474,13 @@ impl Table {
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
-        if let (slot, Some(shared)) = shard.both(victim) {
-            self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
-            if let Some(foreign) = shared.foreign() {
+        if let (slot, Some(part)) = shard.both(victim) {
+            self.lost_hits.fetch_add(part.pending(), Ordering::Relaxed);
+            if let Some(foreign) = part.foreign() {
                 self.missing.leave_out(foreign.others_until_ms(slot.key().window_ms));
             }
         }
-        let Removed { is_unasked, bytes } = shard.remove(victim);
+        let RemovedKey { is_unasked, bytes } = shard.remove(victim);
         if is_unasked {
             self.count_asked();
         }
@@ -493,7 +493,14 @@ impl Table {
     }
 
     /// Sweeps a part of a locked shard.
-    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &Pinned, now_ms: u64) -> Swept {
+    fn expire_in(
+        &self,
+        number: u32,
+        shard: &mut Shard,
+        looks_max: usize,
+        pinned: &Pinned,
+        now_ms: u64,
+    ) -> SweepOutcome {
         let swept = shard.expire(now_ms, looks_max, pinned);
         self.note_due(number, shard);
         if swept.removed > 0 {

@@ -5,18 +5,17 @@
 //! difference is pending. Totals make every message repeatable: the origin takes the larger. `own_counts.rs` has them,
 //! cell by cell.
 
-use smallvec::SmallVec;
+mod answer;
+mod update;
 
-use crate::clock::Now;
 use crate::engine::count::counter::{Counter, Look, rate, weighing};
 use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
 use crate::engine::reach::Store;
-use crate::engine::table::cell::{BucketUpdate, CellShape, CellState, CellUpdate, WindowUpdate};
-use crate::engine::table::foreign::{Counts, Foreign, Notable, View};
-pub use crate::engine::table::own_counts::COUNT_MAX;
-use crate::engine::table::own_counts::{Share, Shares};
+use crate::engine::table::cell::COUNT_MAX;
+use crate::engine::table::foreign::{Counts, Foreign, PublishRule, View};
+use crate::engine::table::own_counts::{OwnCount, OwnCounts};
 use crate::engine::table::sync::Sync;
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
@@ -67,7 +66,7 @@ struct Refunds {
 /// What most keys do not have.
 #[derive(Clone, Debug, Default)]
 struct Rare {
-    /// Beside `shares`; few keys are ever refunded, or change their store.
+    /// Beside `own`; few keys are ever refunded, or change their store.
     #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
     refunds: Option<Box<Vec<Refunds>>>,
     /// What other regions have counted, if any has.
@@ -88,7 +87,7 @@ impl Rare {
 /// A key's part in the region.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct RegionalPart {
-    shares: Shares,
+    own: OwnCounts,
     /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
     sequence: u32,
     rare: Option<Box<Rare>>,
@@ -127,16 +126,11 @@ pub enum Freshness {
     Cold,
 }
 
-/// How long a cell outlives its window at the origin: clocks differ.
-const GRACE_MS_MAX: u64 = 60_000;
-/// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
-const SETTLED_MS: u64 = 200;
-
 impl RegionalPart {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
     pub fn new(counter: &Counter, store: Store, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
         RegionalPart {
-            shares: Shares::new(counter, is_first),
+            own: OwnCounts::new(counter, is_first),
             sequence: counter.sequence() as u32,
             rare: None,
             fresh_until_ms: 0,
@@ -154,20 +148,24 @@ impl RegionalPart {
         }
     }
 
+    /// Counts the keys that its slot has held.
     pub fn generation(&self) -> u16 {
         self.generation
     }
 
     /// Where its counts are shared.
+    #[inline]
     pub fn store(&self) -> Store {
         self.store
     }
 
     /// The values of its identifier leave the process only as a keyed digest.
+    #[inline]
     pub fn is_sensitive(&self) -> bool {
         self.is_sensitive
     }
 
+    #[inline]
     pub fn set_sensitive(&mut self, is_sensitive: bool) {
         self.is_sensitive = is_sensitive;
     }
@@ -182,6 +180,7 @@ impl RegionalPart {
     }
 
     /// How far it is in telling its store.
+    #[inline]
     pub(in crate::engine) fn sync(&mut self) -> &mut Sync {
         &mut self.sync
     }
@@ -197,6 +196,7 @@ impl RegionalPart {
     }
 
     /// Has the key told with the next message, whether anything is pending or not.
+    #[inline]
     pub fn want(&mut self) {
         self.sync.want();
     }
@@ -211,7 +211,7 @@ impl RegionalPart {
 
     /// What is known of refunds, made if nothing is.
     fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
-        let cells = self.shares.cells();
+        let cells = self.own.cells();
         let rare = self.rare.get_or_insert_default();
         rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
     }
@@ -221,15 +221,15 @@ impl RegionalPart {
     pub fn move_to(&mut self, store: Store) {
         self.store = store;
         let mut all = std::mem::take(self.refunds_mut());
-        self.shares.change_all(|at, share| {
+        self.own.change_all(|at, count| {
             let beside = &mut all[at];
-            let (own, known, was_here) = match share.is_seated() {
+            let (own, known, was_here) = match count.is_seated() {
                 // What it knows beyond that is for hits that come.
-                true => (share.own, share.acked.min(share.own), true),
+                true => (count.own, count.acked.min(count.own), true),
                 // Its field is what it was when the key came.
-                false => (beside.known_here.saturating_add(share.own), beside.known_here, beside.was_here),
+                false => (beside.known_here.saturating_add(count.own), beside.known_here, beside.was_here),
             };
-            *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
+            *count = OwnCount { own: own.saturating_sub(beside.known_there), ..OwnCount::UNKNOWN };
             *beside = Refunds {
                 asked: beside.asked.saturating_sub(beside.acked),
                 acked: 0,
@@ -256,7 +256,7 @@ impl RegionalPart {
     pub fn own_counts(&self, counter: &Counter) -> Counter {
         let own = |at: usize| {
             let asked = self.refunds().map_or(0, |all| all[at].asked);
-            let hits = self.shares.get(at).own;
+            let hits = self.own.get(at).own;
             Cell { hits, refunds: asked.min(hits) }
         };
         let mut counts = counter.clone();
@@ -273,7 +273,7 @@ impl RegionalPart {
     pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
         let rate = rate(terms);
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
-        if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
+        if let OwnCounts::Bucket { held_until_ns, .. } = &mut self.own {
             let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
             let until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
             // No more than a bucket holds, as everywhere.
@@ -284,7 +284,7 @@ impl RegionalPart {
 
     /// When a bucket is empty, if other processes have done as this one.
     pub fn held_until_ns(&self) -> u64 {
-        if let Shares::Bucket { held_until_ns, .. } = &self.shares { *held_until_ns } else { 0 }
+        if let OwnCounts::Bucket { held_until_ns, .. } = &self.own { *held_until_ns } else { 0 }
     }
 
     /// Brings a counter and its part up to `now_ms` and reads the counter.
@@ -306,8 +306,8 @@ impl RegionalPart {
         self.sequence = sequence;
         self.marks &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
-        self.shares.advance(steps);
-        let steps = steps.min(self.shares.cells());
+        self.own.advance(steps);
+        let steps = steps.min(self.own.cells());
         if let Some(refunds) = self.known_refunds_mut() {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
@@ -315,7 +315,7 @@ impl RegionalPart {
     }
 
     fn unseat(&mut self) {
-        self.shares.change_all(|_, share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        self.own.change_all(|_, count| *count = OwnCount { own: count.pending(), ..OwnCount::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
             let asked = refunds.asked.saturating_sub(refunds.acked);
             *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
@@ -326,7 +326,7 @@ impl RegionalPart {
 
     /// Hits that the origin does not know of.
     pub fn pending(&self) -> u64 {
-        self.shares.pending()
+        self.own.pending()
     }
 
     fn pending_refunds(&self) -> bool {
@@ -339,7 +339,7 @@ impl RegionalPart {
     }
 
     pub fn is_seated(&self) -> bool {
-        self.shares.are_seated()
+        self.own.are_seated()
     }
 
     /// Their number is settled when it was told twice, some time apart, and has hardly grown.
@@ -366,7 +366,7 @@ impl RegionalPart {
 
     /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
     pub fn add(&mut self, sequence: u64, hits: u64) {
-        self.shares.change(0, |share| share.add(hits));
+        self.own.change(0, |count| count.add(hits));
         if let Some([refunds, ..]) = self.known_refunds_mut() {
             // The origin would take them from what is told together with them.
             refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
@@ -374,7 +374,8 @@ impl RegionalPart {
         self.accept(sequence, hits);
     }
 
-    /// The same for a key that no store shares, but other regions may.
+    /// Hits that the process has accepted in a cell, which has this number. Other regions may count it, whether a store does
+    /// or not.
     pub fn accept(&mut self, sequence: u64, hits: u64) {
         if let Some(foreign) = self.known_foreign() {
             foreign.accept(sequence, hits);
@@ -454,7 +455,7 @@ impl RegionalPart {
         self.rare.get_or_insert_default().foreign.get_or_insert_with(|| Foreign::new(sequence))
     }
 
-    /// The same, if anything is.
+    /// What is known from other regions, if anything is.
     pub fn known_foreign(&mut self) -> Option<&mut Foreign> {
         self.rare.as_mut()?.foreign.as_mut()
     }
@@ -484,103 +485,13 @@ impl RegionalPart {
     /// What others should know of the key, if anything.
     pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Counter::Windowed(cells) = counter else { return [None, None] };
-        let notable =
-            Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
+        let notable = PublishRule {
+            limit: terms.limit,
+            regions,
+            weighing: weighing(terms),
+            with_refunds: !self.pending_refunds(),
+        };
         notable.cells(cells, self.foreign())
-    }
-
-    /// What is told about all cells that count against the limit, the newest first.
-    pub fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
-        self.updates(counter, terms, counter.cells_that_count(terms), now_ms)
-    }
-
-    /// What is told about the cells that have something to say: from the newest down to the oldest with something
-    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
-    /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
-    /// process had nothing to say about counts just as much.
-    pub fn pending_cells(
-        &self,
-        counter: &Counter,
-        terms: &Terms,
-        is_wanted: bool,
-        now_ms: u64,
-    ) -> SmallVec<[CellUpdate; 2]> {
-        let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
-        let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
-        let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
-        let counting = counter.cells_that_count(terms);
-        let is_exact = matches!(counter, Counter::Exact(_));
-        let least = match is_wanted || is_exact || self.pending_refunds() || !self.is_seated() {
-            true => counting,
-            false if self.marks & CELLS_SETTLED != 0 => 1,
-            false => counting.min(2),
-        };
-        self.updates(counter, terms, least.max(oldest + 1), now_ms)
-    }
-
-    fn updates(&self, counter: &Counter, terms: &Terms, count: usize, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
-        let of_cell = |(at, share): (usize, Share)| {
-            let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
-            let (floor, shape) = self.known(counter, terms, at, &share, now_ms);
-            let (own, acked, epoch) = (share.own, share.acked(), share.epoch);
-            CellUpdate { is_seated: share.is_seated(), own, acked, epoch, floor, asked, asked_acked, shape }
-        };
-        self.shares.all().enumerate().take(count).map(of_cell).collect()
-    }
-
-    /// What is known of a cell without this process's pending hits: its floor, and what only its kind has.
-    fn known(&self, counter: &Counter, terms: &Terms, back: usize, share: &Share, now_ms: u64) -> (u64, CellShape) {
-        let sequence = counter.sequence().saturating_sub(back as u64);
-        let of_window = |cell: &Cell, ends_at_ms: u64| {
-            let foreign = self.foreign();
-            let window = WindowUpdate {
-                sequence,
-                refunds_floor: cell.refunds,
-                ttl_ms: ends_at_ms.saturating_sub(now_ms).saturating_add(terms.window_ms.min(GRACE_MS_MAX)),
-                row: foreign.map_or(Counts::default(), |foreign| foreign.row(sequence)),
-                foreign: foreign.map_or(0, |foreign| foreign.others(sequence)),
-            };
-            let floor = cell.hits.saturating_sub(share.own).saturating_add(share.acked());
-            (floor, CellShape::Window(window))
-        };
-        match counter {
-            Counter::Windowed(cells) => {
-                let cell = if back == 0 { &cells.current } else { &cells.previous };
-                of_window(cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
-            }
-            Counter::Exact(cells) => {
-                of_window(&cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
-            }
-            Counter::Gcra(bucket) => {
-                let rate = rate(terms);
-                let (floor, floor_rest) = bucket.level_without(share.pending(), &rate);
-                (floor, CellShape::Bucket(BucketUpdate { floor_rest, level: bucket.hits_within(&rate) }))
-            }
-        }
-    }
-
-    /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
-    pub fn absorb(
-        &mut self,
-        counter: &mut Counter,
-        terms: &Terms,
-        cells: &[CellState],
-        admitted: u64,
-        at: Now,
-    ) -> bool {
-        self.look(counter, terms, at.wall_ms);
-        for (index, heard) in cells.iter().enumerate() {
-            let admitted = if index == 0 { admitted } else { 0 };
-            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
-        }
-        if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
-            self.marks |= CELLS_SETTLED;
-        }
-        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
-        self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
-        self.is_failed = false;
-        self.reconsider_pause(counter, terms, at.wall_ms);
-        self.is_dirty()
     }
 
     /// Others may have given hits back.
@@ -598,56 +509,6 @@ impl RegionalPart {
         }
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, admitted: u64, now_ms: u64) {
-        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
-        let Some(at) = counter.place_of(heard.sequence) else { return };
-        self.accept(heard.sequence, admitted);
-        let asked = self.absorb_refunds(at, heard);
-        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
-        let (grown, is_other_epoch, share) = self.shares.change(at, |share| {
-            let (before, grown) = match came_back {
-                _ if share.is_seated() => (share.own, admitted),
-                Some(beside) => (beside.known_here.saturating_add(share.own), admitted),
-                // The field has what was admitted now in it.
-                None => (share.own, heard.field),
-            };
-            share.own = before;
-            share.add(grown);
-            share.acked = heard.field;
-            let is_other_epoch = share.epoch != heard.epoch;
-            share.epoch = heard.epoch;
-            (grown, is_other_epoch, *share)
-        });
-        let (own, pending) = (share.own, share.pending());
-        match (counter, &mut self.shares) {
-            (Counter::Windowed(cells), _) => {
-                let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };
-                merge(cell, own, grown, heard, asked);
-            }
-            (Counter::Exact(cells), _) => {
-                cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
-            }
-            (Counter::Gcra(bucket), Shares::Bucket { version, held_until_ns, .. }) => {
-                let rate = rate(terms);
-                *held_until_ns = 0;
-                if is_other_epoch || heard.sum >= *version {
-                    *version = heard.sum;
-                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
-                    // the level.
-                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
-                    // As of now: the origin's clock may be any time away from this one.
-                    let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
-                    bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
-                    bucket.add(&rate, pending);
-                    bucket.refund(&rate, asked);
-                } else {
-                    bucket.add(&rate, admitted);
-                }
-            }
-            (Counter::Gcra(_), _) => {}
-        }
-    }
-
     /// It has what most keys have not.
     #[inline]
     pub fn has_more_beside(&self) -> bool {
@@ -657,35 +518,8 @@ impl RegionalPart {
     /// What it takes beside its place in the list.
     #[inline]
     pub fn heap_bytes(&self) -> usize {
-        self.shares.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
+        self.own.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
     }
-
-    /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
-    fn absorb_refunds(&mut self, at: usize, heard: &CellState) -> u64 {
-        let is_seated = self.shares.get(at).is_seated();
-        if heard.asked > 0 && !is_seated {
-            self.refunds_mut();
-        }
-        let Some(refunds) = self.known_refunds_mut().map(|all| &mut all[at]) else { return 0 };
-        if !is_seated {
-            refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
-        }
-        refunds.acked = heard.asked;
-        // More than is asked for here, if it was told before hits made it void.
-        refunds.asked = refunds.asked.max(heard.asked);
-        let pending = refunds.asked - refunds.acked;
-        refunds.blind = refunds.blind.min(pending);
-        pending
-    }
-}
-
-/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
-/// is still to be asked for.
-fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &CellState, asked: u64) {
-    let own_before = own - grown.min(own);
-    let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
-    cell.hits = own.saturating_add(others);
-    cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
 }
 
 #[cfg(test)]

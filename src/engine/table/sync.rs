@@ -66,6 +66,7 @@ impl Sync {
     }
 
     /// The key is told with the next message, whether anything is pending or not.
+    #[inline]
     pub(super) fn want(&mut self) {
         self.is_wanted = true;
     }

@@ -233,7 +233,7 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let shared = shared();
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
-    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
+    let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
     let unsent =
         |part: &crate::engine::table::regional_part::RegionalPart| part.judged_cells(&counter, &terms, START_MS)[0].own;
     part.add(0, 5);
@@ -253,7 +253,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     let shared = shared();
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let mut counter = Counter::new(&terms, START_MS);
-    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
+    let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
     let (sequence, at) = (counter.sequence(), Now { wall_ms: START_MS, mono_us: 1_000_000 });
     let heard = |sum, field| {
         let before = CellState { sequence: sequence - 1, epoch: 1, ..CellState::default() };

@@ -6,7 +6,7 @@ use crate::clock::Now;
 use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, Imported, KeyAt};
-use crate::global::digested_keys::Kept;
+use crate::global::digested_keys::WaitingRow;
 use crate::global::exchange::Exchange;
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::Named;
@@ -197,7 +197,7 @@ impl Exchange {
             }
             self.state.lock().hidden.gone(digest);
         }
-        let kept = Kept { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
+        let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
         let keys_max = self.engine.table().keys_max();
         if !self.state.lock().hidden.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
@@ -213,16 +213,16 @@ impl Exchange {
 
     /// Whether sensitive keys were made that have not been compared with what others told.
     pub fn has_hidden(&self) -> bool {
-        self.ledger().is_any_hidden()
+        self.ledger().is_any_digested()
     }
 
     /// Compares sensitive keys that were made with what others told.
     pub fn reveal(&self, now: Now) {
         self.state.lock().hidden.tidy(|at| self.ledger().holds(at));
-        while let Some(KeyAt { at, key }) = self.ledger().next_hidden() {
+        while let Some(KeyAt { at, key }) = self.ledger().next_digested() {
             let digest = self.identifier(&key.as_key(), true);
             let kept = self.state.lock().hidden.made(digest, at);
-            for Kept { sum, .. } in kept {
+            for WaitingRow { sum, .. } in kept {
                 self.ledger().import_at(at, |_| true, &sum, now.wall_ms);
             }
         }

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
 use crate::engine::table::SlotRef;
+use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::foreign::Counts;
-use crate::engine::table::foreign_ledger::Publishable;
-use crate::engine::table::regional_part::COUNT_MAX;
+use crate::engine::table::foreign_ledger::PublishableKey;
 use crate::global::exchange::{Exchange, State};
 use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Sending};
@@ -65,13 +65,13 @@ impl Exchange {
     /// Adds the rows of a key, but for those that the server refuses.
     fn add_rows(
         &self,
-        publishable: Publishable,
+        publishable: PublishableKey,
         names: &Names,
         state: &State,
         now: Now,
         rows: &mut Vec<(OwnRow, SlotRef)>,
     ) {
-        let Publishable { at, key: owned, cells } = publishable;
+        let PublishableKey { at, key: owned, cells } = publishable;
         let key = owned.as_key();
         let Some(named) = names.of_space(key.space) else { return };
         for (sequence, counts) in cells {

@@ -8,7 +8,7 @@ use crate::clock::Now;
 use crate::engine::key::OwnedKey;
 use crate::engine::steps;
 use crate::engine::table::cell::CellShape;
-use crate::engine::table::ledger::Settlement;
+use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
@@ -195,7 +195,7 @@ impl Region {
         let mut holders = 1;
         for (((key, cells), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
             let CheckedKey { is_strict, is_cut_off, .. } = *key;
-            let answer = Settlement { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
+            let answer = KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
             let Some(settled) = self.ledger().settle(&key.key, &key.terms, answer, now) else { continue };
             if has_read {
                 counted.insert(key.origin, i64::from(key.terms.capacity()).saturating_sub(settled.available));

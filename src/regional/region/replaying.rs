@@ -8,7 +8,7 @@ use crate::clock::Now;
 use crate::engine::decide::Why;
 use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
-use crate::engine::table::ledger::Unsent;
+use crate::engine::table::ledger::UnsentKey;
 use crate::engine::{StoreQuestion, StoreRequest};
 use crate::regional::call::{OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
@@ -78,7 +78,7 @@ impl Region {
         let messages = MESSAGES_MAX - state.replays_under_way;
         while batch.parts.len() < replay::PARTS_MAX * messages
             && batch.cells < replay::CELLS_MAX * messages
-            && let Some(Unsent { at, key, terms, update }) = unsent.next()
+            && let Some(UnsentKey { at, key, terms, update }) = unsent.next()
         {
             if let Some(update) = update {
                 let origin = self.origin_key(&key.as_key(), key.is_sensitive);
