@@ -8,14 +8,16 @@ use std::collections::HashMap;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::ForeignSum;
 
-/// What a row of a hidden key says.
+/// A row that waits for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingRow {
+    /// What the row says.
     pub sum: ForeignSum,
+    /// From here on it counts nowhere any more.
     pub expires_at_ms: u64,
 }
 
-/// Below so many keys nobody looks for those that are gone.
+/// Below so many keys, those that are gone are not looked for.
 const SLOTS_MIN: usize = 4096;
 
 /// Sensitive keys, and rows that wait for theirs.
@@ -85,19 +87,19 @@ mod tests {
 
     #[test]
     fn rows_wait_for_their_key() {
-        let mut hidden = DigestedKeys::default();
+        let mut digested = DigestedKeys::default();
         let at = SlotRef::of(2);
-        assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
-        assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");
-        hidden.expire(100);
-        assert_eq!(hidden.made((*b"a").into(), at), [kept(8, 200)]);
-        assert_eq!((hidden.slot(b"a"), hidden.slot(b"b")), (Some(at), None));
-        hidden.tidy(|_| false);
-        assert_eq!(hidden.slot(b"a"), None);
+        assert!(digested.keep(b"a", kept(7, 100), 1) && digested.keep(b"a", kept(8, 200), 1));
+        assert!(!digested.keep(b"b", kept(7, 100), 1), "no room");
+        digested.expire(100);
+        assert_eq!(digested.made((*b"a").into(), at), [kept(8, 200)]);
+        assert_eq!((digested.slot(b"a"), digested.slot(b"b")), (Some(at), None));
+        digested.tidy(|_| false);
+        assert_eq!(digested.slot(b"a"), None);
         for number in 0..10 * SLOTS_MIN {
-            hidden.made(number.to_string().into_bytes().into(), at);
-            hidden.tidy(|_| false);
+            digested.made(number.to_string().into_bytes().into(), at);
+            digested.tidy(|_| false);
         }
-        assert!(hidden.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
+        assert!(digested.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
     }
 }

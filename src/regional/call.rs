@@ -27,14 +27,14 @@
 //! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
+//! field, and counts its `own` on top only while it judges. The field is made if it is missing: a process that reads holds the key. Of
 //! the older cells only those are made that have something to keep.
 //!
 //! # How a bucket forgets processes
 //!
 //! A window's cells end, and the fields in them. A bucket that has been empty for some seconds is made anew, as if it had
 //! been lost. One that is never empty has generations of fields: when a process comes that is new, and the generation has
-//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. Who has a
+//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. A process that has a
 //! field in the one before takes it along with its next call; what is left there expires. A process that tells an epoch of
 //! this bucket's generations knows that nothing is lost: it brings no floor, and adds `own - max(field, acked)`.
 //!
@@ -89,7 +89,9 @@ pub struct Call {
     pub nonce: u16,
     /// Whether admitted asks are charged. Without, the call only says what would fit.
     pub charges: bool,
+    /// The keys that the call is about.
     pub parts: Vec<Part>,
+    /// What the origin is asked, after it has heard of the keys.
     pub asks: Vec<Ask>,
 }
 
@@ -98,6 +100,7 @@ pub struct Call {
 pub struct Part {
     pub key: OriginKey,
     pub window_ms: u64,
+    /// How its cells count against a limit.
     pub measure: Measure,
     /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
     pub cells: SmallVec<[CellUpdate; 2]>,
@@ -158,6 +161,7 @@ pub struct Reply {
 /// What became of an ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AskVerdict {
+    /// All needs fit, or those that do not deny nothing.
     pub is_admitted: bool,
     /// The needs that did not fit, by their place in the ask.
     pub over: SmallVec<[u16; 2]>,

@@ -70,7 +70,9 @@ pub struct Outgoing {
 /// What to do now.
 #[derive(Debug, Default)]
 pub struct Effects {
+    /// Calls to make.
     pub calls: Vec<Outgoing>,
+    /// Requests that wait no longer, and what they are told.
     pub told: Vec<(AskId, AskOutcome)>,
 }
 
@@ -85,6 +87,7 @@ impl Effects {
     }
 }
 
+/// A call that has not come back.
 #[derive(Debug)]
 enum UnderWay {
     CheckCall(CheckCall),
@@ -132,8 +135,11 @@ impl State {
 /// What a probe has found to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probed {
+    /// Checks are answered.
     pub checks: bool,
+    /// Checks that strict limits are decided by are answered.
     pub strict: bool,
+    /// Replays are answered.
     pub replays: bool,
 }
 
@@ -146,12 +152,14 @@ impl Probed {
 pub struct RegionOptions {
     /// Which store is at the other end: the region's, or the one that all regions ask about strict limits.
     pub store: Store,
+    /// Names this process at the store.
     pub process: ProcessId,
     pub key_names: KeyNames,
     /// Keys of one call have to be in one slot of the Cluster.
     pub is_cluster: bool,
     /// How long requests wait for the origin at most.
     pub deadline_us: u64,
+    /// When the store is given up.
     pub breaker: BreakerOptions,
     /// Of choices that should differ between processes.
     pub seed: u64,
@@ -162,11 +170,13 @@ pub struct RegionOptions {
 pub struct Region {
     engine: Arc<Engine>,
     options: RegionOptions,
-    /// Locked after the requests that wait in the driver, and before any shard of the table.
+    /// Locked after the requests that wait in the driver, and before any shard of the table: see `Table::lock` for the
+    /// order.
     state: Mutex<State>,
     live: AtomicU32,
-    /// This process may not know how many they are, and never did.
+    /// This process may not know yet how many are alive.
     is_new: AtomicBool,
+    /// This process has never known how many are alive.
     is_stranger: AtomicBool,
     /// What requests need to know of the breakers, without the lock.
     may_ask: AtomicBool,
@@ -226,6 +236,7 @@ impl Region {
         self.live.load(Ordering::Relaxed)
     }
 
+    /// Takes over how many processes are alive.
     pub fn set_live(&self, live: u32) {
         self.live.store(live.max(1), Ordering::Relaxed);
     }
@@ -245,7 +256,7 @@ impl Region {
         }
     }
 
-    /// A breaker has changed.
+    /// Lets requests know of breakers that have changed.
     fn tell_requests(&self, state: &State) {
         self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
         self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
@@ -264,7 +275,7 @@ impl Region {
         (id, effects)
     }
 
-    /// The client of a request has gone. What the origin says about its keys is still taken over.
+    /// The client of a request is gone. What the origin says about its keys is still taken over.
     pub fn cancel(&self, id: AskId) {
         self.state.lock().asks.give_up(id);
     }
@@ -369,7 +380,7 @@ impl Region {
         self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
     }
 
-    /// Whether a probe is due. Whoever is told so makes one, and says how it went.
+    /// Whether a probe is due. A caller that is told so makes one, and says how it went with [`Region::probed`].
     pub fn wants_probe(&self, now: Now) -> bool {
         let state = &mut *self.state.lock();
         // One probe serves all.
@@ -377,6 +388,7 @@ impl Region {
         wanting.contains(&true)
     }
 
+    /// A probe has ended.
     pub fn probed(&self, good: Probed, now: Now) {
         let state = &mut *self.state.lock();
         state.checks.probed(good.checks, now.mono_us);

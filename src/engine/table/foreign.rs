@@ -271,7 +271,7 @@ pub(in crate::engine) struct View<'a> {
 }
 
 impl View<'_> {
-    /// The same counts in one counter; `None` if nothing comes from outside.
+    /// All counts in one counter; `None` if nothing comes from outside.
     fn lifted(&self) -> Option<Counter> {
         match (&*self.counter, self.foreign) {
             (Counter::Windowed(cells), Some(foreign)) => Some(Counter::Windowed(foreign.lift(cells, self.is_cut_off))),

@@ -24,6 +24,7 @@ pub struct ForeignLedger<'t> {
 /// What the table of the regions says about a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignSum {
+    /// The cell's number.
     pub sequence: u64,
     /// The sum of the other regions' rows.
     pub others: Counts,
@@ -188,12 +189,12 @@ impl<'t> ForeignLedger<'t> {
         self.table.with_at(at, |_| ()).is_some()
     }
 
-    /// Whether sensitive keys were made that nobody has compared with what other regions told.
+    /// Whether sensitive keys are new that have to be compared with what other regions told by digest.
     pub(crate) fn is_any_digested(&self) -> bool {
         !self.table.hidden.is_empty()
     }
 
-    /// A sensitive key that was made and that nobody has compared with what other regions told.
+    /// The next sensitive key that is new and has to be compared with what other regions told by digest.
     pub(crate) fn next_digested(&self) -> Option<KeyAt> {
         self.next_of(|| self.table.hidden.pop(), |_| true)
     }
@@ -228,7 +229,7 @@ impl<'t> ForeignLedger<'t> {
         self.table.missing.sought() > 0
     }
 
-    /// A key of which counts of other regions may be missing.
+    /// The next key of which counts of other regions may be missing.
     pub(crate) fn next_sought(&self) -> Option<KeyAt> {
         self.next_of(|| self.table.missing.next(), |key| key.is_global)
     }

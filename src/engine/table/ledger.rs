@@ -1,4 +1,4 @@
-//! The books that a store and this process keep on each other: the only door to the table for whoever talks to a store.
+//! The books that a store and this process keep on each other: the only door to the table for code that talks to a store.
 //!
 //! Verbs, each done under the shard's lock before it returns: no lock, slot or part ever leaves. A key that a message is
 //! about is named by a [`SlotRef`], which means nothing outside; if the key is gone by the time the answer comes, the
@@ -149,7 +149,7 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// A key that was taken from the queue could not be told about: it waits again.
+    /// The store could not be told about a key that was taken from the queue: the key waits again.
     pub(crate) fn put_back(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| entry.enqueue(false));
     }

@@ -11,7 +11,7 @@
 //! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
 //! shards are small, have their room from the start, and are swept a few slots at a time.
 //!
-//! Whoever is not the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those for
+//! Code outside of the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those for
 //! other regions. No lock, slot or part leaves them.
 //!
 //! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
@@ -59,7 +59,7 @@ const NEIGHBOURS_MAX: usize = 16;
 const NEIGHBOUR_SLOTS_MAX: usize = 1024;
 /// One key in so many may be here only because other regions have counted it.
 const UNASKED_PART: usize = 4;
-/// Slots that are looked at under one lock by a sweep, some microseconds at most for whoever waits for the shard; and by
+/// Slots that are looked at under one lock by a sweep, some microseconds at most for a thread that waits for the shard; and by
 /// a request that needs room.
 const SWEEP_LOOKS: usize = 32;
 const ROOM_LOOKS: usize = 16;
@@ -70,11 +70,11 @@ const SLOTS_OF: usize = 5;
 const ROOM_TURNS: usize = 16;
 
 /// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
-/// held for some tens of nanoseconds. Who looks all the time takes its line away from who works on it, and who sleeps has
-/// to be woken, by who should be working.
+/// held for some tens of nanoseconds. A thread that looks all the time takes the cache line away from the holder; one that
+/// sleeps has to be woken, by a thread that has better things to do.
 #[cold]
 fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    /// Together some microseconds: whoever holds it for longer has lost its processor.
+    /// Together some microseconds: a thread that holds it for longer has lost its processor.
     const LOOKS: usize = 16;
     const PAUSES: usize = 32;
     for _ in 0..LOOKS {
@@ -89,9 +89,11 @@ fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 /// What became of keys, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
+    /// Keys that are held now.
     pub keys: usize,
     /// What they take.
     pub bytes: usize,
+    /// Keys forgotten because nothing of them counted any more.
     pub expired: u64,
     /// Keys given up before they had expired, because the table was full.
     pub evicted: u64,
@@ -106,7 +108,7 @@ pub struct TableStats {
 pub struct Table {
     /// Padded, so that neighbours do not slow each other down.
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    /// When something of a shard may have expired, in whole seconds: who looks for it locks no shard for nothing.
+    /// When something of a shard may have expired, in whole seconds, so that a search locks no shard for nothing.
     due_s: Box<[AtomicU32]>,
     hasher: ahash::RandomState,
     keys_max: usize,
@@ -130,7 +132,7 @@ pub struct Table {
     regions: u32,
     /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
-    /// Sensitive keys that were made and that nobody has compared with what other regions told.
+    /// Sensitive keys that are new: they have to be compared with what other regions told by digest.
     hidden: SegQueue<SlotRef>,
     /// What other regions have told and is not here.
     missing: Missing,
@@ -143,6 +145,7 @@ pub struct Table {
 /// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Grown {
+    /// All that a store has not heard of.
     pub all: SegQueue<SlotRef>,
     /// Pending hits have used up half of their allowance.
     pub urgent: SegQueue<SlotRef>,
@@ -210,9 +213,11 @@ impl Table {
         ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
     }
 
-    /// Locks a shard. Whoever locks several locks them in ascending order; whoever holds one and looks for room elsewhere
-    /// only tries the others. Whatever else is locked (requests that wait, a region's state, the exchange's state) is
-    /// locked before the first shard, and nothing while one is held.
+    /// Locks a shard.
+    ///
+    /// The lock order, which keeps threads from waiting for each other in a circle: requests that wait, then a region's
+    /// state, then shards; or the exchange's state, then shards. Several shards are locked in ascending order. A thread
+    /// that holds a shard and looks for room elsewhere only tries the others. Nothing else is locked while a shard is held.
     #[inline]
     pub(in crate::engine) fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[shard as usize];
@@ -246,10 +251,12 @@ impl Table {
         RegionalPart::new(counter, store, 0, is_sensitive, is_first)
     }
 
+    /// Whether keys have a part in the region.
     pub(in crate::engine) fn is_shared(&self) -> bool {
         self.is_shared
     }
 
+    /// The queues of what a store is to be told.
     pub(in crate::engine) fn grown(&self, store: Store) -> &Grown {
         &self.grown[store as usize]
     }
@@ -315,6 +322,7 @@ impl Table {
         self.shards.len() as u32
     }
 
+    /// How many keys the table holds at most.
     pub fn keys_max(&self) -> usize {
         self.keys_max
     }
@@ -521,7 +529,7 @@ impl Table {
         }
     }
 
-    /// Removes expired keys: a few of each shard in turn, so that whoever wants a shard soon has it.
+    /// Removes expired keys: a few of each shard in turn, so that a thread that wants a shard soon has it.
     pub fn expire(&self, now_ms: u64) {
         let now_s = floor_s(now_ms);
         let mut is_whole = false;
@@ -574,6 +582,7 @@ impl Table {
         (0..self.shards()).map(|number| self.lock(number).looks()).sum()
     }
 
+    /// What became of keys, since the start.
     pub fn stats(&self) -> TableStats {
         TableStats {
             keys: self.keys.load(Ordering::Relaxed),

@@ -57,8 +57,8 @@ pub enum OwnCounts {
     Bucket {
         count: OwnCount,
         version: u64,
-        /// When it would be empty if all other processes had done as this one since the origin last answered. 0: nobody
-        /// has asked.
+        /// When it would be empty if all other processes had done as this one since the origin last answered. 0 if
+        /// that is not assumed.
         held_until_ns: u64,
     },
 }

@@ -31,7 +31,7 @@ const PAUSE_MS_MAX: u64 = 3_600_000;
 /// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
 const PAUSE_UNIT_MS: u64 = 16;
 
-/// Two answers this far apart that tell as many holders: nobody is just joining.
+/// Two answers this far apart that tell as many holders: no process is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
 
 /// The counts of the cell before the newest can't be behind any more.
@@ -185,6 +185,7 @@ impl RegionalPart {
         &mut self.sync
     }
 
+    /// Stands in the queue of what its store is to be told.
     pub fn is_queued(&self) -> bool {
         self.sync.is_queued()
     }
@@ -269,7 +270,7 @@ impl RegionalPart {
     }
 
     /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
-    /// it, so this is kept beside it, and nobody is told. The hits are in the bucket already.
+    /// it, so this is kept beside it, and no store is told. The hits are in the bucket already.
     pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
         let rate = rate(terms);
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
@@ -338,6 +339,7 @@ impl RegionalPart {
         self.pending() > 0 || self.pending_refunds()
     }
 
+    /// The process knows its fields in all cells.
     pub fn is_seated(&self) -> bool {
         self.own.are_seated()
     }
@@ -356,10 +358,12 @@ impl RegionalPart {
         self.holders = holders;
     }
 
+    /// The number of holders was told twice, some time apart, and had hardly grown.
     pub fn are_holders_settled(&self) -> bool {
         self.marks & HOLDERS_SETTLED != 0
     }
 
+    /// Processes that hold the key, as the store last told; 0 if it never has.
     pub fn holders(&self) -> u32 {
         self.holders.into()
     }
@@ -399,6 +403,7 @@ impl RegionalPart {
         if left_ms <= FRESH_MS { left_ms } else { 0 }
     }
 
+    /// How current the view of the key is.
     pub fn freshness(&self, mono_ms: u64) -> Freshness {
         let is_good = self.fresh_for_ms(mono_ms) > 0;
         match (is_good, self.is_failed) {
@@ -434,6 +439,7 @@ impl RegionalPart {
         self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
 
+    /// Ends the pause: the store is asked again.
     pub fn resume(&mut self) {
         self.paused_hits = 0;
     }
@@ -446,6 +452,7 @@ impl RegionalPart {
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
+    /// What is known from other regions.
     pub fn foreign(&self) -> Option<&Foreign> {
         self.rare.as_ref()?.foreign.as_ref()
     }
@@ -460,7 +467,7 @@ impl RegionalPart {
         self.rare.as_mut()?.foreign.as_mut()
     }
 
-    /// Whether counts of other regions may be missing, and nobody has looked them up.
+    /// Whether counts of other regions may be missing and have not been looked up.
     #[inline(always)]
     pub fn is_unheard(&self) -> bool {
         self.marks & UNHEARD != 0

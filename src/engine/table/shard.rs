@@ -2,7 +2,7 @@
 //!
 //! A shard holds so few keys that whatever is done with all of them is done soon. Its lists are reserved whole with the
 //! first key, address space that costs nothing until it is used, so that growing moves no slot. What has expired is looked
-//! for a few slots at a time: whoever waits for the shard waits for those few, never for a sweep.
+//! for a few slots at a time: a thread that waits for the shard waits for those few, never for a sweep.
 
 use std::mem;
 
@@ -169,7 +169,7 @@ struct Notes {
     /// Beside each slot: what the index knows it by.
     tags: Vec<Tag>,
     /// Beside each slot: when it may have expired, in whole seconds, rounded up. Too early if anything, because use moves
-    /// the real time forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
+    /// the real time forward; a sweep that finds it passed looks at the slot and puts it right. So decisions never write here.
     /// Where the clock is set back, or a bucket given back, a key stays for as long as it would have otherwise.
     due_s: Vec<u32>,
     free: Vec<u32>,
@@ -209,6 +209,7 @@ pub struct RemovedKey {
 /// What a part of a sweep came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepOutcome {
+    /// Keys that had expired.
     pub removed: usize,
     /// Of those, keys that nobody here had asked for.
     pub unasked: usize,
@@ -265,6 +266,7 @@ impl Shard {
         self.slots.len()
     }
 
+    /// Whether a key is over its limit.
     pub fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
         let (slot, part) = self.both(number);
         slot.is_over(part.and_then(|part| part.foreign()), now_ms)

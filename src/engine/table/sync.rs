@@ -2,7 +2,7 @@
 //!
 //! Every change of that state is a method here. The invariants:
 //!
-//! - A key stands in the queue once at most: who is told to push it pushes, nobody else does.
+//! - A key stands in the queue once at most: only a caller that [`Sync::enqueue`] tells to push it does.
 //! - One message of a key is under way at a time. Hits that come meanwhile wait in the queue, or in the key itself if the
 //!   queue came to it too early; the answer puts it back.
 //! - An answer belongs to a message: a key that moves to another store, or is given up, changes its generation, and

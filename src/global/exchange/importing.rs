@@ -120,7 +120,7 @@ impl Exchange {
             // Another server answers: what it dated before our watermark was never read.
             state.read_anew();
         }
-        state.hidden.expire(now.wall_ms);
+        state.digested.expire(now.wall_ms);
         state.clock_ms = Some(server_ms);
         if !matches!(reading, Reading::All { from: Some(_) }) {
             // What has changed before the cell that such a reading begins at was not heard.
@@ -188,18 +188,18 @@ impl Exchange {
     }
 
     fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
-        let at = self.state.lock().hidden.slot(digest);
+        let at = self.state.lock().digested.slot(digest);
         if let Some(at) = at {
             let is_it = |key: &Key<'_>| *self.identifier(key, true) == *digest;
             if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign_sum(sum), now.wall_ms) {
                 self.contest(at, sum);
                 return is_news;
             }
-            self.state.lock().hidden.gone(digest);
+            self.state.lock().digested.gone(digest);
         }
         let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
         let keys_max = self.engine.table().keys_max();
-        if !self.state.lock().hidden.keep(digest, kept, keys_max.div_ceil(4)) {
+        if !self.state.lock().digested.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
         }
         false
@@ -218,10 +218,10 @@ impl Exchange {
 
     /// Compares sensitive keys that were made with what others told.
     pub fn reveal(&self, now: Now) {
-        self.state.lock().hidden.tidy(|at| self.ledger().holds(at));
+        self.state.lock().digested.tidy(|at| self.ledger().holds(at));
         while let Some(KeyAt { at, key }) = self.ledger().next_digested() {
             let digest = self.identifier(&key.as_key(), true);
-            let kept = self.state.lock().hidden.made(digest, at);
+            let kept = self.state.lock().digested.made(digest, at);
             for WaitingRow { sum, .. } in kept {
                 self.ledger().import_at(at, |_| true, &sum, now.wall_ms);
             }

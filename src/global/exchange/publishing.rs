@@ -41,7 +41,7 @@ impl Exchange {
         Sending::new(rows)
     }
 
-    /// Nothing is to be published, and nobody has heard of the store for a while.
+    /// Nothing is to be published, and the store has not answered for a while.
     pub fn wants_ping(&self, now: Now) -> bool {
         let state = self.state.lock();
         let is_silent = state.published_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= PING_US);

@@ -39,7 +39,7 @@ pub(super) struct Bucket {
 pub(super) struct Before {
     pub(super) fields: BTreeMap<ProcessId, Field>,
     pub(super) expires_at_ms: u64,
-    /// How many of them nobody has taken along, expired or not.
+    /// How many of them no process has taken along, expired or not.
     pub(super) left: usize,
 }
 
@@ -70,7 +70,7 @@ impl Bucket {
         self.at_ms != before_ms
     }
 
-    /// Whether it has been empty for so long that nobody knows better.
+    /// Whether it has been empty for so long that no process knows better.
     pub(super) fn is_empty_since(&self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let passed_ms = now_ms.checked_sub(self.at_ms).filter(|passed_ms| *passed_ms > BUCKET_RENEWED_MS);
         let drained = |passed_ms: u64| u128::from(passed_ms - BUCKET_RENEWED_MS) * u128::from(limit);
@@ -163,7 +163,7 @@ impl Origin {
     ) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
         let most = level_max(limit, burst);
-        // What was told to it has drained everywhere: the fields of all who ever held it go, as if it were lost.
+        // What was told to it has drained everywhere: the fields of all processes that ever held it go, as if it were lost.
         let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
         let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
         if before > 0 {

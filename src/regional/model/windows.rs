@@ -69,8 +69,8 @@ impl Cell {
         }
     }
 
-    /// A process may know more than an older copy that came back, and those who told it are gone. Never added: who is
-    /// there tells again.
+    /// A process may know more than an older copy that came back, and the processes that told it may be gone. Never added:
+    /// those that are there tell again.
     pub(super) fn know(&mut self, told: &CellUpdate) {
         if told.epoch == self.base.epoch && told.floor > self.hits() {
             let pending = told.asked.saturating_sub(told.asked_acked);

@@ -29,7 +29,7 @@ pub static LEAVE: &str = include_str!("scripts/leave.lua");
 /// Where the origin keeps the live processes.
 pub const PROCESSES_KEY: &str = "tidegate:processes";
 
-/// The same for those that ask the owner of strict limits, which may be a region's origin too.
+/// Where the owner of strict limits keeps the live processes. It may be a region's origin too.
 pub const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
 
 fn processes_key(store: Store) -> &'static str {

@@ -21,17 +21,19 @@ const SPACING_US: u64 = 100;
 
 /// A key of a check that is under way.
 #[derive(Debug)]
-pub(super) struct CheckedKey {
+pub(super) struct CheckKey {
+    /// What the origin knows the key by.
     pub(super) origin: OriginKey,
     pub(super) key: OwnedKey,
     pub(super) terms: Terms,
+    /// The key is held to the region's own part of the limit.
     pub(super) is_cut_off: bool,
     pub(super) is_strict: bool,
 }
 
 /// A request of a check that is under way, and which of its questions are the needs of its ask.
 #[derive(Debug)]
-pub(super) struct CheckedAsk {
+pub(super) struct CheckAsk {
     pub(super) id: AskId,
     pub(super) questions: SmallVec<[usize; 2]>,
     /// It only reads this time: a key of it is not seated, and a check that is applied without being heard of would be
@@ -39,10 +41,13 @@ pub(super) struct CheckedAsk {
     pub(super) is_read: bool,
 }
 
+/// A check that is under way.
 #[derive(Debug)]
 pub(super) struct CheckCall {
-    pub(super) keys: Vec<CheckedKey>,
-    pub(super) asks: Vec<CheckedAsk>,
+    /// Beside the call's parts.
+    pub(super) keys: Vec<CheckKey>,
+    /// Beside the call's asks.
+    pub(super) asks: Vec<CheckAsk>,
     pub(super) call: Call,
     /// A strict limit is decided by it.
     pub(super) is_strict: bool,
@@ -53,7 +58,7 @@ impl Region {
     /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
     pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<Outgoing> {
         // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
-        let mut groups: Vec<(bool, Vec<CheckedAsk>)> = Vec::new();
+        let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
         for id in ids {
             let Some(waiting) = state.asks.waiting.get_mut(id) else { continue };
@@ -73,7 +78,7 @@ impl Region {
                     *question
                 };
                 let questions = of_slot.iter().map(question).collect();
-                groups[number].1.push(CheckedAsk { id: *id, questions, is_read: false });
+                groups[number].1.push(CheckAsk { id: *id, questions, is_read: false });
             }
         }
         groups.into_iter().map(|(charges, asks)| self.check_call(state, asks, charges, now)).collect()
@@ -83,8 +88,8 @@ impl Region {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
     }
 
-    fn check_call(&self, state: &mut State, mut asks: Vec<CheckedAsk>, charges: bool, now: Now) -> Outgoing {
-        let mut keys: Vec<CheckedKey> = Vec::new();
+    fn check_call(&self, state: &mut State, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> Outgoing {
+        let mut keys: Vec<CheckKey> = Vec::new();
         let mut parts: Vec<Part> = Vec::new();
         let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
         let mut wire_asks = Vec::new();
@@ -101,7 +106,7 @@ impl Region {
                 let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
                     let StoreQuestion { terms, is_cut_off, is_strict, .. } = *asked;
-                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict });
+                    keys.push(CheckKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict });
                     parts.push(part);
                     parts.len() - 1
                 });
@@ -125,7 +130,7 @@ impl Region {
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::CheckCall(check));
-        // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
+        // The origin has its time in any case: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         Outgoing { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
     }
@@ -136,7 +141,7 @@ impl Region {
         Part::new(origin, &asked.terms, update)
     }
 
-    /// Those who wait for a key go on: together in one call, unless the key denies them by now.
+    /// Requests that wait for a key go on: together in one call, unless the key denies them by now.
     pub(super) fn release(&self, state: &mut State, key: &OriginKey, now: Now) -> Effects {
         let mut effects = Effects::default();
         let ids = state.asks.take_waiting(key);
@@ -174,7 +179,7 @@ impl Region {
         let mut admitted: Vec<u64> = vec![0; check.keys.len()];
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
-            // Whoever gave up is not charged; what the origin has charged for it, the next hit takes over.
+            // A request that has given up is not charged. The next hit uses up what the origin has charged for it.
             let is_there = state.asks.waiting.contains_key(&ask.id);
             let over: HashSet<usize> = verdict.over.iter().map(|over| usize::from(*over)).collect();
             let is_of_quota = |(at, need): (usize, &Need)| need.quota.filter(|_| over.contains(&at));
@@ -194,7 +199,7 @@ impl Region {
         let mut counted: HashMap<OriginKey, i64> = HashMap::new();
         let mut holders = 1;
         for (((key, cells), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
-            let CheckedKey { is_strict, is_cut_off, .. } = *key;
+            let CheckKey { is_strict, is_cut_off, .. } = *key;
             let answer = KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
             let Some(settled) = self.ledger().settle(&key.key, &key.terms, answer, now) else { continue };
             if has_read {
@@ -244,7 +249,7 @@ impl Region {
         }
     }
 
-    /// A check was not answered: memory decides, and those who wait try again.
+    /// A check was not answered: memory decides, and requests that wait try again.
     pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
@@ -266,7 +271,7 @@ impl Region {
     fn free(&self, state: &mut State, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
-        // Whoever waits for the spacing to pass must still have time to be answered.
+        // A request that waits for the spacing to pass must still have time to be answered.
         let free_at_us = check.sent_us + spacing_us.min(self.options.deadline_us / 2);
         for key in state.asks.free(&keys, free_at_us, now.mono_us) {
             effects.join(self.release(state, &key, now));

@@ -20,7 +20,7 @@ use crate::rules::policy::Class;
 
 /// How often pending hits are counted while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
-/// Messages that nobody answered may still arrive for this long.
+/// Messages without an answer may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
 
 /// A cell that this process has a field in, by key and sequence; a bucket has no sequence.
@@ -117,7 +117,7 @@ impl Region {
         self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
     }
 
-    /// Reads a key that this process has hits for but does not know its field of. Nobody waits for it.
+    /// Reads a key that this process has hits for but does not know its field of. No request waits for it.
     fn read_behind(&self, state: &mut State, key: OwnedKey, terms: Terms, now: Now) -> Vec<Outgoing> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {

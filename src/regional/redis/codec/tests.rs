@@ -62,7 +62,7 @@ impl Server {
         decode(call, &value).expect("the answer is a reply")
     }
 
-    /// The same at a time of our choosing, by which keys expire too.
+    /// Calls at a time of our choosing, by which keys expire too.
     fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.set_time(time_ms);
         let is_over = |(_, at_ms): &(&Vec<u8>, &u64)| **at_ms <= time_ms;
