@@ -12,10 +12,12 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tidegate::clock::Now;
 use tidegate::engine::decide::{Asking, Cause, Consult, StoreView};
-use tidegate::engine::key::{IdentifierBuffer, Key};
+use tidegate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use tidegate::engine::reach::{Layers, RegionIndex, Store};
+use tidegate::engine::table::cell::CellState;
 use tidegate::engine::table::foreign::Counts;
-use tidegate::engine::table::regional_part::OriginCell;
+use tidegate::engine::table::foreign_ledger::ForeignSum;
+use tidegate::engine::table::ledger::KeyAnswer;
 use tidegate::engine::{Attempt, Engine, Modes};
 use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
 use tidegate::rules::tree::Identifier;
@@ -25,6 +27,7 @@ use tidegate::simulate::world::{Setup, World};
 
 const NOW_MS: u64 = 1_800_000_000_000;
 const MONO_MS: u64 = 1000;
+const NOW: Now = Now { wall_ms: NOW_MS, mono_us: MONO_MS * 1000 };
 const LIMIT: &str = "rate_limit: {requests_per_unit: 4000000000, unit: day}";
 const SECOND_US: u64 = 1_000_000;
 const ROUNDS: usize = 15;
@@ -123,13 +126,7 @@ impl Case {
 
     /// As every 50 ms: what has grown is taken, to be told.
     fn flush(&self) {
-        let table = self.engine.table();
-        let grown = &table.grown(Store::Origin);
-        while let Some(at) = grown.all.pop() {
-            if let (_, Some(shared)) = table.lock(at.shard).both(at.slot) {
-                shared.is_queued = false;
-            }
-        }
+        self.engine.table().ledger(Store::Origin).unsent(false, NOW).for_each(drop);
     }
 
     fn round(&mut self, random: &mut Random) {
@@ -163,16 +160,16 @@ impl Case {
             buffer.push(&(self.value)(n));
             let range = buffer.finish();
             let key = Key::new(space, &terms, buffer.get(range));
-            let hash = table.hash(&key);
-            let mut shard = table.lock(table.shard_of(hash));
-            let slot = shard.find(&key, hash).map(|slot| shard.both(slot));
-            let Some((slot, Some(shared))) = slot else { panic!("the key is there") };
-            let sequence = slot.counter.sequence();
-            let cell = OriginCell { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..OriginCell::default() };
-            shared.absorb(&mut slot.counter, &terms, &[cell], 0, Now { wall_ms: NOW_MS, mono_us: MONO_MS * 1000 });
+            let sequence = NOW_MS / terms.window_ms;
+            let cell = CellState { sequence, epoch: 1, sum: 1, field: 1, holders: 1, ..CellState::default() };
+            let answer =
+                KeyAnswer { cells: &[cell], admitted: 0, denied: None, is_strict: false, is_cut_off: false, jitter: 0 };
+            let owned = OwnedKey::new(&key, false, regions > 1);
+            assert!(table.ledger(Store::Origin).settle(&owned, &terms, answer, NOW).is_some(), "the key is there");
             for region in 1..u64::from(regions) {
                 let others = Counts { hits: 5 * region, refunds: 0 };
-                shared.foreign_mut(sequence).import(sequence, sequence, others, Counts::default());
+                let sum = ForeignSum { sequence, others, row: Counts::default() };
+                table.foreign_ledger().import(&key, &terms, &sum, NOW_MS);
             }
         }
     }

@@ -6,10 +6,12 @@
 use std::fmt;
 use std::process::Command;
 
+use tidegate::clock::Now;
 use tidegate::engine::decide::{self, Charging, Check, Consult, Group, Reach, Store};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::table::foreign::Counts;
+use tidegate::engine::table::foreign_ledger::ForeignSum;
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::{Algorithm, Word};
 use tidegate::rules::tree::Identifier;
@@ -76,11 +78,12 @@ impl Case {
                 let key = Key::new(Space::new("d", "k"), &terms, buffer.get(range));
                 self.use_key(&table, key, now_ms);
                 if self.with == With::Regions && n % 10 == 0 {
-                    count_abroad(&table, &key);
+                    count_abroad(&table, &key, &terms, now_ms);
                 }
                 // As a flush does, every 50 ms.
                 if n % FLUSH_KEYS == 0 {
-                    while table.grown(Store::Origin).all.pop().is_some() {}
+                    let now = Now { wall_ms: now_ms, mono_us: 0 };
+                    table.ledger(Store::Origin).unsent(false, now).for_each(drop);
                 }
             }
         }
@@ -123,16 +126,10 @@ impl fmt::Display for Case {
     }
 }
 
-fn count_abroad(table: &Table, key: &Key<'_>) {
-    let hash = table.hash(key);
-    let mut shard = table.lock(table.shard_of(hash));
-    let slot = shard.find(key, hash);
-    if let Some((slot, Some(shared))) = slot.map(|slot| shard.both(slot)) {
-        let sequence = slot.counter.sequence();
-        let others = Counts { hits: 5, refunds: 0 };
-        shared.foreign_mut(sequence).import(sequence, sequence, others, Counts::default());
-        table.weigh(slot, Some(shared));
-    }
+fn count_abroad(table: &Table, key: &Key<'_>, terms: &Terms, now_ms: u64) {
+    let others = Counts { hits: 5, refunds: 0 };
+    let sum = ForeignSum { sequence: now_ms / key.window_ms, others, row: Counts::default() };
+    table.foreign_ledger().import(key, terms, &sum, now_ms);
 }
 
 fn main() {

@@ -149,22 +149,7 @@ impl Engine {
             rule.limits().iter().filter_map(home).collect::<Vec<_>>()
         };
         let homes: HashMap<(Space, u64), Store> = ruleset.domains().flat_map(Domain::rules).flat_map(of_rule).collect();
-        for number in 0..self.table.shards() {
-            let mut shard = self.table.lock(number);
-            for at in shard.taken() {
-                let (slot, Some(shared)) = shard.both(at) else { continue };
-                let key = slot.key();
-                let Some(home) = homes.get(&(key.space, key.window_ms)).filter(|home| **home != shared.store) else {
-                    continue;
-                };
-                shared.follow(&slot.counter);
-                shared.move_to(*home);
-                self.table.weigh(slot, Some(shared));
-                if shared.is_dirty() {
-                    self.table.enqueue(number, at, shared, false);
-                }
-            }
-        }
+        self.table.rehome(|key| homes.get(&(key.space, key.window_ms)).copied());
     }
 
     /// Removes expired keys, and others if the rest still takes more than it may. To be called about once a second.

@@ -6,32 +6,32 @@
 use std::collections::HashMap;
 
 use crate::engine::table::SlotRef;
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::foreign_ledger::ForeignSum;
 
-/// What a row of a hidden key says.
+/// A row that waits for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    pub sequence: u64,
-    pub others: Counts,
-    pub row: Counts,
+pub struct WaitingRow {
+    /// What the row says.
+    pub sum: ForeignSum,
+    /// From here on it counts nowhere any more.
     pub expires_at_ms: u64,
 }
 
-/// Below so many keys nobody looks for those that are gone.
+/// Below so many keys, those that are gone are not looked for.
 const SLOTS_MIN: usize = 4096;
 
 /// Sensitive keys, and rows that wait for theirs.
 #[derive(Debug, Default)]
-pub struct Hidden {
+pub struct DigestedKeys {
     slots: HashMap<Box<[u8]>, SlotRef>,
     /// So many slots are remembered before those that are gone are looked for.
     tidy_at: usize,
-    kept: HashMap<Box<[u8]>, Vec<Kept>>,
+    kept: HashMap<Box<[u8]>, Vec<WaitingRow>>,
 }
 
-impl Hidden {
+impl DigestedKeys {
     /// A key was made: returns what others have told of it.
-    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<Kept> {
+    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<WaitingRow> {
         let kept = self.kept.remove(&digest).unwrap_or_default();
         self.slots.insert(digest, at);
         kept
@@ -47,13 +47,13 @@ impl Hidden {
     }
 
     /// Keeps a row for a key that is not here; false if there is no room.
-    pub fn keep(&mut self, digest: &[u8], row: Kept, most: usize) -> bool {
+    pub fn keep(&mut self, digest: &[u8], row: WaitingRow, most: usize) -> bool {
         if self.kept.len() >= most && !self.kept.contains_key(digest) {
             return false;
         }
         let rows = self.kept.entry(digest.into()).or_default();
         // Of older windows nothing counts.
-        rows.retain(|other| other.sequence != row.sequence && other.sequence + 1 >= row.sequence);
+        rows.retain(|other| other.sum.sequence != row.sum.sequence && other.sum.sequence + 1 >= row.sum.sequence);
         rows.push(row);
         true
     }
@@ -78,26 +78,28 @@ impl Hidden {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::table::foreign::Counts;
 
-    fn kept(sequence: u64, expires_at_ms: u64) -> Kept {
-        Kept { sequence, others: Counts { hits: 5, refunds: 0 }, row: Counts::default(), expires_at_ms }
+    fn kept(sequence: u64, expires_at_ms: u64) -> WaitingRow {
+        let others = Counts { hits: 5, refunds: 0 };
+        WaitingRow { sum: ForeignSum { sequence, others, row: Counts::default() }, expires_at_ms }
     }
 
     #[test]
     fn rows_wait_for_their_key() {
-        let mut hidden = Hidden::default();
-        let at = SlotRef { shard: 1, slot: 2, generation: 3 };
-        assert!(hidden.keep(b"a", kept(7, 100), 1) && hidden.keep(b"a", kept(8, 200), 1));
-        assert!(!hidden.keep(b"b", kept(7, 100), 1), "no room");
-        hidden.expire(100);
-        assert_eq!(hidden.made((*b"a").into(), at), [kept(8, 200)]);
-        assert_eq!((hidden.slot(b"a"), hidden.slot(b"b")), (Some(at), None));
-        hidden.tidy(|_| false);
-        assert_eq!(hidden.slot(b"a"), None);
+        let mut digested = DigestedKeys::default();
+        let at = SlotRef::of(2);
+        assert!(digested.keep(b"a", kept(7, 100), 1) && digested.keep(b"a", kept(8, 200), 1));
+        assert!(!digested.keep(b"b", kept(7, 100), 1), "no room");
+        digested.expire(100);
+        assert_eq!(digested.made((*b"a").into(), at), [kept(8, 200)]);
+        assert_eq!((digested.slot(b"a"), digested.slot(b"b")), (Some(at), None));
+        digested.tidy(|_| false);
+        assert_eq!(digested.slot(b"a"), None);
         for number in 0..10 * SLOTS_MIN {
-            hidden.made(number.to_string().into_bytes().into(), at);
-            hidden.tidy(|_| false);
+            digested.made(number.to_string().into_bytes().into(), at);
+            digested.tidy(|_| false);
         }
-        assert!(hidden.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
+        assert!(digested.slots.len() <= SLOTS_MIN, "keys that are gone do not pile up");
     }
 }

@@ -19,12 +19,13 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::clock::Now;
 use crate::engine::Engine;
 use crate::engine::key::Key;
-use crate::engine::table::regional_part::RegionalPart;
-use crate::engine::table::{Slot, SlotRef, Table};
+use crate::engine::table::SlotRef;
+use crate::engine::table::foreign_ledger::ForeignLedger;
 use crate::global::cadence::Cadence;
-use crate::global::digested_keys::Hidden;
+use crate::global::digested_keys::DigestedKeys;
 use crate::global::exchange::pass::Pass;
 use crate::global::names::Names;
 use crate::global::row::CellName;
@@ -34,18 +35,17 @@ use crate::rules::Ruleset;
 /// How often rows are published, and how often they are imported.
 pub const INTERVAL_US: u64 = 1_000_000;
 
-/// The two clocks, as the regional layer has them.
-use crate::clock::Now;
-
 /// How a process takes part.
 #[derive(Clone, Debug)]
 pub struct ExchangeOptions {
+    /// This region's name.
     pub region: Box<str>,
     /// All regions, this one too.
     pub regions: Vec<Box<str>>,
     pub key_names: KeyNames,
     /// How long a statement may take.
     pub timeout_ms: u64,
+    /// Of choices that should differ between processes.
     pub seed: u64,
 }
 
@@ -53,14 +53,17 @@ pub struct ExchangeOptions {
 #[derive(Debug, Default)]
 pub struct ExchangeCounts {
     pub published_rows: AtomicU64,
+    /// Rows that the server did not take.
     pub refused_rows: AtomicU64,
     pub imported_rows: AtomicU64,
+    /// Keys that were made because other regions had counted them.
     pub created_keys: AtomicU64,
     pub rows_last_import: AtomicU64,
-    /// Rows that were left out: with values that no region publishes, of rules that are not in force here, or because
-    /// too many keys are here already that only other regions ask for.
+    /// Rows that were left out because no region publishes such values.
     pub absurd_rows: AtomicU64,
+    /// Rows that were left out because their rules are not in force here.
     pub unknown_rows: AtomicU64,
+    /// Rows that were left out because too many keys are here already that only other regions ask for.
     pub roomless_rows: AtomicU64,
     /// Keys that were looked up, because something had been left out.
     pub sought_keys: AtomicU64,
@@ -79,7 +82,7 @@ struct State {
     pass: Option<Pass>,
     /// Rows that the server refuses, until when they are left alone, and where they are from.
     refused: HashMap<CellName, (u64, SlotRef)>,
-    hidden: Hidden,
+    digested: DigestedKeys,
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
     /// Keys that other regions count too, until when.
@@ -100,16 +103,23 @@ impl State {
 /// How the exchange stands.
 #[derive(Clone, Debug)]
 pub struct ExchangeStatus {
+    /// Keys that other regions count too.
     pub contested_keys: usize,
+    /// When each region last changed a row, by the server's clock.
     pub seen: BTreeMap<Box<str>, u64>,
     /// The server's clock at the last import.
     pub server_ms: Option<u64>,
+    /// Publishing has been given up for now.
     pub is_publish_open: bool,
+    /// Importing has been given up for now.
     pub is_import_open: bool,
+    /// How often publishing was given up.
     pub publish_opened: u64,
+    /// How often importing was given up.
     pub import_opened: u64,
-    /// Microseconds since the last success of each.
+    /// Since rows were last published.
     pub published_ago_us: Option<u64>,
+    /// Since rows were last imported.
     pub imported_ago_us: Option<u64>,
     /// Keys that wait to be published.
     pub waiting: usize,
@@ -121,6 +131,7 @@ pub struct Exchange {
     engine: Arc<Engine>,
     options: ExchangeOptions,
     names: RwLock<Arc<Names>>,
+    /// Locked before any shard of the table: see `Table::lock` for the order.
     state: Mutex<State>,
     pub counts: ExchangeCounts,
 }
@@ -135,7 +146,7 @@ impl Exchange {
             full_at_us: 0,
             pass: None,
             refused: HashMap::new(),
-            hidden: Hidden::default(),
+            digested: DigestedKeys::default(),
             seen: BTreeMap::new(),
             contested: HashMap::new(),
             published_us: None,
@@ -143,7 +154,7 @@ impl Exchange {
             random: options.seed | 1,
         };
         // Until all of it is.
-        engine.table().missing().begin_reading();
+        engine.table().foreign_ledger().begin_reading();
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
     }
@@ -152,8 +163,8 @@ impl Exchange {
         &self.options
     }
 
-    fn table(&self) -> &Table {
-        self.engine.table()
+    fn ledger(&self) -> ForeignLedger<'_> {
+        self.engine.table().foreign_ledger()
     }
 
     /// Other rules are in force: everything is read again, for rows that meant nothing before.
@@ -177,25 +188,6 @@ impl Exchange {
         if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
     }
 
-    /// Visits every key, shard by shard, each locked only for a moment.
-    fn for_all(&self, visit: impl Fn(u32, u32, &mut Slot, &mut RegionalPart)) {
-        for number in 0..self.table().shards() {
-            let mut shard = self.table().lock(number);
-            for at in shard.taken() {
-                if let (slot, Some(shared)) = shard.both(at) {
-                    visit(number, at, slot, shared);
-                }
-            }
-        }
-    }
-
-    fn note(&self, at: SlotRef) {
-        let mut shard = self.table().lock(at.shard);
-        if let Some((slot, shared)) = shard.at(at) {
-            self.table().note(at.shard, at.slot, slot, shared);
-        }
-    }
-
     pub fn status(&self, now: Now) -> ExchangeStatus {
         let state = self.state.lock();
         let ago = |at_us: Option<u64>| at_us.map(|at_us| now.mono_us.saturating_sub(at_us));
@@ -209,7 +201,7 @@ impl Exchange {
             import_opened: state.importing.opened,
             published_ago_us: ago(state.published_us),
             imported_ago_us: ago(state.imported_us),
-            waiting: self.table().noted().len(),
+            waiting: self.ledger().noted(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::table::regional_part::COUNT_MAX;
+use crate::engine::table::cell::COUNT_MAX;
 use crate::global::row::{CellName, Counts, HeardRow};
 use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 

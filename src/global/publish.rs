@@ -135,7 +135,7 @@ mod tests {
     }
 
     fn sending(rows: usize) -> Sending {
-        let at = |slot: usize| SlotRef { shard: 0, slot: slot as u32, generation: 0 };
+        let at = |slot: usize| SlotRef::of(slot as u32);
         Sending::new((0..rows).rev().map(|n| (row(n, 1), at(n))).collect())
     }
 
@@ -202,8 +202,7 @@ mod tests {
 
     #[test]
     fn two_slots_of_one_cell_are_one_row() {
-        let at = |slot: u32| SlotRef { shard: 0, slot, generation: 0 };
-        let sending = Sending::new(vec![(row(1, 5), at(0)), (row(1, 9), at(1))]);
+        let sending = Sending::new(vec![(row(1, 5), SlotRef::of(0)), (row(1, 9), SlotRef::of(1))]);
         assert_eq!(sending.next(), Some(&[row(1, 9)][..]));
         assert_eq!(sending.slots(0).len(), 2);
     }

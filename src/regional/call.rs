@@ -27,14 +27,14 @@
 //! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: who reads holds the key. Of
+//! field, and counts its `own` on top only while it judges. The field is made if it is missing: a process that reads holds the key. Of
 //! the older cells only those are made that have something to keep.
 //!
 //! # How a bucket forgets processes
 //!
 //! A window's cells end, and the fields in them. A bucket that has been empty for some seconds is made anew, as if it had
 //! been lost. One that is never empty has generations of fields: when a process comes that is new, and the generation has
-//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. Who has a
+//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. A process that has a
 //! field in the one before takes it along with its next call; what is left there expires. A process that tells an epoch of
 //! this bucket's generations knows that nothing is lost: it brings no floor, and adds `own - max(field, acked)`.
 //!
@@ -55,10 +55,11 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-/// The largest count at the origin: a script's numbers are exact up to here. A cell that reaches it is over any limit.
-pub use crate::engine::table::regional_part::COUNT_MAX;
-
-use crate::engine::table::foreign::Counts;
+pub use crate::engine::table::cell::COUNT_MAX;
+use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::ledger::KeyUpdate;
+use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
 
 /// Names a key at the origin, alike in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,7 +89,9 @@ pub struct Call {
     pub nonce: u16,
     /// Whether admitted asks are charged. Without, the call only says what would fit.
     pub charges: bool,
+    /// The keys that the call is about.
     pub parts: Vec<Part>,
+    /// What the origin is asked, after it has heard of the keys.
     pub asks: Vec<Ask>,
 }
 
@@ -97,9 +100,23 @@ pub struct Call {
 pub struct Part {
     pub key: OriginKey,
     pub window_ms: u64,
+    /// How its cells count against a limit.
     pub measure: Measure,
     /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
-    pub cells: SmallVec<[Told; 2]>,
+    pub cells: SmallVec<[CellUpdate; 2]>,
+}
+
+impl Part {
+    /// A key as a call names it.
+    pub fn new(key: OriginKey, terms: &Terms, update: KeyUpdate) -> Part {
+        let Terms { limit, window_ms, algorithm, burst } = *terms;
+        let measure = match algorithm {
+            Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - update.now_ms % window_ms },
+            Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
+            Algorithm::Gcra => Measure::Gcra { limit, burst },
+        };
+        Part { key, window_ms, measure, cells: update.cells }
+    }
 }
 
 /// How a part's cells count against a limit.
@@ -112,38 +129,6 @@ pub enum Measure {
     /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
     /// above [`crate::engine::count::gcra::DEBT_TIMES`] times both is forgiven.
     Gcra { limit: u32, burst: u32 },
-}
-
-/// What a process says about one cell of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    pub sequence: u64,
-    /// The process knows its field.
-    pub is_seated: bool,
-    /// Everything that the process has accepted in the cell; when it is not seated, what the origin has not heard of.
-    pub own: u64,
-    /// The highest field that the origin has answered with.
-    pub acked: u64,
-    /// The cell's epoch as the process knows it, 0 if it does not.
-    pub epoch: u64,
-    /// The cell's hits as the process knows them, without what the origin has not heard of. Of a bucket the level in
-    /// whole hits, drained up to the moment of the call.
-    pub floor: u64,
-    /// Of a bucket the rest of the level, in parts of a hit: `1 / window_ms`.
-    pub floor_rest: u64,
-    /// Every refund that the process was asked for in the cell, and the highest such total that the origin has answered.
-    pub asked: u64,
-    pub asked_acked: u64,
-    /// The cell's refunds as the process knows them.
-    pub refunds_floor: u64,
-    /// How long the origin keeps the cell. A bucket is kept until a minute after it is empty; here it says how many whole
-    /// hits are in it by the process's own view: of what it has not told, no more than that, and what it has given back,
-    /// can still be there.
-    pub ttl_ms: u64,
-    /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
-    /// it saw that; and what all other regions have. Only asks take them into account, and nothing of them is kept.
-    pub row: Counts,
-    pub foreign: u64,
 }
 
 /// A request's question: do all of these fit?
@@ -168,41 +153,15 @@ pub struct Need {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// For each part, for each of its cells.
-    pub parts: Vec<SmallVec<[Heard; 2]>>,
+    pub parts: Vec<SmallVec<[CellState; 2]>>,
     /// For each ask.
     pub verdicts: Vec<AskVerdict>,
-}
-
-/// What the origin holds of a cell, after the call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
-    pub epoch: u64,
-    /// The cell's hits: floor plus added. Of a bucket everything that was ever added, which tells old answers from new.
-    pub sum: u64,
-    /// The process's field.
-    pub field: u64,
-    /// The process's total of refunds that it asked for.
-    pub asked: u64,
-    pub refunds: u64,
-    /// Processes that hold the key.
-    pub holders: u32,
-    pub level: Level,
-}
-
-/// The level of a bucket, all zero for a window's cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// 0, unless the origin's clock was set back: it does not drain until so much time has passed.
-    pub ahead_ms: u64,
-    /// Whole hits.
-    pub whole: u64,
-    /// Below the window's milliseconds: parts of a hit.
-    pub rest: u64,
 }
 
 /// What became of an ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AskVerdict {
+    /// All needs fit, or those that do not deny nothing.
     pub is_admitted: bool,
     /// The needs that did not fit, by their place in the ask.
     pub over: SmallVec<[u16; 2]>,

@@ -170,7 +170,7 @@ impl Regional {
 
     /// To be called after a decision that was made from memory.
     pub fn decided(&self, engine: &Engine) {
-        if engine.table().is_urgent(self.region.store()) {
+        if engine.table().ledger(self.region.store()).is_any_urgent() {
             self.wake.notify_one();
         }
     }

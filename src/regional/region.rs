@@ -4,7 +4,6 @@
 //! calls, tell these requests). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod checking;
-mod part;
 mod replaying;
 
 pub use crate::regional::region::replaying::Field;
@@ -17,23 +16,20 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, StoreView};
-use crate::engine::key::{Key, OwnedKey};
+use crate::engine::key::Key;
 use crate::engine::reach::Store;
-use crate::engine::table::pinned::Pinned;
-use crate::engine::table::regional_part::RegionalPart;
-use crate::engine::table::{NewKey, Slot, SlotRef, Table};
+use crate::engine::table::SlotRef;
+use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
+use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
-use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply, Told};
+use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply};
 use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
 use crate::regional::replay::FLUSH_INTERVAL_US;
 use crate::regional::wait_queue::{AskId, AskOutcome, WaitQueue, Waiting};
-
-use crate::rules::limit::Terms;
 
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,7 +70,9 @@ pub struct Outgoing {
 /// What to do now.
 #[derive(Debug, Default)]
 pub struct Effects {
+    /// Calls to make.
     pub calls: Vec<Outgoing>,
+    /// Requests that wait no longer, and what they are told.
     pub told: Vec<(AskId, AskOutcome)>,
 }
 
@@ -89,10 +87,11 @@ impl Effects {
     }
 }
 
+/// A call that has not come back.
 #[derive(Debug)]
 enum UnderWay {
     CheckCall(CheckCall),
-    Replay { slots: Vec<SlotRef>, sequences: Vec<SmallVec<[u64; 2]>> },
+    Replay { slots: Vec<SlotRef> },
 }
 
 #[derive(Debug)]
@@ -136,8 +135,11 @@ impl State {
 /// What a probe has found to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probed {
+    /// Checks are answered.
     pub checks: bool,
+    /// Checks that strict limits are decided by are answered.
     pub strict: bool,
+    /// Replays are answered.
     pub replays: bool,
 }
 
@@ -150,12 +152,14 @@ impl Probed {
 pub struct RegionOptions {
     /// Which store is at the other end: the region's, or the one that all regions ask about strict limits.
     pub store: Store,
+    /// Names this process at the store.
     pub process: ProcessId,
     pub key_names: KeyNames,
     /// Keys of one call have to be in one slot of the Cluster.
     pub is_cluster: bool,
     /// How long requests wait for the origin at most.
     pub deadline_us: u64,
+    /// When the store is given up.
     pub breaker: BreakerOptions,
     /// Of choices that should differ between processes.
     pub seed: u64,
@@ -166,10 +170,13 @@ pub struct RegionOptions {
 pub struct Region {
     engine: Arc<Engine>,
     options: RegionOptions,
+    /// Locked after the requests that wait in the driver, and before any shard of the table: see `Table::lock` for the
+    /// order.
     state: Mutex<State>,
     live: AtomicU32,
-    /// This process may not know how many they are, and never did.
+    /// This process may not know yet how many are alive.
     is_new: AtomicBool,
+    /// This process has never known how many are alive.
     is_stranger: AtomicBool,
     /// What requests need to know of the breakers, without the lock.
     may_ask: AtomicBool,
@@ -220,8 +227,8 @@ impl Region {
         self.options.store
     }
 
-    fn table(&self) -> &Table {
-        self.engine.table()
+    fn ledger(&self) -> Ledger<'_> {
+        self.engine.table().ledger(self.store())
     }
 
     /// Processes of the region that are alive, as the origin last told.
@@ -229,6 +236,7 @@ impl Region {
         self.live.load(Ordering::Relaxed)
     }
 
+    /// Takes over how many processes are alive.
     pub fn set_live(&self, live: u32) {
         self.live.store(live.max(1), Ordering::Relaxed);
     }
@@ -248,7 +256,7 @@ impl Region {
         }
     }
 
-    /// A breaker has changed.
+    /// Lets requests know of breakers that have changed.
     fn tell_requests(&self, state: &State) {
         self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
         self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
@@ -267,7 +275,7 @@ impl Region {
         (id, effects)
     }
 
-    /// The client of a request has gone. What the origin says about its keys is still taken over.
+    /// The client of a request is gone. What the origin says about its keys is still taken over.
     pub fn cancel(&self, id: AskId) {
         self.state.lock().asks.give_up(id);
     }
@@ -277,7 +285,7 @@ impl Region {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.asks.waiting.get(&id) else { return false };
         for asked in &waiting.inquiry.questions {
-            self.with_slot(&asked.key, &asked.terms, now, |_, shared| shared.unreadable(now.mono_ms()));
+            self.ledger().unreadable(&asked.key, &asked.terms, now);
         }
         state.asks.give_up(id)
     }
@@ -300,7 +308,7 @@ impl Region {
             state.asks.tidy(now.mono_us);
             self.heal_some(state);
             effects.join(self.flush(state, true, now));
-        } else if self.table().is_urgent(self.store()) {
+        } else if self.ledger().is_any_urgent() {
             effects.join(self.flush(state, false, now));
         }
         effects
@@ -308,7 +316,8 @@ impl Region {
 
     /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
     pub fn trial(&self) -> Call {
-        let cell = Told { ttl_ms: TRIAL_TTL_MS, ..Told::default() };
+        let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
+        let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
         let part = Part {
             key: OriginKey([0; 20]),
             window_ms: TRIAL_TTL_MS,
@@ -329,7 +338,7 @@ impl Region {
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.heal_next.is_some();
-        is_healing || !state.under_way.is_empty() || !self.table().grown(self.store()).all.is_empty()
+        is_healing || !state.under_way.is_empty() || self.ledger().is_any_unsent()
     }
 
     /// Hits that were pending when the last flush began.
@@ -371,7 +380,7 @@ impl Region {
         self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
     }
 
-    /// Whether a probe is due. Whoever is told so makes one, and says how it went.
+    /// Whether a probe is due. A caller that is told so makes one, and says how it went with [`Region::probed`].
     pub fn wants_probe(&self, now: Now) -> bool {
         let state = &mut *self.state.lock();
         // One probe serves all.
@@ -379,6 +388,7 @@ impl Region {
         wanting.contains(&true)
     }
 
+    /// A probe has ended.
     pub fn probed(&self, good: Probed, now: Now) {
         let state = &mut *self.state.lock();
         state.checks.probed(good.checks, now.mono_us);
@@ -401,10 +411,10 @@ impl Region {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
                 self.checked(state, &check, reply, now)
             }
-            Some(UnderWay::Replay { slots, sequences }) => {
+            Some(UnderWay::Replay { slots }) => {
                 state.replays.record(true, now.mono_us);
                 state.replays_under_way -= 1;
-                self.replayed(state, &slots, &sequences, reply, now);
+                self.replayed(state, &slots, reply, now);
                 Effects::default()
             }
         }
@@ -421,16 +431,10 @@ impl Region {
                 self.tell_requests(state);
                 self.unchecked(state, &check, now)
             }
-            Some(UnderWay::Replay { slots, .. }) => {
+            Some(UnderWay::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
-                for at in slots {
-                    let mut shard = self.table().lock(at.shard);
-                    let Some((_, shared)) = shard.at(at) else { continue };
-                    shared.is_in_flight = false;
-                    shared.is_wanted = true;
-                    self.table().enqueue(at.shard, at.slot, shared, false);
-                }
+                slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
                 Effects::default()
             }
         }
@@ -446,35 +450,6 @@ impl Region {
         origin
     }
 
-    /// Finds or makes the slot of a key.
-    fn with_slot<T>(
-        &self,
-        key: &OwnedKey,
-        terms: &Terms,
-        now: Now,
-        change: impl FnOnce(&mut Slot, &mut RegionalPart) -> T,
-    ) -> Option<(T, SlotRef)> {
-        let table = self.table();
-        let borrowed = key.as_key();
-        let hash = table.hash(&borrowed);
-        let number = table.shard_of(hash);
-        let mut shard = table.lock(number);
-        let slot = shard.find(&borrowed, hash).or_else(|| {
-            let counter = Counter::new(terms, now.wall_ms);
-            let OwnedKey { is_sensitive, is_global, .. } = *key;
-            let store = self.store();
-            let entry = NewKey { key: borrowed, hash, terms: *terms, counter, store, is_sensitive, is_global };
-            table.insert(&mut shard, Pinned::none(), entry, now.wall_ms)
-        })?;
-        let (found, shared) = shard.both(slot);
-        // Under other rules the key may be another store's by now.
-        let shared = shared.filter(|shared| shared.store == self.store())?;
-        let at = SlotRef { shard: number, slot, generation: shared.generation };
-        let changed = change(found, shared);
-        table.note(number, slot, found, shared);
-        Some((changed, at))
-    }
-
     fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>) -> Call {
         let nonce = (random(state) % 4096) as u16;
         Call { process: self.options.process, nonce, charges, parts, asks }
@@ -485,13 +460,6 @@ impl Region {
         let id = CallId(state.next_call);
         state.under_way.insert(id, under_way);
         id
-    }
-
-    fn enqueue(&self, at: SlotRef) {
-        let mut shard = self.table().lock(at.shard);
-        if let Some((_, shared)) = shard.at(at) {
-            self.table().enqueue(at.shard, at.slot, shared, false);
-        }
     }
 }
 

@@ -66,7 +66,8 @@ impl ReplayBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::regional::call::{Measure, OriginKey, Told};
+    use crate::engine::table::cell::CellUpdate;
+    use crate::regional::call::{Measure, OriginKey};
 
     /// Found by a review: a message about 64 exact windows had 1,088 cells, and kept the origin busy for longer than it had.
     #[test]
@@ -75,12 +76,12 @@ mod tests {
             key: OriginKey([0; 20]),
             window_ms: 60_000,
             measure: Measure::Sum,
-            cells: std::iter::repeat_n(Told::default(), cells).collect(),
+            cells: std::iter::repeat_n(CellUpdate::default(), cells).collect(),
         };
         for (cells, messages) in [(1, 4), (2, 4), (17, 37)] {
             let mut batch = ReplayBatch::default();
             for slot in 0..256 {
-                batch.push(SlotRef { shard: 0, slot, generation: 0 }, part(cells));
+                batch.push(SlotRef::of(slot), part(cells));
             }
             let sent = batch.into_messages(None);
             assert_eq!(sent.len(), messages, "{cells} cells a key");

@@ -521,7 +521,7 @@ impl World {
     fn plan_polls(&mut self, process: usize) {
         for store in [Store::Origin, Store::Owner] {
             let Some(region) = self.processes[process].store(store) else { continue };
-            let is_urgent = self.processes[process].engine.table().is_urgent(store);
+            let is_urgent = self.processes[process].engine.table().ledger(store).is_any_urgent();
             let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
             let next_us = next_us.max(self.now_us);
             if next_us < self.next_poll_us(process, store) {
@@ -534,17 +534,7 @@ impl World {
 
     /// Hits of a process that the origin has not acknowledged.
     pub fn pending(&self, process: usize) -> u64 {
-        let table = self.processes[process].engine.table();
-        let mut pending = 0;
-        for number in 0..table.shards() {
-            let mut shard = table.lock(number);
-            for slot in shard.taken() {
-                if let (_, Some(shared)) = shard.both(slot) {
-                    pending += shared.pending();
-                }
-            }
-        }
-        pending
+        self.processes[process].engine.table().pending_hits()
     }
 
     /// A copy of the engine's table of a process says how it counts a key now.

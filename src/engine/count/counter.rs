@@ -5,8 +5,7 @@
 use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
 use crate::engine::count::gcra::{Bucket, Rate};
 use crate::engine::count::signed;
-use crate::engine::count::window::{Cell, Cells, Weighing};
-use crate::engine::table::regional_part::Totals;
+use crate::engine::count::window::{Cells, Weighing};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
@@ -162,32 +161,6 @@ impl Counter {
         now_ms.saturating_sub(began_ms)
     }
 
-    /// Where a cell stands and what is known of it without this process's pending hits: `own` of them are its own, and
-    /// the origin knows of `acked`.
-    pub fn known(&self, terms: &Terms, back: usize, own: u64, acked: u64) -> Totals {
-        let of_cell = |sequence: u64, cell: &Cell, ends_at_ms: u64| Totals {
-            sequence,
-            floor: cell.hits.saturating_sub(own).saturating_add(acked),
-            refunds_floor: cell.refunds,
-            ends_at_ms,
-            ..Totals::default()
-        };
-        let sequence = self.sequence().saturating_sub(back as u64);
-        match self {
-            Counter::Windowed(cells) => {
-                let cell = if back == 0 { &cells.current } else { &cells.previous };
-                of_cell(sequence, cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
-            }
-            Counter::Exact(cells) => {
-                of_cell(sequence, &cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
-            }
-            Counter::Gcra(bucket) => {
-                let (floor, floor_rest) = bucket.level_without(own.saturating_sub(acked), &rate(terms));
-                Totals { floor, floor_rest, level: bucket.hits_within(&rate(terms)), ..Totals::default() }
-            }
-        }
-    }
-
     /// The windows, of what counts in whole windows: what regions exchange.
     #[inline]
     pub(crate) fn windows(&self) -> Option<&Cells> {
@@ -251,6 +224,7 @@ pub fn window_end_ms(terms: &Terms, now_ms: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::count::window::Cell;
 
     const MINUTE_MS: u64 = 60_000;
 

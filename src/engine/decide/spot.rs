@@ -118,8 +118,8 @@ impl<'s> Spot<'s> {
             table.seek(shard, at, self.slot, shared);
         }
         let is_regional = check.reach != Reach::Process;
-        if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted {
-            shared.is_wanted = true;
+        if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted() {
+            shared.want();
             table.enqueue(shard, at, shared, false);
         }
     }
@@ -146,7 +146,7 @@ fn touch_shared(
     check: &Check<'_>,
     has_changed: bool,
 ) {
-    if let Some(store) = check.reach.store().filter(|store| *store != shared.store) {
+    if let Some(store) = check.reach.store().filter(|store| *store != shared.store()) {
         shared.move_to(store);
     }
     if has_changed {
@@ -158,8 +158,8 @@ fn touch_shared(
     if !check.is_global() && shared.foreign().is_some() {
         shared.leave_foreign();
     }
-    if shared.is_sensitive != check.is_sensitive {
-        shared.is_sensitive = check.is_sensitive;
+    if shared.is_sensitive() != check.is_sensitive {
+        shared.set_sensitive(check.is_sensitive);
         table.hide(number, at, slot, shared);
     }
 }

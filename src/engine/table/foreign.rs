@@ -70,7 +70,7 @@ fn after(sequence: u64) -> NonZeroU64 {
 
 /// A key's part in the world.
 #[derive(Clone, Debug)]
-pub struct Foreign {
+pub(in crate::engine) struct Foreign {
     /// The sequence after that of the first cell; the other cells are those before it. Never 0, so that a key that has none
     /// of this needs no word to say so.
     after_newest: NonZeroU64,
@@ -214,7 +214,7 @@ impl Foreign {
 
 /// Which of a key's cells are worth publishing.
 #[derive(Clone, Copy, Debug)]
-pub struct Notable {
+pub(super) struct PublishRule {
     pub limit: u32,
     /// How many regions there are.
     pub regions: u32,
@@ -223,7 +223,7 @@ pub struct Notable {
     pub with_refunds: bool,
 }
 
-impl Notable {
+impl PublishRule {
     /// The counts of a cell that others should know of and do not: they grew, and the region has used half of the limit,
     /// or another region counts here too, or it is the first that others hear of it in this window and more than a small
     /// part of the limit.
@@ -255,14 +255,15 @@ impl Notable {
         [previous, of_cell(&cells.current, cells.sequence)]
     }
 
-    pub fn is_any(&self, cells: &Cells, foreign: Option<&Foreign>) -> bool {
+    #[cfg(test)]
+    fn is_any(&self, cells: &Cells, foreign: Option<&Foreign>) -> bool {
         self.cells(cells, foreign).iter().any(Option::is_some)
     }
 }
 
 /// A counter as decisions see it: with what other regions have counted, and at least what this one has published.
 #[derive(Debug)]
-pub struct View<'a> {
+pub(in crate::engine) struct View<'a> {
     pub counter: &'a mut Counter,
     pub foreign: Option<&'a Foreign>,
     /// Held to the region's own part of the limit: what others have counted is theirs.
@@ -270,7 +271,7 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// The same counts in one counter; `None` if nothing comes from outside.
+    /// All counts in one counter; `None` if nothing comes from outside.
     fn lifted(&self) -> Option<Counter> {
         let (cells, foreign) = (self.counter.windows()?, self.foreign?);
         Some(Counter::Windowed(foreign.lift(cells, self.is_cut_off)))
@@ -317,8 +318,8 @@ mod tests {
         Cells { sequence: 100, current: cell(current), previous: cell(previous) }
     }
 
-    fn notable(limit: u32, regions: u32) -> Notable {
-        Notable { limit, regions, weighing: Weighing::Sliding, with_refunds: true }
+    fn notable(limit: u32, regions: u32) -> PublishRule {
+        PublishRule { limit, regions, weighing: Weighing::Sliding, with_refunds: true }
     }
 
     #[test]
@@ -419,7 +420,7 @@ mod tests {
         foreign.published(100, 100, counts(60));
         let refunded = Cells { current: Cell { hits: 60, refunds: 50 }, ..cells(0, 0) };
         assert!(notable(100, 3).is_any(&refunded, Some(&foreign)));
-        let unsettled = Notable { with_refunds: false, ..notable(100, 3) };
+        let unsettled = PublishRule { with_refunds: false, ..notable(100, 3) };
         assert!(!unsettled.is_any(&refunded, Some(&foreign)));
     }
 
@@ -427,7 +428,7 @@ mod tests {
     fn the_previous_window_is_published_too_unless_it_no_longer_weighs() {
         let late = notable(100, 3).cells(&cells(0, 60), None);
         assert_eq!(late, [Some((99, counts(60))), None]);
-        let fixed = Notable { weighing: Weighing::Fixed, ..notable(100, 3) };
+        let fixed = PublishRule { weighing: Weighing::Fixed, ..notable(100, 3) };
         assert!(!fixed.is_any(&cells(0, 60), None));
     }
 }

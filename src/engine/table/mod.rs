@@ -11,16 +11,24 @@
 //! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
 //! shards are small, have their room from the start, and are swept a few slots at a time.
 //!
+//! Code outside of the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those for
+//! other regions. No lock, slot or part leaves them.
+//!
 //! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
+pub mod cell;
+mod entry;
 pub mod foreign;
-pub mod index;
-pub mod missing;
+pub mod foreign_ledger;
+mod index;
+pub mod ledger;
+mod missing;
 mod own_counts;
-pub mod pinned;
-pub mod regional_part;
-pub mod shard;
+pub(in crate::engine) mod pinned;
+pub(in crate::engine) mod regional_part;
+mod shard;
+mod sync;
 pub mod weight;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -36,8 +44,9 @@ use crate::engine::table::foreign::Foreign;
 use crate::engine::table::missing::Missing;
 use crate::engine::table::pinned::Pinned;
 use crate::engine::table::regional_part::RegionalPart;
-pub use crate::engine::table::shard::{NewKey, Shard, Slot, SlotRef};
-use crate::engine::table::shard::{Removed, Swept, floor_s};
+pub use crate::engine::table::shard::SlotRef;
+pub(in crate::engine) use crate::engine::table::shard::{NewKey, Shard, Slot};
+use crate::engine::table::shard::{RemovedKey, SweepOutcome, floor_s};
 use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
 
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
@@ -50,7 +59,7 @@ const NEIGHBOURS_MAX: usize = 16;
 const NEIGHBOUR_SLOTS_MAX: usize = 1024;
 /// One key in so many may be here only because other regions have counted it.
 const UNASKED_PART: usize = 4;
-/// Slots that are looked at under one lock by a sweep, some microseconds at most for whoever waits for the shard; and by
+/// Slots that are looked at under one lock by a sweep, some microseconds at most for a thread that waits for the shard; and by
 /// a request that needs room.
 const SWEEP_LOOKS: usize = 32;
 const ROOM_LOOKS: usize = 16;
@@ -61,11 +70,11 @@ const SLOTS_OF: usize = 5;
 const ROOM_TURNS: usize = 16;
 
 /// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
-/// held for some tens of nanoseconds. Who looks all the time takes its line away from who works on it, and who sleeps has
-/// to be woken, by who should be working.
+/// held for some tens of nanoseconds. A thread that looks all the time takes the cache line away from the holder; one that
+/// sleeps has to be woken, by a thread that has better things to do.
 #[cold]
 fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    /// Together some microseconds: whoever holds it for longer has lost its processor.
+    /// Together some microseconds: a thread that holds it for longer has lost its processor.
     const LOOKS: usize = 16;
     const PAUSES: usize = 32;
     for _ in 0..LOOKS {
@@ -80,9 +89,11 @@ fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 /// What became of keys, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
+    /// Keys that are held now.
     pub keys: usize,
     /// What they take.
     pub bytes: usize,
+    /// Keys forgotten because nothing of them counted any more.
     pub expired: u64,
     /// Keys given up before they had expired, because the table was full.
     pub evicted: u64,
@@ -97,7 +108,7 @@ pub struct TableStats {
 pub struct Table {
     /// Padded, so that neighbours do not slow each other down.
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    /// When something of a shard may have expired, in whole seconds: who looks for it locks no shard for nothing.
+    /// When something of a shard may have expired, in whole seconds, so that a search locks no shard for nothing.
     due_s: Box<[AtomicU32]>,
     hasher: ahash::RandomState,
     keys_max: usize,
@@ -119,8 +130,11 @@ pub struct Table {
     /// For the origin, and for the owner of strict limits.
     grown: [Grown; 2],
     regions: u32,
+    /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
+    /// Sensitive keys that are new: they have to be compared with what other regions told by digest.
     hidden: SegQueue<SlotRef>,
+    /// What other regions have told and is not here.
     missing: Missing,
     /// Keys that are here only because other regions have counted them.
     unasked: AtomicUsize,
@@ -130,7 +144,8 @@ pub struct Table {
 
 /// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
-pub struct Grown {
+pub(in crate::engine) struct Grown {
+    /// All that a store has not heard of.
     pub all: SegQueue<SlotRef>,
     /// Pending hits have used up half of their allowance.
     pub urgent: SegQueue<SlotRef>,
@@ -189,32 +204,43 @@ impl Table {
         }
     }
 
-    pub fn hash(&self, key: &Key<'_>) -> u64 {
+    pub(in crate::engine) fn hash(&self, key: &Key<'_>) -> u64 {
         key.hash(&self.hasher)
     }
 
     /// By the lower half of the hash: as far into the shards as it is into its range.
-    pub fn shard_of(&self, hash: u64) -> u32 {
+    pub(in crate::engine) fn shard_of(&self, hash: u64) -> u32 {
         ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
     }
 
+    /// Locks a shard.
+    ///
+    /// The lock order, which keeps threads from waiting for each other in a circle: requests that wait, then a region's
+    /// state, then shards; or the exchange's state, then shards. Several shards are locked in ascending order. A thread
+    /// that holds a shard and looks for room elsewhere only tries the others. Nothing else is locked while a shard is held.
     #[inline]
-    pub fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
+    pub(in crate::engine) fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[shard as usize];
         shard.try_lock().unwrap_or_else(|| wait_for(shard))
     }
 
     /// A copy of a key's counter and of its part in the world, without marking the key as used.
-    pub fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
+    pub(in crate::engine) fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
-        let (slot, shared) = shard.both(slot);
-        Some((slot.counter.clone(), shared.and_then(|shared| shared.foreign().cloned())))
+        let (slot, part) = shard.both(slot);
+        Some((slot.counter.clone(), part.and_then(|part| part.foreign().cloned())))
     }
 
     /// A key's part in the region, before anything is known of it.
-    pub fn new_shared(&self, counter: &Counter, store: Store, is_sensitive: bool, now_ms: u64) -> RegionalPart {
+    pub(in crate::engine) fn new_part(
+        &self,
+        counter: &Counter,
+        store: Store,
+        is_sensitive: bool,
+        now_ms: u64,
+    ) -> RegionalPart {
         // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
         let is_bucket = counter.is_bucket();
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
@@ -222,84 +248,69 @@ impl Table {
             _ => is_bucket || now_ms < self.expired_at_ms.load(Ordering::Relaxed),
         };
         let is_first = !is_forgotten && self.evicted.load(Ordering::Relaxed) == 0;
-        let mut shared = RegionalPart::new(counter, 0, is_sensitive, is_first);
-        shared.store = store;
-        shared
+        RegionalPart::new(counter, store, 0, is_sensitive, is_first)
     }
 
-    pub fn is_shared(&self) -> bool {
+    /// Whether keys have a part in the region.
+    pub(in crate::engine) fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    pub fn grown(&self, store: Store) -> &Grown {
+    /// The queues of what a store is to be told.
+    pub(in crate::engine) fn grown(&self, store: Store) -> &Grown {
         &self.grown[store as usize]
     }
 
     /// Puts a slot of a locked shard into the queue of what is to be told.
-    pub fn enqueue(&self, shard: u32, slot: u32, shared: &mut RegionalPart, is_urgent: bool) {
-        let at = SlotRef { shard, slot, generation: shared.generation };
-        if !shared.is_queued {
-            shared.is_queued = true;
-            self.grown(shared.store).all.push(at);
+    pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, part: &mut RegionalPart, is_urgent: bool) {
+        let at = SlotRef { shard, slot, generation: part.generation };
+        let grown = self.grown(part.store());
+        if part.sync().enqueue() {
+            grown.all.push(at);
         }
         if is_urgent {
-            self.grown(shared.store).urgent.push(at);
+            grown.urgent.push(at);
         }
     }
 
     /// Puts a slot of a locked shard into the queue of what other regions should know, if there is anything to know.
-    pub fn note(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
-        if !slot.is_global || shared.is_noted {
+    pub(in crate::engine) fn note(&self, shard: u32, at: u32, slot: &Slot, part: &mut RegionalPart) {
+        if !slot.is_global || part.is_noted() {
             return;
         }
-        if shared.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
-            shared.is_noted = true;
-            self.noted.push(SlotRef { shard, slot: at, generation: shared.generation });
+        if part.notable(&slot.counter, &slot.terms(), self.regions).iter().any(Option::is_some) {
+            part.set_noted(true);
+            self.noted.push(SlotRef { shard, slot: at, generation: part.generation });
         }
-    }
-
-    /// Slots with counts that other regions should know of, each once.
-    pub fn noted(&self) -> &SegQueue<SlotRef> {
-        &self.noted
     }
 
     /// Has a key compared with what other regions told, if they know it only by a digest.
-    pub fn hide(&self, shard: u32, at: u32, slot: &Slot, shared: &RegionalPart) {
-        if slot.is_global && shared.is_sensitive {
-            self.hidden.push(SlotRef { shard, slot: at, generation: shared.generation });
+    pub(in crate::engine) fn hide(&self, shard: u32, at: u32, slot: &Slot, part: &RegionalPart) {
+        if slot.is_global && part.is_sensitive() {
+            self.hidden.push(SlotRef { shard, slot: at, generation: part.generation });
         }
-    }
-
-    /// Sensitive keys that were made and that nobody has compared with what other regions told.
-    pub fn hidden(&self) -> &SegQueue<SlotRef> {
-        &self.hidden
-    }
-
-    /// What other regions have told and is not here.
-    pub fn missing(&self) -> &Missing {
-        &self.missing
     }
 
     /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
     /// the next request on it tries again.
     #[cold]
-    pub fn seek(&self, shard: u32, at: u32, slot: &Slot, shared: &mut RegionalPart) {
-        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: shared.generation });
-        shared.set_unheard(!is_done);
+    pub(in crate::engine) fn seek(&self, shard: u32, at: u32, slot: &Slot, part: &mut RegionalPart) {
+        let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: part.generation });
+        part.set_unheard(!is_done);
     }
 
     /// How many regions share their counts; one if none does.
-    pub fn regions(&self) -> u32 {
+    pub(in crate::engine) fn regions(&self) -> u32 {
         self.regions
     }
 
     /// A key that only other regions had asked for is asked for here, or gone.
-    pub fn count_asked(&self) {
+    pub(in crate::engine) fn count_asked(&self) {
         self.unasked.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Makes room in the count of keys that nobody here has asked for; false if there are too many of them.
-    pub fn count_unasked(&self) -> bool {
+    pub(in crate::engine) fn count_unasked(&self) -> bool {
         if self.unasked.load(Ordering::Relaxed) >= self.keys_max.div_ceil(UNASKED_PART) {
             return false;
         }
@@ -307,15 +318,11 @@ impl Table {
         true
     }
 
-    /// Whether pending hits should be told at once.
-    pub fn is_urgent(&self, store: Store) -> bool {
-        !self.grown(store).urgent.is_empty()
-    }
-
-    pub fn shards(&self) -> u32 {
+    pub(in crate::engine) fn shards(&self) -> u32 {
         self.shards.len() as u32
     }
 
+    /// How many keys the table holds at most.
     pub fn keys_max(&self) -> usize {
         self.keys_max
     }
@@ -340,8 +347,8 @@ impl Table {
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
-    pub fn weigh(&self, slot: &mut Slot, shared: Option<&RegionalPart>) {
-        let (before, now) = slot.weigh(shared);
+    pub(in crate::engine) fn weigh(&self, slot: &mut Slot, part: Option<&RegionalPart>) {
+        let (before, now) = slot.weigh(part);
         if before != now {
             self.bytes_beside.fetch_add(now.bytes(), Ordering::Relaxed);
             self.bytes_beside.fetch_sub(before.bytes(), Ordering::Relaxed);
@@ -351,9 +358,15 @@ impl Table {
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
     /// the decision at hand still needs. `None` if there is room for none but those: a request that
     /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
-    pub fn insert(&self, shard: &mut Shard, pinned: &Pinned, entry: NewKey<'_>, now_ms: u64) -> Option<u32> {
+    pub(in crate::engine) fn insert(
+        &self,
+        shard: &mut Shard,
+        pinned: &Pinned,
+        entry: NewKey<'_>,
+        now_ms: u64,
+    ) -> Option<u32> {
         // Before there is room: whatever is given up for this key is another.
-        let shared = self.is_shared.then(|| self.new_shared(&entry.counter, entry.store, entry.is_sensitive, now_ms));
+        let part = self.is_shared.then(|| self.new_part(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
         if shard.is_full() && !self.make_room_in(number, shard, pinned, now_ms) {
             return None;
@@ -369,12 +382,12 @@ impl Table {
             }
         }
         let slots = shard.slots();
-        let at = shard.insert(entry, shared, now_ms);
+        let at = shard.insert(entry, part, now_ms);
         self.made.fetch_add(shard.slots() - slots, Ordering::Relaxed);
         self.note_due(number, shard);
-        if let (slot, Some(shared)) = shard.both(at) {
-            self.hide(number, at, slot, shared);
-            shared.set_unheard(slot.is_global && self.missing.is_any(now_ms));
+        if let (slot, Some(part)) = shard.both(at) {
+            self.hide(number, at, slot, part);
+            part.set_unheard(slot.is_global && self.missing.is_any(now_ms));
         }
         Some(at)
     }
@@ -469,13 +482,13 @@ impl Table {
     }
 
     fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
-        if let (slot, Some(shared)) = shard.both(victim) {
-            self.lost_hits.fetch_add(shared.pending(), Ordering::Relaxed);
-            if let Some(foreign) = shared.foreign() {
+        if let (slot, Some(part)) = shard.both(victim) {
+            self.lost_hits.fetch_add(part.pending(), Ordering::Relaxed);
+            if let Some(foreign) = part.foreign() {
                 self.missing.leave_out(foreign.others_until_ms(slot.key().window_ms));
             }
         }
-        let Removed { is_unasked, bytes } = shard.remove(victim);
+        let RemovedKey { is_unasked, bytes } = shard.remove(victim);
         if is_unasked {
             self.count_asked();
         }
@@ -488,7 +501,14 @@ impl Table {
     }
 
     /// Sweeps a part of a locked shard.
-    fn expire_in(&self, number: u32, shard: &mut Shard, looks_max: usize, pinned: &Pinned, now_ms: u64) -> Swept {
+    fn expire_in(
+        &self,
+        number: u32,
+        shard: &mut Shard,
+        looks_max: usize,
+        pinned: &Pinned,
+        now_ms: u64,
+    ) -> SweepOutcome {
         let swept = shard.expire(now_ms, looks_max, pinned);
         self.note_due(number, shard);
         if swept.removed > 0 {
@@ -509,7 +529,7 @@ impl Table {
         }
     }
 
-    /// Removes expired keys: a few of each shard in turn, so that whoever wants a shard soon has it.
+    /// Removes expired keys: a few of each shard in turn, so that a thread that wants a shard soon has it.
     pub fn expire(&self, now_ms: u64) {
         let now_s = floor_s(now_ms);
         let mut is_whole = false;
@@ -562,6 +582,7 @@ impl Table {
         (0..self.shards()).map(|number| self.lock(number).looks()).sum()
     }
 
+    /// What became of keys, since the start.
     pub fn stats(&self) -> TableStats {
         TableStats {
             keys: self.keys.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! What of a counter's cells this process has added, cell by cell, and what the origin knows of it.
+//! What this process has added to a counter, cell by cell, and what the store knows of it.
 //!
 //! A cell is *seated* when the process knows its own field at the origin: because it was told, or because it has never
 //! held the key before. A key that was given up and comes back is not: it has to read its field before its totals mean
@@ -8,17 +8,15 @@ use smallvec::SmallVec;
 
 use crate::engine::count::counter::Counter;
 use crate::engine::count::exact::CELLS as EXACT_CELLS;
+use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::weight::heap_bytes;
-
-/// The largest count that is told: scripts at the origin count exactly up to here.
-pub const COUNT_MAX: u64 = (1 << 53) - 1;
 
 /// Stands in `acked` of a cell that is not seated. Above any count.
 const UNSEATED: u64 = u64::MAX;
 
 /// What this process has added to one cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct OwnCount {
     /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.
     pub own: u64,
     /// The highest total that the origin has answered with. Above `own` when a check arrived whose caller had given up.
@@ -27,11 +25,11 @@ pub struct Share {
     pub epoch: u64,
 }
 
-impl Share {
+impl OwnCount {
     /// A cell that this process may have held before, and forgotten.
-    pub const UNKNOWN: Share = Share { own: 0, acked: UNSEATED, epoch: 0 };
+    pub const UNKNOWN: OwnCount = OwnCount { own: 0, acked: UNSEATED, epoch: 0 };
     /// A cell that this process has added nothing to: its field can't be there yet.
-    pub const BEGUN: Share = Share { own: 0, acked: 0, epoch: 0 };
+    pub const BEGUN: OwnCount = OwnCount { own: 0, acked: 0, epoch: 0 };
 
     pub fn is_seated(&self) -> bool {
         self.acked != UNSEATED
@@ -50,75 +48,75 @@ impl Share {
     }
 }
 
-/// The parts of a counter's cells, the newest first.
+/// What this process has added to each of a counter's cells, the newest first.
 #[derive(Clone, Debug)]
-pub enum Shares {
-    Windows([Share; 2]),
-    Exact(SubShares),
+pub enum OwnCounts {
+    Windows([OwnCount; 2]),
+    Exact(SubCellCounts),
     /// `version` is everything that was ever added at the origin: it tells a late answer from a new one.
     Bucket {
-        share: Share,
+        count: OwnCount,
         version: u64,
-        /// When it would be empty if all other processes had done as this one since the origin last answered. 0: nobody
-        /// has asked.
+        /// When it would be empty if all other processes had done as this one since the origin last answered. 0 if
+        /// that is not assumed.
         held_until_ns: u64,
     },
 }
 
-impl Shares {
+impl OwnCounts {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, is_first: bool) -> Shares {
-        let share = if is_first { Share::BEGUN } else { Share::UNKNOWN };
+    pub fn new(counter: &Counter, is_first: bool) -> OwnCounts {
+        let count = if is_first { OwnCount::BEGUN } else { OwnCount::UNKNOWN };
         match counter {
-            Counter::Windowed(_) => Shares::Windows([share; 2]),
-            Counter::Exact(_) => Shares::Exact(SubShares::new(is_first)),
-            Counter::Gcra(_) => Shares::Bucket { share, version: 0, held_until_ns: 0 },
+            Counter::Windowed(_) => OwnCounts::Windows([count; 2]),
+            Counter::Exact(_) => OwnCounts::Exact(SubCellCounts::new(is_first)),
+            Counter::Gcra(_) => OwnCounts::Bucket { count, version: 0, held_until_ns: 0 },
         }
     }
 
     pub fn cells(&self) -> usize {
         match self {
-            Shares::Windows(_) => 2,
-            Shares::Exact(_) => EXACT_CELLS,
-            Shares::Bucket { .. } => 1,
+            OwnCounts::Windows(_) => 2,
+            OwnCounts::Exact(_) => EXACT_CELLS,
+            OwnCounts::Bucket { .. } => 1,
         }
     }
 
-    pub fn get(&self, at: usize) -> Share {
+    pub fn get(&self, at: usize) -> OwnCount {
         match self {
-            Shares::Windows(shares) => shares[at],
-            Shares::Exact(shares) => shares.get(at),
-            Shares::Bucket { share, .. } => *share,
+            OwnCounts::Windows(counts) => counts[at],
+            OwnCounts::Exact(counts) => counts.get(at),
+            OwnCounts::Bucket { count, .. } => *count,
         }
     }
 
-    pub fn all(&self) -> impl DoubleEndedIterator<Item = Share> + ExactSizeIterator {
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = OwnCount> + ExactSizeIterator {
         (0..self.cells()).map(|at| self.get(at))
     }
 
     #[inline]
-    pub fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Share) -> T) -> T {
+    pub fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut OwnCount) -> T) -> T {
         match self {
-            Shares::Windows(shares) => change(&mut shares[at]),
-            Shares::Exact(shares) => shares.change(at, change),
-            Shares::Bucket { share, .. } => change(share),
+            OwnCounts::Windows(counts) => change(&mut counts[at]),
+            OwnCounts::Exact(counts) => counts.change(at, change),
+            OwnCounts::Bucket { count, .. } => change(count),
         }
     }
 
-    pub fn change_all(&mut self, mut change: impl FnMut(usize, &mut Share)) {
-        (0..self.cells()).for_each(|at| self.change(at, |share| change(at, share)));
+    pub fn change_all(&mut self, mut change: impl FnMut(usize, &mut OwnCount)) {
+        (0..self.cells()).for_each(|at| self.change(at, |count| change(at, count)));
     }
 
     /// Moves on by so many cells: those that begin now are seated, since this process has added nothing to them.
     pub fn advance(&mut self, steps: usize) {
         let steps = steps.min(self.cells());
         match self {
-            Shares::Windows(shares) => {
-                shares.rotate_right(steps);
-                shares[..steps].fill(Share::BEGUN);
+            OwnCounts::Windows(counts) => {
+                counts.rotate_right(steps);
+                counts[..steps].fill(OwnCount::BEGUN);
             }
-            Shares::Exact(shares) => shares.advance(steps),
-            Shares::Bucket { share, .. } => *share = if steps > 0 { Share::BEGUN } else { *share },
+            OwnCounts::Exact(counts) => counts.advance(steps),
+            OwnCounts::Bucket { count, .. } => *count = if steps > 0 { OwnCount::BEGUN } else { *count },
         }
     }
 
@@ -126,109 +124,110 @@ impl Shares {
     #[inline]
     pub fn pending(&self) -> u64 {
         match self {
-            Shares::Windows([newest, before]) => newest.pending().saturating_add(before.pending()),
-            Shares::Exact(shares) => shares.pending(),
-            Shares::Bucket { share, .. } => share.pending(),
+            OwnCounts::Windows([newest, before]) => newest.pending().saturating_add(before.pending()),
+            OwnCounts::Exact(counts) => counts.pending(),
+            OwnCounts::Bucket { count, .. } => count.pending(),
         }
     }
 
     #[inline]
     pub fn are_seated(&self) -> bool {
         match self {
-            Shares::Windows(shares) => shares.iter().all(Share::is_seated),
-            Shares::Exact(shares) => shares.are_seated(),
-            Shares::Bucket { share, .. } => share.is_seated(),
+            OwnCounts::Windows(counts) => counts.iter().all(OwnCount::is_seated),
+            OwnCounts::Exact(counts) => counts.are_seated(),
+            OwnCounts::Bucket { count, .. } => count.is_seated(),
         }
     }
 
-    /// What they take beside what they are part of.
+    /// What they take on the heap.
     pub fn heap_bytes(&self) -> usize {
         match self {
-            Shares::Exact(shares) => shares.heap_bytes(),
-            Shares::Windows(_) | Shares::Bucket { .. } => 0,
+            OwnCounts::Exact(counts) => counts.heap_bytes(),
+            OwnCounts::Windows(_) | OwnCounts::Bucket { .. } => 0,
         }
     }
 }
 
-/// The parts of seventeen sub-cells. Few keys are used in all of them: only those are kept that have something to say.
+/// What this process has added to each of seventeen sub-cells. Few keys are used in all of them: only the counts that say
+/// something are kept.
 #[derive(Clone, Debug)]
-pub struct SubShares {
-    /// A bit for each sub-cell that is kept, the newest lowest; their parts stand in this order.
+pub struct SubCellCounts {
+    /// A bit for each sub-cell whose count is kept, the newest lowest; the counts stand in this order.
     kept: u32,
-    /// A bit for each of the others that is [`Share::UNKNOWN`]; the rest is [`Share::BEGUN`].
+    /// A bit for each of the others that is [`OwnCount::UNKNOWN`]; the rest is [`OwnCount::BEGUN`].
     unknown: u32,
-    shares: SmallVec<[Share; 1]>,
+    counts: SmallVec<[OwnCount; 1]>,
 }
 
-impl SubShares {
+impl SubCellCounts {
     const ALL: u32 = (1 << EXACT_CELLS) - 1;
     /// So many more are made room for when there is none: seventeen fill the last one to the end.
     const GROWTH: usize = 4;
 
-    fn new(is_first: bool) -> SubShares {
-        SubShares { kept: 0, unknown: if is_first { 0 } else { SubShares::ALL }, shares: SmallVec::new() }
+    fn new(is_first: bool) -> SubCellCounts {
+        SubCellCounts { kept: 0, unknown: if is_first { 0 } else { SubCellCounts::ALL }, counts: SmallVec::new() }
     }
 
-    /// Where the part of a sub-cell stands, or would stand.
+    /// Where the count of a sub-cell stands, or would stand.
     fn place(&self, at: usize) -> usize {
         (self.kept & ((1 << at) - 1)).count_ones() as usize
     }
 
-    fn get(&self, at: usize) -> Share {
+    fn get(&self, at: usize) -> OwnCount {
         match (self.kept >> at & 1, self.unknown >> at & 1) {
-            (1, _) => self.shares[self.place(at)],
-            (_, 1) => Share::UNKNOWN,
-            _ => Share::BEGUN,
+            (1, _) => self.counts[self.place(at)],
+            (_, 1) => OwnCount::UNKNOWN,
+            _ => OwnCount::BEGUN,
         }
     }
 
-    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Share) -> T) -> T {
-        let mut share = self.get(at);
-        let changed = change(&mut share);
-        self.set(at, share);
+    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut OwnCount) -> T) -> T {
+        let mut count = self.get(at);
+        let changed = change(&mut count);
+        self.set(at, count);
         changed
     }
 
-    fn set(&mut self, at: usize, share: Share) {
+    fn set(&mut self, at: usize, count: OwnCount) {
         let (bit, place) = (1 << at, self.place(at));
         let was_kept = self.kept & bit != 0;
-        let is_kept = share != Share::BEGUN && share != Share::UNKNOWN;
+        let is_kept = count != OwnCount::BEGUN && count != OwnCount::UNKNOWN;
         self.kept = self.kept & !bit | if is_kept { bit } else { 0 };
-        self.unknown = self.unknown & !bit | if share == Share::UNKNOWN { bit } else { 0 };
+        self.unknown = self.unknown & !bit | if count == OwnCount::UNKNOWN { bit } else { 0 };
         match (was_kept, is_kept) {
-            (true, true) => self.shares[place] = share,
+            (true, true) => self.counts[place] = count,
             (true, false) => {
-                self.shares.remove(place);
+                self.counts.remove(place);
             }
             (false, true) => {
-                if self.shares.len() == self.shares.capacity() {
-                    self.shares.reserve_exact(SubShares::GROWTH);
+                if self.counts.len() == self.counts.capacity() {
+                    self.counts.reserve_exact(SubCellCounts::GROWTH);
                 }
-                self.shares.insert(place, share);
+                self.counts.insert(place, count);
             }
             (false, false) => {}
         }
     }
 
     fn advance(&mut self, steps: usize) {
-        self.kept = self.kept << steps & SubShares::ALL;
-        self.unknown = self.unknown << steps & SubShares::ALL;
-        self.shares.truncate(self.kept.count_ones() as usize);
-        if self.shares.spilled() && self.shares.len() <= self.shares.inline_size() {
-            self.shares.shrink_to_fit();
+        self.kept = self.kept << steps & SubCellCounts::ALL;
+        self.unknown = self.unknown << steps & SubCellCounts::ALL;
+        self.counts.truncate(self.kept.count_ones() as usize);
+        if self.counts.spilled() && self.counts.len() <= self.counts.inline_size() {
+            self.counts.shrink_to_fit();
         }
     }
 
     fn pending(&self) -> u64 {
-        self.shares.iter().fold(0, |sum, share| sum.saturating_add(share.pending()))
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(count.pending()))
     }
 
     fn are_seated(&self) -> bool {
-        self.unknown == 0 && self.shares.iter().all(Share::is_seated)
+        self.unknown == 0 && self.counts.iter().all(OwnCount::is_seated)
     }
 
     fn heap_bytes(&self) -> usize {
-        if self.shares.spilled() { heap_bytes(self.shares.capacity() * size_of::<Share>()) } else { 0 }
+        if self.counts.spilled() { heap_bytes(self.counts.capacity() * size_of::<OwnCount>()) } else { 0 }
     }
 }
 
@@ -237,25 +236,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn share() -> impl Strategy<Value = Share> {
+    fn count() -> impl Strategy<Value = OwnCount> {
         let some = (0u64..3, prop_oneof![Just(UNSEATED), 0u64..3], 0u64..3);
         prop_oneof![
-            Just(Share::BEGUN),
-            Just(Share::UNKNOWN),
-            some.prop_map(|(own, acked, epoch)| Share { own, acked, epoch }),
+            Just(OwnCount::BEGUN),
+            Just(OwnCount::UNKNOWN),
+            some.prop_map(|(own, acked, epoch)| OwnCount { own, acked, epoch }),
         ]
     }
 
     #[test]
-    fn parts_of_one_sub_cell_take_no_room_of_their_own() {
-        assert!(size_of::<SubShares>() <= size_of::<[Share; 2]>());
-        let mut shares = SubShares::new(false);
-        shares.change(0, |share| share.own = 5);
-        assert_eq!(shares.heap_bytes(), 0);
-        (0..EXACT_CELLS).for_each(|at| shares.change(at, |share| share.own = 5));
-        assert_eq!(shares.heap_bytes(), heap_bytes(EXACT_CELLS * size_of::<Share>()));
-        shares.advance(EXACT_CELLS - 1);
-        assert_eq!((shares.heap_bytes(), shares.pending()), (0, 5));
+    fn a_count_of_one_sub_cell_takes_no_room_of_its_own() {
+        assert!(size_of::<SubCellCounts>() <= size_of::<[OwnCount; 2]>());
+        let mut counts = SubCellCounts::new(false);
+        counts.change(0, |count| count.own = 5);
+        assert_eq!(counts.heap_bytes(), 0);
+        (0..EXACT_CELLS).for_each(|at| counts.change(at, |count| count.own = 5));
+        assert_eq!(counts.heap_bytes(), heap_bytes(EXACT_CELLS * size_of::<OwnCount>()));
+        counts.advance(EXACT_CELLS - 1);
+        assert_eq!((counts.heap_bytes(), counts.pending()), (0, 5));
     }
 
     proptest! {
@@ -263,25 +262,25 @@ mod tests {
         #[test]
         fn sub_cells_that_have_nothing_to_say_are_there_all_the_same(
             is_first: bool,
-            steps in prop::collection::vec((0usize..EXACT_CELLS, share(), 0usize..3, 0usize..30), 1..60),
+            steps in prop::collection::vec((0usize..EXACT_CELLS, count(), 0usize..3, 0usize..30), 1..60),
         ) {
-            let mut plain = [if is_first { Share::BEGUN } else { Share::UNKNOWN }; EXACT_CELLS];
-            let mut shares = SubShares::new(is_first);
-            for (at, share, turn, steps) in steps {
+            let mut plain = [if is_first { OwnCount::BEGUN } else { OwnCount::UNKNOWN }; EXACT_CELLS];
+            let mut counts = SubCellCounts::new(is_first);
+            for (at, count, turn, steps) in steps {
                 if turn == 0 {
                     let steps = steps.min(EXACT_CELLS);
                     plain.rotate_right(steps);
-                    plain[..steps].fill(Share::BEGUN);
-                    shares.advance(steps);
+                    plain[..steps].fill(OwnCount::BEGUN);
+                    counts.advance(steps);
                 } else {
-                    plain[at] = share;
-                    shares.change(at, |kept| *kept = share);
+                    plain[at] = count;
+                    counts.change(at, |kept| *kept = count);
                 }
-                let all: Vec<Share> = (0..EXACT_CELLS).map(|at| shares.get(at)).collect();
+                let all: Vec<OwnCount> = (0..EXACT_CELLS).map(|at| counts.get(at)).collect();
                 prop_assert_eq!(&all[..], &plain[..]);
-                prop_assert_eq!(shares.pending(), plain.iter().map(Share::pending).sum::<u64>());
-                prop_assert_eq!(shares.are_seated(), plain.iter().all(Share::is_seated));
-                prop_assert!(shares.heap_bytes() <= heap_bytes(EXACT_CELLS * size_of::<Share>()));
+                prop_assert_eq!(counts.pending(), plain.iter().map(OwnCount::pending).sum::<u64>());
+                prop_assert_eq!(counts.are_seated(), plain.iter().all(OwnCount::is_seated));
+                prop_assert!(counts.heap_bytes() <= heap_bytes(EXACT_CELLS * size_of::<OwnCount>()));
             }
         }
     }

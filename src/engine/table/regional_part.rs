@@ -2,20 +2,21 @@
 //!
 //! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
 //! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
-//! difference is pending. Totals make every message repeatable: the origin takes the larger. `shares.rs` has them, cell by
-//! cell.
+//! difference is pending. Totals make every message repeatable: the origin takes the larger. `own_counts.rs` has them,
+//! cell by cell.
 
-use smallvec::SmallVec;
+mod answer;
+mod update;
 
-use crate::clock::Now;
-use crate::engine::count::counter::{Counter, rate, weighing};
+use crate::engine::count::counter::{Counter, Look, rate, weighing};
 use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
 use crate::engine::reach::Store;
-use crate::engine::table::foreign::{Counts, Foreign, Notable, View};
-pub use crate::engine::table::own_counts::COUNT_MAX;
-use crate::engine::table::own_counts::{Share, Shares};
+use crate::engine::table::cell::COUNT_MAX;
+use crate::engine::table::foreign::{Counts, Foreign, PublishRule, View};
+use crate::engine::table::own_counts::{OwnCount, OwnCounts};
+use crate::engine::table::sync::Sync;
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
@@ -30,7 +31,7 @@ const PAUSE_MS_MAX: u64 = 3_600_000;
 /// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
 const PAUSE_UNIT_MS: u64 = 16;
 
-/// Two answers this far apart that tell as many holders: nobody is just joining.
+/// Two answers this far apart that tell as many holders: no process is just joining.
 const HOLDERS_SETTLE_MS: u32 = 50;
 
 /// The counts of the cell before the newest can't be behind any more.
@@ -65,7 +66,7 @@ struct Refunds {
 /// What most keys do not have.
 #[derive(Clone, Debug, Default)]
 struct Rare {
-    /// Beside `shares`; few keys are ever refunded, or change their store.
+    /// Beside `own`; few keys are ever refunded, or change their store.
     #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
     refunds: Option<Box<Vec<Refunds>>>,
     /// What other regions have counted, if any has.
@@ -85,8 +86,8 @@ impl Rare {
 
 /// A key's part in the region.
 #[derive(Clone, Debug)]
-pub struct RegionalPart {
-    shares: Shares,
+pub(in crate::engine) struct RegionalPart {
+    own: OwnCounts,
     /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
     sequence: u32,
     rare: Option<Box<Rare>>,
@@ -100,23 +101,18 @@ pub struct RegionalPart {
     /// When their number was last told to have grown.
     holders_grew_ms: u32,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
-    pub generation: u16,
-    /// Stands in the queue of what is to be told.
-    pub is_queued: bool,
-    /// A message with its totals is on the way.
-    pub is_in_flight: bool,
-    /// To be told even though nothing is pending: to read it anew, or because the origin has lost it.
-    pub is_wanted: bool,
+    pub(super) generation: u16,
+    sync: Sync,
     /// Stands in the queue of what other regions should know.
-    pub is_noted: bool,
+    is_noted: bool,
     is_failed: bool,
     /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
     /// [`UNASKED`].
     marks: u8,
     /// Where its counts are shared.
-    pub store: Store,
+    store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
-    pub is_sensitive: bool,
+    is_sensitive: bool,
 }
 
 /// How current the view of a key is.
@@ -130,51 +126,11 @@ pub enum Freshness {
     Cold,
 }
 
-/// What is told about a cell, and where it stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub sequence: u64,
-    pub is_seated: bool,
-    pub own: u64,
-    pub acked: u64,
-    pub epoch: u64,
-    pub floor: u64,
-    pub floor_rest: u64,
-    pub asked: u64,
-    pub asked_acked: u64,
-    pub refunds_floor: u64,
-    pub ends_at_ms: u64,
-    /// Of a bucket the level here, in whole hits, rounded up.
-    pub level: u64,
-    /// The region's row, and the count of all other regions.
-    pub row: Counts,
-    pub foreign: u64,
-}
-
-/// What the origin says about a cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OriginCell {
-    pub sequence: u64,
-    pub epoch: u64,
-    pub sum: u64,
-    pub field: u64,
-    pub asked: u64,
-    pub refunds: u64,
-    pub holders: u32,
-    /// For how long the level stays before it drains.
-    pub level_ahead_ms: u64,
-    pub level_whole: u64,
-    pub level_rest: u64,
-}
-
-/// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
-const SETTLED_MS: u64 = 200;
-
 impl RegionalPart {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
+    pub fn new(counter: &Counter, store: Store, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
         RegionalPart {
-            shares: Shares::new(counter, is_first),
+            own: OwnCounts::new(counter, is_first),
             sequence: counter.sequence() as u32,
             rare: None,
             fresh_until_ms: 0,
@@ -183,15 +139,67 @@ impl RegionalPart {
             holders: 0,
             holders_grew_ms: 0,
             generation,
-            is_queued: false,
-            is_in_flight: false,
-            is_wanted: false,
+            sync: Sync::NEW,
             is_noted: false,
             is_failed: false,
             marks: 0,
-            store: Store::Origin,
+            store,
             is_sensitive,
         }
+    }
+
+    /// Counts the keys that its slot has held.
+    pub fn generation(&self) -> u16 {
+        self.generation
+    }
+
+    /// Where its counts are shared.
+    #[inline]
+    pub fn store(&self) -> Store {
+        self.store
+    }
+
+    /// The values of its identifier leave the process only as a keyed digest.
+    #[inline]
+    pub fn is_sensitive(&self) -> bool {
+        self.is_sensitive
+    }
+
+    #[inline]
+    pub fn set_sensitive(&mut self, is_sensitive: bool) {
+        self.is_sensitive = is_sensitive;
+    }
+
+    /// Stands in the queue of what other regions should know.
+    pub fn is_noted(&self) -> bool {
+        self.is_noted
+    }
+
+    pub fn set_noted(&mut self, is_noted: bool) {
+        self.is_noted = is_noted;
+    }
+
+    /// How far it is in telling its store.
+    #[inline]
+    pub(in crate::engine) fn sync(&mut self) -> &mut Sync {
+        &mut self.sync
+    }
+
+    /// Stands in the queue of what its store is to be told.
+    pub fn is_queued(&self) -> bool {
+        self.sync.is_queued()
+    }
+
+    /// To be told even though nothing is pending.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.sync.is_wanted()
+    }
+
+    /// Has the key told with the next message, whether anything is pending or not.
+    #[inline]
+    pub fn want(&mut self) {
+        self.sync.want();
     }
 
     fn refunds(&self) -> Option<&[Refunds]> {
@@ -204,7 +212,7 @@ impl RegionalPart {
 
     /// What is known of refunds, made if nothing is.
     fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
-        let cells = self.shares.cells();
+        let cells = self.own.cells();
         let rare = self.rare.get_or_insert_default();
         rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
     }
@@ -214,15 +222,15 @@ impl RegionalPart {
     pub fn move_to(&mut self, store: Store) {
         self.store = store;
         let mut all = std::mem::take(self.refunds_mut());
-        self.shares.change_all(|at, share| {
+        self.own.change_all(|at, count| {
             let beside = &mut all[at];
-            let (own, known, was_here) = match share.is_seated() {
+            let (own, known, was_here) = match count.is_seated() {
                 // What it knows beyond that is for hits that come.
-                true => (share.own, share.acked.min(share.own), true),
+                true => (count.own, count.acked.min(count.own), true),
                 // Its field is what it was when the key came.
-                false => (beside.known_here.saturating_add(share.own), beside.known_here, beside.was_here),
+                false => (beside.known_here.saturating_add(count.own), beside.known_here, beside.was_here),
             };
-            *share = Share { own: own.saturating_sub(beside.known_there), ..Share::UNKNOWN };
+            *count = OwnCount { own: own.saturating_sub(beside.known_there), ..OwnCount::UNKNOWN };
             *beside = Refunds {
                 asked: beside.asked.saturating_sub(beside.acked),
                 acked: 0,
@@ -239,8 +247,7 @@ impl RegionalPart {
         self.marks &= UNHEARD | UNASKED;
         // What is under way with the store before is about a key that is no more.
         self.generation = self.generation.wrapping_add(1);
-        self.is_queued = false;
-        self.is_in_flight = false;
+        self.sync.move_on();
         self.is_noted = false;
         self.is_failed = false;
         self.resume();
@@ -250,7 +257,7 @@ impl RegionalPart {
     pub fn own_counts(&self, counter: &Counter) -> Counter {
         let own = |at: usize| {
             let asked = self.refunds().map_or(0, |all| all[at].asked);
-            let hits = self.shares.get(at).own;
+            let hits = self.own.get(at).own;
             Cell { hits, refunds: asked.min(hits) }
         };
         let mut counts = counter.clone();
@@ -263,11 +270,11 @@ impl RegionalPart {
     }
 
     /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
-    /// it, so this is kept beside it, and nobody is told. The hits are in the bucket already.
+    /// it, so this is kept beside it, and no store is told. The hits are in the bucket already.
     pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
         let rate = rate(terms);
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
-        if let Shares::Bucket { held_until_ns, .. } = &mut self.shares {
+        if let OwnCounts::Bucket { held_until_ns, .. } = &mut self.own {
             let all_ns = rate.drains_in_ns(hits.saturating_add(assumed));
             let until_ns = empty_ns.max(*held_until_ns).saturating_add(all_ns);
             // No more than a bucket holds, as everywhere.
@@ -278,7 +285,14 @@ impl RegionalPart {
 
     /// When a bucket is empty, if other processes have done as this one.
     pub fn held_until_ns(&self) -> u64 {
-        if let Shares::Bucket { held_until_ns, .. } = &self.shares { *held_until_ns } else { 0 }
+        if let OwnCounts::Bucket { held_until_ns, .. } = &self.own { *held_until_ns } else { 0 }
+    }
+
+    /// Brings a counter and its part up to `now_ms` and reads the counter.
+    pub fn look(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) -> Look {
+        let look = counter.look(terms, now_ms);
+        self.follow(counter);
+        look
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
@@ -293,8 +307,8 @@ impl RegionalPart {
         self.sequence = sequence;
         self.marks &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
-        self.shares.advance(steps);
-        let steps = steps.min(self.shares.cells());
+        self.own.advance(steps);
+        let steps = steps.min(self.own.cells());
         if let Some(refunds) = self.known_refunds_mut() {
             refunds.rotate_right(steps);
             refunds[..steps].fill(Refunds::default());
@@ -302,7 +316,7 @@ impl RegionalPart {
     }
 
     fn unseat(&mut self) {
-        self.shares.change_all(|_, share| *share = Share { own: share.pending(), ..Share::UNKNOWN });
+        self.own.change_all(|_, count| *count = OwnCount { own: count.pending(), ..OwnCount::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
             let asked = refunds.asked.saturating_sub(refunds.acked);
             *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
@@ -313,7 +327,7 @@ impl RegionalPart {
 
     /// Hits that the origin does not know of.
     pub fn pending(&self) -> u64 {
-        self.shares.pending()
+        self.own.pending()
     }
 
     fn pending_refunds(&self) -> bool {
@@ -325,8 +339,9 @@ impl RegionalPart {
         self.pending() > 0 || self.pending_refunds()
     }
 
+    /// The process knows its fields in all cells.
     pub fn is_seated(&self) -> bool {
-        self.shares.are_seated()
+        self.own.are_seated()
     }
 
     /// Their number is settled when it was told twice, some time apart, and has hardly grown.
@@ -343,17 +358,19 @@ impl RegionalPart {
         self.holders = holders;
     }
 
+    /// The number of holders was told twice, some time apart, and had hardly grown.
     pub fn are_holders_settled(&self) -> bool {
         self.marks & HOLDERS_SETTLED != 0
     }
 
+    /// Processes that hold the key, as the store last told; 0 if it never has.
     pub fn holders(&self) -> u32 {
         self.holders.into()
     }
 
     /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
     pub fn add(&mut self, sequence: u64, hits: u64) {
-        self.shares.change(0, |share| share.add(hits));
+        self.own.change(0, |count| count.add(hits));
         if let Some([refunds, ..]) = self.known_refunds_mut() {
             // The origin would take them from what is told together with them.
             refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
@@ -361,7 +378,8 @@ impl RegionalPart {
         self.accept(sequence, hits);
     }
 
-    /// The same for a key that no store shares, but other regions may.
+    /// Hits that the process has accepted in a cell, which has this number. Other regions may count it, whether a store does
+    /// or not.
     pub fn accept(&mut self, sequence: u64, hits: u64) {
         if let Some(foreign) = self.known_foreign() {
             foreign.accept(sequence, hits);
@@ -385,6 +403,7 @@ impl RegionalPart {
         if left_ms <= FRESH_MS { left_ms } else { 0 }
     }
 
+    /// How current the view of the key is.
     pub fn freshness(&self, mono_ms: u64) -> Freshness {
         let is_good = self.fresh_for_ms(mono_ms) > 0;
         match (is_good, self.is_failed) {
@@ -420,6 +439,7 @@ impl RegionalPart {
         self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
 
+    /// Ends the pause: the store is asked again.
     pub fn resume(&mut self) {
         self.paused_hits = 0;
     }
@@ -432,6 +452,7 @@ impl RegionalPart {
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
+    /// What is known from other regions.
     pub fn foreign(&self) -> Option<&Foreign> {
         self.rare.as_ref()?.foreign.as_ref()
     }
@@ -441,12 +462,12 @@ impl RegionalPart {
         self.rare.get_or_insert_default().foreign.get_or_insert_with(|| Foreign::new(sequence))
     }
 
-    /// The same, if anything is.
+    /// What is known from other regions, if anything is.
     pub fn known_foreign(&mut self) -> Option<&mut Foreign> {
         self.rare.as_mut()?.foreign.as_mut()
     }
 
-    /// Whether counts of other regions may be missing, and nobody has looked them up.
+    /// Whether counts of other regions may be missing and have not been looked up.
     #[inline(always)]
     pub fn is_unheard(&self) -> bool {
         self.marks & UNHEARD != 0
@@ -471,76 +492,13 @@ impl RegionalPart {
     /// What others should know of the key, if anything.
     pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Some(cells) = counter.windows() else { return [None, None] };
-        let notable =
-            Notable { limit: terms.limit, regions, weighing: weighing(terms), with_refunds: !self.pending_refunds() };
+        let notable = PublishRule {
+            limit: terms.limit,
+            regions,
+            weighing: weighing(terms),
+            with_refunds: !self.pending_refunds(),
+        };
         notable.cells(cells, self.foreign())
-    }
-
-    /// What is told about all cells that count against the limit, the newest first.
-    pub fn judged_totals(&self, counter: &Counter, terms: &Terms) -> SmallVec<[Totals; 2]> {
-        self.totals(counter, terms, counter.cells_that_count(terms))
-    }
-
-    /// What is told about the cells that have something to say: from the newest down to the oldest with something
-    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
-    /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
-    /// process had nothing to say about counts just as much.
-    pub fn pending_totals(&self, counter: &Counter, terms: &Terms, is_wanted: bool) -> SmallVec<[Totals; 2]> {
-        let has_refund = |at: usize| self.refunds().is_some_and(|all| all[at].asked > all[at].acked);
-        let has_news = |at: usize| self.shares.get(at).pending() > 0 || has_refund(at);
-        let oldest = (0..self.shares.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
-        let counting = counter.cells_that_count(terms);
-        let least = match is_wanted || counter.is_divided() || self.pending_refunds() || !self.is_seated() {
-            true => counting,
-            false if self.marks & CELLS_SETTLED != 0 => 1,
-            false => counting.min(2),
-        };
-        self.totals(counter, terms, least.max(oldest + 1))
-    }
-
-    fn totals(&self, counter: &Counter, terms: &Terms, count: usize) -> SmallVec<[Totals; 2]> {
-        let of_cell = |(at, share): (usize, Share)| {
-            let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
-            let known = counter.known(terms, at, share.own, share.acked());
-            let foreign = self.foreign();
-            Totals {
-                is_seated: share.is_seated(),
-                own: share.own,
-                acked: share.acked(),
-                epoch: share.epoch,
-                asked,
-                asked_acked,
-                row: foreign.map_or(Counts::default(), |foreign| foreign.row(known.sequence)),
-                foreign: foreign.map_or(0, |foreign| foreign.others(known.sequence)),
-                ..known
-            }
-        };
-        self.shares.all().enumerate().take(count).map(of_cell).collect()
-    }
-
-    /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
-    pub fn absorb(
-        &mut self,
-        counter: &mut Counter,
-        terms: &Terms,
-        cells: &[OriginCell],
-        admitted: u64,
-        at: Now,
-    ) -> bool {
-        counter.look(terms, at.wall_ms);
-        self.follow(counter);
-        for (index, heard) in cells.iter().enumerate() {
-            let admitted = if index == 0 { admitted } else { 0 };
-            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
-        }
-        if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
-            self.marks |= CELLS_SETTLED;
-        }
-        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
-        self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
-        self.is_failed = false;
-        self.reconsider_pause(counter, terms, at.wall_ms);
-        self.is_dirty()
     }
 
     /// Others may have given hits back.
@@ -558,56 +516,6 @@ impl RegionalPart {
         }
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &OriginCell, admitted: u64, now_ms: u64) {
-        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
-        let Some(at) = counter.place_of(heard.sequence) else { return };
-        self.accept(heard.sequence, admitted);
-        let asked = self.absorb_refunds(at, heard);
-        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
-        let (grown, is_other_epoch, share) = self.shares.change(at, |share| {
-            let (before, grown) = match came_back {
-                _ if share.is_seated() => (share.own, admitted),
-                Some(beside) => (beside.known_here.saturating_add(share.own), admitted),
-                // The field has what was admitted now in it.
-                None => (share.own, heard.field),
-            };
-            share.own = before;
-            share.add(grown);
-            share.acked = heard.field;
-            let is_other_epoch = share.epoch != heard.epoch;
-            share.epoch = heard.epoch;
-            (grown, is_other_epoch, *share)
-        });
-        let (own, pending) = (share.own, share.pending());
-        match (counter, &mut self.shares) {
-            (Counter::Windowed(cells), _) => {
-                let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };
-                merge(cell, own, grown, heard, asked);
-            }
-            (Counter::Exact(cells), _) => {
-                cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
-            }
-            (Counter::Gcra(bucket), Shares::Bucket { version, held_until_ns, .. }) => {
-                let rate = rate(terms);
-                *held_until_ns = 0;
-                if is_other_epoch || heard.sum >= *version {
-                    *version = heard.sum;
-                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
-                    // the level.
-                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
-                    // As of now: the origin's clock may be any time away from this one.
-                    let from_ms = now_ms.saturating_add(heard.level_ahead_ms);
-                    bucket.set(from_ms, (heard.level_whole, heard.level_rest), &rate);
-                    bucket.add(&rate, pending);
-                    bucket.refund(&rate, asked);
-                } else {
-                    bucket.add(&rate, admitted);
-                }
-            }
-            (Counter::Gcra(_), _) => {}
-        }
-    }
-
     /// It has what most keys have not.
     #[inline]
     pub fn has_more_beside(&self) -> bool {
@@ -617,35 +525,8 @@ impl RegionalPart {
     /// What it takes beside its place in the list.
     #[inline]
     pub fn heap_bytes(&self) -> usize {
-        self.shares.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
+        self.own.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
     }
-
-    /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
-    fn absorb_refunds(&mut self, at: usize, heard: &OriginCell) -> u64 {
-        let is_seated = self.shares.get(at).is_seated();
-        if heard.asked > 0 && !is_seated {
-            self.refunds_mut();
-        }
-        let Some(refunds) = self.known_refunds_mut().map(|all| &mut all[at]) else { return 0 };
-        if !is_seated {
-            refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
-        }
-        refunds.acked = heard.asked;
-        // More than is asked for here, if it was told before hits made it void.
-        refunds.asked = refunds.asked.max(heard.asked);
-        let pending = refunds.asked - refunds.acked;
-        refunds.blind = refunds.blind.min(pending);
-        pending
-    }
-}
-
-/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
-/// is still to be asked for.
-fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &OriginCell, asked: u64) {
-    let own_before = own - grown.min(own);
-    let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
-    cell.hits = own.saturating_add(others);
-    cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
 }
 
 #[cfg(test)]
@@ -657,7 +538,7 @@ mod tests {
     fn a_pause_does_not_come_again_after_fifty_days() {
         const DAY_MS: u64 = 24 * 60 * 60 * 1000;
         let terms = Terms { limit: 10, window_ms: 366 * DAY_MS, algorithm: Algorithm::SlidingWindow, burst: 10 };
-        let mut shared = RegionalPart::new(&Counter::new(&terms, 0), 0, false, true);
+        let mut shared = RegionalPart::new(&Counter::new(&terms, 0), Store::Origin, 0, false, true);
         let (at_ms, for_ms) = (1_000_000, 1_800_000);
         shared.pause(3, for_ms, at_ms);
         assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));

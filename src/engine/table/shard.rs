@@ -2,7 +2,7 @@
 //!
 //! A shard holds so few keys that whatever is done with all of them is done soon. Its lists are reserved whole with the
 //! first key, address space that costs nothing until it is used, so that growing moves no slot. What has expired is looked
-//! for a few slots at a time: whoever waits for the shard waits for those few, never for a sweep.
+//! for a few slots at a time: a thread that waits for the shard waits for those few, never for a sweep.
 
 use std::mem;
 
@@ -30,7 +30,7 @@ const BARREN_MS: u64 = 1000;
 /// One key and its counter, on two cache lines: a decision writes to the first and only compares the second.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub struct Slot {
+pub(in crate::engine) struct Slot {
     pub counter: Counter,
     /// The terms of the last decision: eviction asks whether the key is over its limit.
     limit: u32,
@@ -95,9 +95,9 @@ impl Slot {
     }
 
     /// Finds out anew what the key takes beside the slot, and says what that was before and is now.
-    pub(super) fn weigh(&mut self, shared: Option<&RegionalPart>) -> (Weight, Weight) {
+    pub(super) fn weigh(&mut self, part: Option<&RegionalPart>) -> (Weight, Weight) {
         let beside =
-            self.identifier.heap_bytes() + self.counter.heap_bytes() + shared.map_or(0, RegionalPart::heap_bytes);
+            self.identifier.heap_bytes() + self.counter.heap_bytes() + part.map_or(0, RegionalPart::heap_bytes);
         let weight = Weight::new(beside);
         (std::mem::replace(&mut self.weight, weight), weight)
     }
@@ -114,7 +114,7 @@ impl Slot {
 
 /// A key to add.
 #[derive(Debug)]
-pub struct NewKey<'a> {
+pub(in crate::engine) struct NewKey<'a> {
     pub key: Key<'a>,
     pub hash: u64,
     pub terms: Terms,
@@ -134,23 +134,31 @@ impl NewKey<'_> {
     }
 }
 
-/// Where a slot is, and which of the keys that it has held is meant.
+/// Where a slot is, and which of the keys that it has held is meant. Opaque outside of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef {
-    pub shard: u32,
-    pub slot: u32,
-    pub generation: u16,
+    pub(super) shard: u32,
+    pub(super) slot: u32,
+    pub(super) generation: u16,
+}
+
+impl SlotRef {
+    /// One that is not of any table.
+    #[cfg(test)]
+    pub(crate) fn of(slot: u32) -> SlotRef {
+        SlotRef { shard: 0, slot, generation: 0 }
+    }
 }
 
 /// One part of the table, behind its lock.
 #[derive(Debug)]
 #[repr(C)] // What every lookup reads comes first, on the line of the lock.
-pub struct Shard {
+pub(in crate::engine) struct Shard {
     index: Index,
     /// Those that are taken, and free ones between them.
     slots: Vec<Slot>,
     /// Beside each slot, in a table that is shared; otherwise none.
-    shared: Vec<RegionalPart>,
+    parts: Vec<RegionalPart>,
     /// Apart, so that the locks of a table lie close to each other.
     notes: Box<Notes>,
 }
@@ -161,7 +169,7 @@ struct Notes {
     /// Beside each slot: what the index knows it by.
     tags: Vec<Tag>,
     /// Beside each slot: when it may have expired, in whole seconds, rounded up. Too early if anything, because use moves
-    /// the real time forward; whoever finds it passed looks at the slot and puts it right. So decisions never write here.
+    /// the real time forward; a sweep that finds it passed looks at the slot and puts it right. So decisions never write here.
     /// Where the clock is set back, or a bucket given back, a key stays for as long as it would have otherwise.
     due_s: Vec<u32>,
     free: Vec<u32>,
@@ -191,7 +199,7 @@ impl Sweep {
 
 /// A key that is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedKey {
     /// Only other regions had asked for it.
     pub is_unasked: bool,
     /// What it took beside its slot.
@@ -200,7 +208,8 @@ pub struct Removed {
 
 /// What a part of a sweep came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepOutcome {
+    /// Keys that had expired.
     pub removed: usize,
     /// Of those, keys that nobody here had asked for.
     pub unasked: usize,
@@ -224,7 +233,7 @@ impl Default for Shard {
             #[cfg(test)]
             looks: 0,
         };
-        Shard { index: Index::default(), slots: Vec::new(), shared: Vec::new(), notes: Box::new(notes) }
+        Shard { index: Index::default(), slots: Vec::new(), parts: Vec::new(), notes: Box::new(notes) }
     }
 }
 
@@ -237,14 +246,14 @@ impl Shard {
     /// A slot, and its part in the region if the table is shared.
     #[inline(always)]
     pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut RegionalPart>) {
-        (&mut self.slots[number as usize], self.shared.get_mut(number as usize))
+        (&mut self.slots[number as usize], self.parts.get_mut(number as usize))
     }
 
     /// A slot and its part, if the slot still holds the key that is meant.
     pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut RegionalPart)> {
-        let (slot, shared) = self.both(at.slot);
-        let shared = shared.filter(|shared| shared.generation == at.generation)?;
-        slot.is_taken.then_some((slot, shared))
+        let (slot, part) = self.both(at.slot);
+        let part = part.filter(|part| part.generation == at.generation)?;
+        slot.is_taken.then_some((slot, part))
     }
 
     #[inline(always)]
@@ -252,21 +261,15 @@ impl Shard {
         self.index.find(tag(hash), |slot| self.slots[slot as usize].is(key))
     }
 
-    /// Where a key is, if it is here and shared. The shard's own number is `shard`.
-    pub fn find_ref(&mut self, key: &Key<'_>, hash: u64, shard: u32) -> Option<SlotRef> {
-        let slot = self.find(key, hash)?;
-        let (_, shared) = self.both(slot);
-        shared.map(|shared| SlotRef { shard, slot, generation: shared.generation })
-    }
-
     /// How many slots there are, taken or not.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
+    /// Whether a key is over its limit.
     pub fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
-        let (slot, shared) = self.both(number);
-        slot.is_over(shared.and_then(|shared| shared.foreign()), now_ms)
+        let (slot, part) = self.both(number);
+        slot.is_over(part.and_then(|part| part.foreign()), now_ms)
     }
 
     /// Every slot that is taken.
@@ -285,7 +288,7 @@ impl Shard {
     }
 
     /// Adds a key. The shard must not be full.
-    pub fn insert(&mut self, entry: NewKey<'_>, shared: Option<RegionalPart>, now_ms: u64) -> u32 {
+    pub fn insert(&mut self, entry: NewKey<'_>, part: Option<RegionalPart>, now_ms: u64) -> u32 {
         let weight = entry.weight();
         let NewKey { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {
@@ -303,9 +306,9 @@ impl Shard {
         };
         let due_s = ceil_s(slot.expires_at_ms());
         if self.slots.is_empty() {
-            self.open(shared.is_some(), tag(hash));
+            self.open(part.is_some(), tag(hash));
         }
-        let number = self.place(slot, shared);
+        let number = self.place(slot, part);
         self.notes.tags[number as usize] = tag(hash);
         self.notes.due_s[number as usize] = due_s;
         self.notes.next_due_s = self.notes.next_due_s.min(due_s);
@@ -326,53 +329,53 @@ impl Shard {
         self.slots.reserve_exact(Index::SLOTS_MAX);
         self.slots.extend((0..PAGE_SLOTS).map(|_| Slot::EMPTY));
         if is_shared {
-            let part = RegionalPart::new(&Slot::EMPTY.counter, 0, false, false);
-            self.shared.reserve_exact(Index::SLOTS_MAX);
-            self.shared.resize(PAGE_SLOTS, part);
+            let part = RegionalPart::new(&Slot::EMPTY.counter, Store::Origin, 0, false, false);
+            self.parts.reserve_exact(Index::SLOTS_MAX);
+            self.parts.resize(PAGE_SLOTS, part);
         }
         self.notes.tags.resize(PAGE_SLOTS, 0);
         self.notes.due_s.resize(PAGE_SLOTS, u32::MAX);
         self.notes.free.extend((0..PAGE_SLOTS).map(|n| ((n + usize::from(first)) % PAGE_SLOTS) as u32));
     }
 
-    fn place(&mut self, slot: Slot, shared: Option<RegionalPart>) -> u32 {
+    fn place(&mut self, slot: Slot, part: Option<RegionalPart>) -> u32 {
         if let Some(number) = self.notes.free.pop() {
-            let (old, old_shared) = self.both(number);
+            let (old, old_part) = self.both(number);
             *old = slot;
-            if let (Some(old), Some(mut new)) = (old_shared, shared) {
+            if let (Some(old), Some(mut new)) = (old_part, part) {
                 new.generation = old.generation.wrapping_add(1);
                 *old = new;
             }
             return number;
         }
         self.slots.push(slot);
-        self.shared.extend(shared);
+        self.parts.extend(part);
         self.notes.tags.push(0);
         self.notes.due_s.push(u32::MAX);
         (self.slots.len() - 1) as u32
     }
 
     /// Forgets a key.
-    pub fn remove(&mut self, number: u32) -> Removed {
+    pub fn remove(&mut self, number: u32) -> RemovedKey {
         let tags = &self.notes.tags;
         self.index.remove(number, |slot| tags[slot as usize]);
-        let (slot, shared) = self.both(number);
+        let (slot, part) = self.both(number);
         let bytes = std::mem::replace(slot, Slot::EMPTY).weight.bytes();
         let mut is_unasked = false;
-        if let Some(shared) = shared {
-            is_unasked = shared.ask();
-            let generation = shared.generation.wrapping_add(1);
-            *shared = RegionalPart::new(&slot.counter, generation, false, false);
+        if let Some(part) = part {
+            is_unasked = part.ask();
+            let generation = part.generation.wrapping_add(1);
+            *part = RegionalPart::new(&slot.counter, Store::Origin, generation, false, false);
         }
         self.notes.due_s[number as usize] = u32::MAX;
         self.notes.free.push(number);
-        Removed { is_unasked, bytes }
+        RemovedKey { is_unasked, bytes }
     }
 
     /// Removes what has expired, but looks at a few slots only and goes on there the next time.
-    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> Swept {
+    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> SweepOutcome {
         let now_s = floor_s(now_ms);
-        let mut swept = Swept::default();
+        let mut swept = SweepOutcome::default();
         if self.notes.next_due_s > now_s {
             swept.is_whole = true;
             return swept;
@@ -389,8 +392,8 @@ impl Shard {
             }
             looks += 1;
             let number = self.notes.sweep.at as u32;
-            let (slot, shared) = self.both(number);
-            let foreign = shared.and_then(|shared| shared.foreign());
+            let (slot, part) = self.both(number);
+            let foreign = part.and_then(|part| part.foreign());
             let expires_at_ms =
                 slot.expires_at_ms().max(foreign.map_or(0, |foreign| foreign.expires_at_ms(slot.window_ms)));
             if expires_at_ms > now_ms {
@@ -399,7 +402,7 @@ impl Shard {
             } else if pinned.contains(number) {
                 self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
             } else {
-                let Removed { is_unasked, bytes } = self.remove(number);
+                let RemovedKey { is_unasked, bytes } = self.remove(number);
                 swept.unasked += usize::from(is_unasked);
                 swept.bytes += bytes;
                 swept.removed += 1;
@@ -441,12 +444,12 @@ impl Shard {
 
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
     fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned, need: Need) -> Option<(u8, bool)> {
-        let (slot, shared) = self.both(number);
-        let foreign = shared.as_deref().and_then(RegionalPart::foreign);
+        let (slot, part) = self.both(number);
+        let foreign = part.as_deref().and_then(RegionalPart::foreign);
         if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
             return None;
         }
-        Some((slot.heat, shared.is_some_and(|shared| shared.is_dirty())))
+        Some((slot.heat, part.is_some_and(|part| part.is_dirty())))
     }
 
     /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.

@@ -8,7 +8,7 @@ use crate::engine::decide::{Asking, Case, Check, Consult, Group, Reach, StoreVie
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
-use crate::engine::table::regional_part::{OriginCell, Totals};
+use crate::engine::table::cell::{CellShape, CellState, CellUpdate, Level};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;
@@ -73,18 +73,21 @@ fn tell(table: &Table, now_ms: u64) {
             let terms = slot.terms();
             slot.counter.look(&terms, now_ms);
             shared.follow(&slot.counter);
-            let heard = |told: &Totals| OriginCell {
-                sequence: told.sequence,
+            let heard = |told: &CellUpdate| CellState {
+                sequence: told.sequence(),
                 epoch: 1,
                 sum: told.own,
                 field: told.own,
                 holders: 2,
-                level_whole: told.level,
-                ..OriginCell::default()
+                level: match told.shape {
+                    CellShape::Window(_) => Level::default(),
+                    CellShape::Bucket(bucket) => Level { whole: bucket.level, ..Level::default() },
+                },
+                ..CellState::default()
             };
-            let cells: Vec<OriginCell> = shared.judged_totals(&slot.counter, &terms).iter().map(heard).collect();
+            let cells: Vec<CellState> = shared.judged_cells(&slot.counter, &terms, now_ms).iter().map(heard).collect();
             shared.absorb(&mut slot.counter, &terms, &cells, 0, at);
-            shared.is_queued = false;
+            shared.sync().dequeue();
         }
     }
     let grown = table.grown(Store::Origin);
@@ -98,7 +101,7 @@ fn left_behind(table: &Table) -> (Vec<String>, usize, usize) {
         let mut shard = table.lock(number);
         for place in shard.taken() {
             let (slot, shared) = shard.both(place);
-            let part = shared.map(|shared| (shared.pending(), shared.is_queued, shared.is_wanted));
+            let part = shared.map(|shared| (shared.pending(), shared.is_queued(), shared.is_wanted()));
             keys.push(format!("{:?} {:?} {part:?}", slot.key(), slot.counter));
         }
     }

@@ -6,7 +6,8 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::{Asking, Cause, CheckAnswer, Consult, Store, StoreAnswer, StoreView};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
-use crate::engine::table::regional_part::{OriginCell, RegionalPart};
+use crate::engine::table::cell::{CellShape, CellState};
+use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::{Attempt, Decision, Engine, Modes, StatusKind, StoreRequest};
 use crate::request::{Hits, LimitOverride, Unit};
 use crate::rules::Ruleset;
@@ -231,8 +232,8 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
     let shared = shared();
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
-    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
-    let unsent = |part: &RegionalPart| part.judged_totals(&counter, &terms)[0].own;
+    let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
+    let unsent = |part: &RegionalPart| part.judged_cells(&counter, &terms, START_MS)[0].own;
     part.add(0, 5);
     part.move_to(Store::Owner);
     assert_eq!((unsent(&part), part.is_seated()), (5, false), "nobody there knows of it");
@@ -250,17 +251,17 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     let shared = shared();
     let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
     let mut counter = Counter::new(&terms, START_MS);
-    let mut part = shared.engine.table().new_shared(&counter, Store::Origin, false, START_MS);
+    let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
     let (sequence, at) = (counter.sequence(), Now { wall_ms: START_MS, mono_us: 1_000_000 });
     let heard = |sum, field| {
-        let before = OriginCell { sequence: sequence - 1, epoch: 1, ..OriginCell::default() };
-        [OriginCell { sequence, sum, field, ..before }, before]
+        let before = CellState { sequence: sequence - 1, epoch: 1, ..CellState::default() };
+        [CellState { sequence, sum, field, ..before }, before]
     };
     let accept = |part: &mut RegionalPart, counter: &mut Counter, hits| {
         counter.add(&terms, hits);
         part.add(sequence, hits);
     };
-    let newest = |part: &RegionalPart, counter: &Counter| part.judged_totals(counter, &terms)[0];
+    let newest = |part: &RegionalPart, counter: &Counter| part.judged_cells(counter, &terms, START_MS)[0];
     // Told, and the answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
@@ -317,7 +318,10 @@ fn a_strict_limit_asks_until_memory_denies() {
     let report = [ask_for("strict=b", Hits::Own(5))];
     let attempt = shared.engine.attempt(&shared.rules, &request("d", &report), Modes::default(), START_MS, &up);
     assert!(matches!(attempt, Attempt::Decided(_)));
-    assert!(shared.engine.table().is_urgent(Store::Owner) && !shared.engine.table().is_urgent(Store::Origin));
+    assert!(
+        shared.engine.table().ledger(Store::Owner).is_any_urgent()
+            && !shared.engine.table().ledger(Store::Origin).is_any_urgent()
+    );
 }
 
 #[test]
@@ -376,8 +380,8 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
     let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
-        assert!(shared.engine.table().is_urgent(Store::Origin));
-        while shared.engine.table().grown(Store::Origin).urgent.pop().is_some() {}
+        assert!(shared.engine.table().ledger(Store::Origin).is_any_urgent());
+        shared.engine.table().ledger(Store::Origin).forget_urgent();
     }
 }
 
@@ -431,8 +435,11 @@ fn nobody_is_told_of_what_was_only_assumed() {
                 .into_iter()
                 .filter_map(|at| {
                     let (slot, part) = shard.both(at);
-                    (slot.key().space == key)
-                        .then(|| part.unwrap().judged_totals(&slot.counter, &slot.terms())[0].level)
+                    let cells = part.unwrap().judged_cells(&slot.counter, &slot.terms(), START_MS);
+                    match cells[0].shape {
+                        CellShape::Bucket(bucket) if slot.key().space == key => Some(bucket.level),
+                        _ => None,
+                    }
                 })
                 .collect::<Vec<_>>()
         })

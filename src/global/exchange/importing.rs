@@ -3,17 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
-use crate::engine::count::counter::Counter;
 use crate::engine::key::Key;
-use crate::engine::reach::Store;
-use crate::engine::table::pinned::Pinned;
-use crate::engine::table::{NewKey, Slot, SlotRef};
-use crate::global::digested_keys::Kept;
+use crate::engine::table::SlotRef;
+use crate::engine::table::foreign_ledger::{ForeignSum, Imported, KeyAt};
+use crate::global::digested_keys::WaitingRow;
 use crate::global::exchange::Exchange;
 use crate::global::import::{CellSum, Import, Reading};
 use crate::global::names::Named;
 use crate::global::row::{CellName, HeardRow};
-use crate::rules::policy::Algorithm;
 
 /// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
 const OVERLAP_MS_MIN: u64 = 5_000;
@@ -60,7 +57,7 @@ impl Exchange {
         };
         let is_start = reading == Reading::All { from: None };
         if is_start {
-            self.table().missing().begin_reading();
+            self.ledger().begin_reading();
         }
         (reading, Hearing::new(&self.options.region, is_start))
     }
@@ -72,11 +69,7 @@ impl Exchange {
     /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
     pub fn forget_told(&self, hearing: &mut Hearing) {
         if std::mem::take(&mut hearing.must_forget) {
-            self.for_all(|_, _, _, shared| {
-                if let Some(foreign) = shared.known_foreign() {
-                    foreign.forget_told();
-                }
-            });
+            self.ledger().forget_told();
         }
     }
 
@@ -95,8 +88,8 @@ impl Exchange {
         let is_whole = matches!(reading, Reading::All { .. }) && self.state.lock().pass.take().is_some();
         if is_whole {
             // What the table turned out not to hold is told again.
-            self.for_all(|number, at, slot, shared| self.table().note(number, at, slot, shared));
-            self.all_heard(now);
+            self.ledger().note_all();
+            self.ledger().end_reading(now.wall_ms);
         }
         ages_ms
     }
@@ -127,7 +120,7 @@ impl Exchange {
             // Another server answers: what it dated before our watermark was never read.
             state.read_anew();
         }
-        state.hidden.expire(now.wall_ms);
+        state.digested.expire(now.wall_ms);
         state.clock_ms = Some(server_ms);
         if !matches!(reading, Reading::All { from: Some(_) }) {
             // What has changed before the cell that such a reading begins at was not heard.
@@ -172,105 +165,41 @@ impl Exchange {
 
     /// Takes over what a row says about a key whose identifier it names. True if it was news.
     fn take_key(&self, named: &Named, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
-        let table = self.table();
         let terms = named.terms(sum.cell.duration_ms);
-        let mut is_found = false;
-        let mut is_news = false;
-        // A rule may have changed how it counts: the cells are the same.
-        for algorithm in Algorithm::windowed() {
-            let key = Key { space: named.space, window_ms: terms.window_ms, algorithm, identifier };
-            let hash = table.hash(&key);
-            let number = table.shard_of(hash);
-            // Looked up before, so that the lock is free again.
-            let found = table.lock(number).find_ref(&key, hash, number);
-            if let Some(at) = found {
-                is_found = true;
-                is_news |= self.take_at(at, sum, now);
-            }
-        }
-        if is_found {
-            return is_news;
-        }
-        if !table.count_unasked() {
-            self.leave_out(sum);
-            return false;
-        }
         let key = Key::new(named.space, &terms, identifier);
-        let hash = table.hash(&key);
-        let number = table.shard_of(hash);
-        let at = {
-            let mut shard = table.lock(number);
-            // A request may have made it in between.
-            match shard.find_ref(&key, hash, number) {
-                Some(at) => {
-                    table.count_asked();
-                    at
-                }
-                None => {
-                    let counter = Counter::new(&terms, now.wall_ms);
-                    let entry = NewKey {
-                        key,
-                        hash,
-                        terms,
-                        counter,
-                        store: Store::Origin,
-                        is_sensitive: false,
-                        is_global: true,
-                    };
-                    let Some(slot) = table.insert(&mut shard, Pinned::none(), entry, now.wall_ms) else {
-                        table.count_asked();
-                        self.leave_out(sum);
-                        return false;
-                    };
-                    let (slot_at, Some(shared)) = shard.both(slot) else { return false };
-                    shared.foreign_mut(slot_at.counter.sequence());
-                    shared.set_unasked();
-                    self.counts.created_keys.fetch_add(1, Ordering::Relaxed);
-                    SlotRef { shard: number, slot, generation: shared.generation }
-                }
+        match self.ledger().import(&key, &terms, &foreign_sum(sum), now.wall_ms) {
+            Imported::NoRoom => {
+                self.leave_out(sum);
+                false
             }
-        };
-        self.take_at(at, sum, now)
+            Imported::Counted { slots, is_news, is_created } => {
+                self.counts.created_keys.fetch_add(is_created.into(), Ordering::Relaxed);
+                slots.into_iter().for_each(|at| self.contest(at, sum));
+                is_news
+            }
+        }
     }
 
-    fn take_at(&self, at: SlotRef, sum: &CellSum, now: Now) -> bool {
-        let is_news = {
-            let mut shard = self.table().lock(at.shard);
-            let Some((slot, shared)) = shard.at(at) else { return false };
-            let terms = slot.terms();
-            slot.counter.look(&terms, now.wall_ms);
-            let current = slot.counter.sequence();
-            let foreign = shared.foreign_mut(current);
-            let is_news = foreign.import(sum.cell.sequence, current, sum.others, sum.row);
-            shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
-            self.table().weigh(slot, Some(shared));
-            // What others do not know may matter to them now.
-            self.table().note(at.shard, at.slot, slot, shared);
-            is_news
-        };
+    /// Remembers that other regions count a key too, if they do.
+    fn contest(&self, at: SlotRef, sum: &CellSum) {
         if sum.others.hits > 0 {
             self.state.lock().contested.insert(at, sum.cell.expires_at_ms());
         }
-        is_news
     }
 
     fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
-        let at = self.state.lock().hidden.slot(digest);
+        let at = self.state.lock().digested.slot(digest);
         if let Some(at) = at {
-            let is_it = |slot: &Slot| *self.identifier(&slot.key(), true) == *digest;
-            let is_there = self.table().lock(at.shard).at(at).is_some_and(|(slot, _)| is_it(slot));
-            if is_there {
-                return self.take_at(at, sum, now);
+            let is_it = |key: &Key<'_>| *self.identifier(key, true) == *digest;
+            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign_sum(sum), now.wall_ms) {
+                self.contest(at, sum);
+                return is_news;
             }
-            self.state.lock().hidden.gone(digest);
+            self.state.lock().digested.gone(digest);
         }
-        let kept = Kept {
-            sequence: sum.cell.sequence,
-            others: sum.others,
-            row: sum.row,
-            expires_at_ms: sum.cell.expires_at_ms(),
-        };
-        if !self.state.lock().hidden.keep(digest, kept, self.table().keys_max().div_ceil(4)) {
+        let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
+        let keys_max = self.engine.table().keys_max();
+        if !self.state.lock().digested.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
         }
         false
@@ -279,35 +208,28 @@ impl Exchange {
     /// There is no room for what a row says.
     fn leave_out(&self, sum: &CellSum) {
         self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
-        self.table().missing().leave_out(sum.cell.expires_at_ms());
+        self.ledger().leave_out(sum.cell.expires_at_ms());
     }
 
     /// Whether sensitive keys were made that have not been compared with what others told.
     pub fn has_hidden(&self) -> bool {
-        !self.table().hidden().is_empty()
+        self.ledger().is_any_digested()
     }
 
     /// Compares sensitive keys that were made with what others told.
     pub fn reveal(&self, now: Now) {
-        self.state.lock().hidden.tidy(|at| self.table().lock(at.shard).at(at).is_some());
-        while let Some(at) = self.table().hidden().pop() {
-            let digest = {
-                let mut shard = self.table().lock(at.shard);
-                let Some((slot, _)) = shard.at(at) else { continue };
-                self.identifier(&slot.key(), true)
-            };
-            let kept = self.state.lock().hidden.made(digest, at);
-            for Kept { sequence, others, row, .. } in kept {
-                let mut shard = self.table().lock(at.shard);
-                let Some((slot, shared)) = shard.at(at) else { break };
-                let terms = slot.terms();
-                slot.counter.look(&terms, now.wall_ms);
-                let current = slot.counter.sequence();
-                shared.foreign_mut(current).import(sequence, current, others, row);
-                shared.reconsider_pause(&mut slot.counter, &terms, now.wall_ms);
-                self.table().weigh(slot, Some(shared));
-                self.table().note(at.shard, at.slot, slot, shared);
+        self.state.lock().digested.tidy(|at| self.ledger().holds(at));
+        while let Some(KeyAt { at, key }) = self.ledger().next_digested() {
+            let digest = self.identifier(&key.as_key(), true);
+            let kept = self.state.lock().digested.made(digest, at);
+            for WaitingRow { sum, .. } in kept {
+                self.ledger().import_at(at, |_| true, &sum, now.wall_ms);
             }
         }
     }
+}
+
+/// A cell's rows as the ledger takes them.
+fn foreign_sum(sum: &CellSum) -> ForeignSum {
+    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row }
 }

@@ -39,7 +39,7 @@ impl State {
     /// The part that is to be read now. `None`: only what has changed.
     pub(super) fn next_part(&mut self, now: Now) -> Option<&Pass> {
         if self.watermark_ms.is_none() || self.is_behind(now) {
-            // Of the cells that were read already, nobody knows what has changed since.
+            // What has changed since in the cells that were read already is not known.
             self.read_anew();
         }
         match &self.pass {
@@ -47,7 +47,7 @@ impl State {
             Some(_) => {}
             None if now.mono_us < self.full_at_us => return None,
             None => {
-                // Before it is read: who asks for another one meanwhile gets it.
+                // Before it is read: a request for another one meanwhile gets it.
                 self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 self.full_at_us = now.mono_us + INTERVAL_US + (self.random >> 33) % (INTERVAL_US / 5);
                 self.pass = Some(Pass::default());

@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
 use crate::engine::table::SlotRef;
+use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::foreign::Counts;
-use crate::engine::table::regional_part::COUNT_MAX;
+use crate::engine::table::foreign_ledger::PublishableKey;
 use crate::global::exchange::{Exchange, State};
 use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Sending};
@@ -15,8 +16,6 @@ use crate::global::row::{CellName, OwnRow};
 const TURN_ROWS: usize = 64 * CHUNK_ROWS;
 /// How often a store is asked whether it answers when there is nothing to publish.
 const PING_US: u64 = 10_000_000;
-/// A queue of so many is never swept.
-const NOTED_MIN: usize = 4096;
 /// How long a row that the server refused is left alone.
 const REFUSED_US: u64 = 10_000_000;
 
@@ -29,38 +28,20 @@ impl Exchange {
         let again: Vec<SlotRef> =
             state.refused.values().filter(|(until_us, _)| is_over(*until_us)).map(|(_, at)| *at).collect();
         state.refused.retain(|_, (until_us, _)| !is_over(*until_us));
-        again.into_iter().for_each(|at| self.note(at));
-        self.sweep_noted();
+        again.into_iter().for_each(|at| self.ledger().note(at));
+        self.ledger().sweep_noted();
         let mut rows = Vec::new();
         let rows_max = if state.publishing.is_open() { CHUNK_ROWS } else { TURN_ROWS };
-        // What comes in meanwhile is for the next turn.
-        for _ in 0..self.table().noted().len() {
-            if rows.len() >= rows_max {
-                break;
-            }
-            let Some(at) = self.table().noted().pop() else { break };
-            self.collect_slot(at, &names, &state, now, &mut rows);
+        let mut keys = self.ledger().publishable(now.wall_ms);
+        while rows.len() < rows_max
+            && let Some(key) = keys.next()
+        {
+            self.add_rows(key, &names, &state, now, &mut rows);
         }
         Sending::new(rows)
     }
 
-    /// Keys that were given up leave their places in the queue behind. While nothing can be published, these are found
-    /// here before they outnumber the keys that there are.
-    fn sweep_noted(&self) {
-        let noted = self.table().noted();
-        let length = noted.len();
-        if length <= NOTED_MIN + 2 * self.engine.stats().keys {
-            return;
-        }
-        for _ in 0..length {
-            let Some(at) = noted.pop() else { break };
-            if self.table().lock(at.shard).at(at).is_some_and(|(_, shared)| shared.is_noted) {
-                noted.push(at);
-            }
-        }
-    }
-
-    /// Nothing is to be published, and nobody has heard of the store for a while.
+    /// Nothing is to be published, and the store has not answered for a while.
     pub fn wants_ping(&self, now: Now) -> bool {
         let state = self.state.lock();
         let is_silent = state.published_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= PING_US);
@@ -81,15 +62,19 @@ impl Exchange {
         }
     }
 
-    fn collect_slot(&self, at: SlotRef, names: &Names, state: &State, now: Now, rows: &mut Vec<(OwnRow, SlotRef)>) {
-        let mut shard = self.table().lock(at.shard);
-        let Some((slot, shared)) = shard.at(at) else { return };
-        shared.is_noted = false;
-        let terms = slot.terms();
-        slot.counter.look(&terms, now.wall_ms);
-        let key = slot.key();
+    /// Adds the rows of a key, but for those that the server refuses.
+    fn add_rows(
+        &self,
+        publishable: PublishableKey,
+        names: &Names,
+        state: &State,
+        now: Now,
+        rows: &mut Vec<(OwnRow, SlotRef)>,
+    ) {
+        let PublishableKey { at, key: owned, cells } = publishable;
+        let key = owned.as_key();
         let Some(named) = names.of_space(key.space) else { return };
-        for (sequence, counts) in shared.notable(&slot.counter, &terms, self.table().regions()).into_iter().flatten() {
+        for (sequence, counts) in cells {
             if state.server_ms(now).is_some_and(|server_ms| sequence > server_ms / key.window_ms + 1) {
                 // This clock is ahead by more than a window: others would count it when that window comes.
                 continue;
@@ -97,7 +82,7 @@ impl Exchange {
             let cell = CellName {
                 workspace: named.workspace.clone(),
                 namespace: named.namespace.clone(),
-                identifier: self.identifier(&key, named.is_sensitive || shared.is_sensitive),
+                identifier: self.identifier(&key, named.is_sensitive || owned.is_sensitive),
                 duration_ms: key.window_ms,
                 sequence,
             };
@@ -114,12 +99,7 @@ impl Exchange {
         for at in &sending.done {
             let row = sending.row(*at);
             for at in sending.slots(*at) {
-                let mut shard = self.table().lock(at.shard);
-                if let Some((slot, shared)) = shard.at(*at) {
-                    let current = slot.counter.sequence();
-                    shared.foreign_mut(current).published(row.cell.sequence, current, row.counts);
-                    self.table().weigh(slot, Some(shared));
-                }
+                self.ledger().published(*at, row.cell.sequence, row.counts);
             }
         }
         let mut state = self.state.lock();
@@ -130,7 +110,7 @@ impl Exchange {
             }
         }
         for at in &sending.failed {
-            sending.slots(*at).iter().for_each(|at| self.note(*at));
+            sending.slots(*at).iter().for_each(|at| self.ledger().note(*at));
         }
         self.counts.published_rows.fetch_add(sending.done.len() as u64, Ordering::Relaxed);
         self.counts.refused_rows.fetch_add(sending.refused.len() as u64, Ordering::Relaxed);

@@ -1,13 +1,15 @@
 //! Keys that requests ask for here and of which counts of other regions may be missing: they are looked up by name.
 //!
 //! Counts are missing when there was no room for them, when they were given up with their key, or when the table could not
-//! be read to its end ([`crate::engine::table::missing`]). Lookups go along with imports, so many keys at a time; no request waits
+//! be read to its end ([`crate::engine::table::foreign_ledger`]). Lookups go along with imports, so many keys at a time; no request waits
 //! for one. Where nothing is missing, no key is looked up.
 
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
+use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
+use crate::engine::table::foreign_ledger::KeyAt;
 use crate::global::exchange::{Exchange, Hearing};
 use crate::global::names::Names;
 use crate::global::row::{CellName, HeardRow};
@@ -32,8 +34,7 @@ pub struct Seeking {
 impl Exchange {
     /// The keys to look up next, if there are any. Ends with [`Exchange::sought`] or [`Exchange::not_sought`].
     pub fn seek(&self, now: Now) -> Option<Seeking> {
-        let missing = self.table().missing();
-        if missing.sought() == 0 {
+        if !self.ledger().is_any_sought() {
             return None;
         }
         // Rows name sensitive keys by digests, which have to be known before the rows come.
@@ -41,9 +42,9 @@ impl Exchange {
         let names = self.names.read().clone();
         let (mut keys, mut cells) = (Vec::new(), Vec::new());
         while keys.len() < STATEMENT_KEYS
-            && let Some(at) = missing.next()
+            && let Some(KeyAt { at, key }) = self.ledger().next_sought()
         {
-            if self.name_cells(at, &names, now, &mut cells) {
+            if self.name_cells(&key, &names, now, &mut cells) {
                 keys.push(at);
             }
         }
@@ -52,13 +53,11 @@ impl Exchange {
         (!keys.is_empty()).then(|| Seeking { keys, cells, hearing: Hearing::new(&self.options.region, false) })
     }
 
-    /// Adds the cells of a key. False if it is gone, or of this region alone.
-    fn name_cells(&self, at: SlotRef, names: &Names, now: Now, cells: &mut Vec<CellName>) -> bool {
-        let mut shard = self.table().lock(at.shard);
-        let Some((slot, shared)) = shard.at(at).filter(|(slot, _)| slot.is_global) else { return false };
-        let key = slot.key();
+    /// Adds the cells of a key. False if no rule in force counts it.
+    fn name_cells(&self, owned: &OwnedKey, names: &Names, now: Now, cells: &mut Vec<CellName>) -> bool {
+        let key = owned.as_key();
         let Some(named) = names.of_space(key.space) else { return false };
-        let identifier = self.identifier(&key, named.is_sensitive || shared.is_sensitive);
+        let identifier = self.identifier(&key, named.is_sensitive || owned.is_sensitive);
         let first = (now.wall_ms / key.window_ms).saturating_sub(1);
         cells.extend((first..first + KEY_CELLS).map(|sequence| CellName {
             workspace: named.workspace.clone(),
@@ -86,27 +85,6 @@ impl Exchange {
 
     /// They could not be looked up: the next turn tries again.
     pub fn not_sought(&self, seeking: Seeking) {
-        for at in seeking.keys {
-            let mut shard = self.table().lock(at.shard);
-            if let Some((slot, shared)) = shard.at(at) {
-                shared.set_unheard(true);
-                self.table().seek(at.shard, at.slot, slot, shared);
-            }
-        }
-    }
-
-    /// Everything was heard. Unless something was left out meanwhile, no key lacks anything.
-    pub(super) fn all_heard(&self, now: Now) {
-        let missing = self.table().missing();
-        missing.end_reading();
-        if missing.is_any(now.wall_ms) {
-            return;
-        }
-        self.for_all(|_, _, _, shared| {
-            if !missing.is_any(now.wall_ms) {
-                shared.set_unheard(false);
-            }
-        });
-        while !missing.is_any(now.wall_ms) && missing.next().is_some() {}
+        seeking.keys.into_iter().for_each(|at| self.ledger().seek_again(at));
     }
 }

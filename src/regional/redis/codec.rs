@@ -13,11 +13,9 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use crate::engine::reach::Store;
+use crate::engine::table::cell::{BucketUpdate, CellShape, CellState, CellUpdate, Level, WindowUpdate};
 use crate::engine::table::foreign::Counts;
-
-use crate::regional::call::{
-    AskVerdict, COUNT_MAX, Call, Heard, Level, Measure, OriginKey, Part, ProcessId, Reply, Told,
-};
+use crate::regional::call::{AskVerdict, COUNT_MAX, Call, Measure, OriginKey, Part, ProcessId, Reply};
 
 /// Serves a [`Call`].
 pub static ORIGIN: &str = include_str!("scripts/origin.lua");
@@ -31,7 +29,7 @@ pub static LEAVE: &str = include_str!("scripts/leave.lua");
 /// Where the origin keeps the live processes.
 pub const PROCESSES_KEY: &str = "tidegate:processes";
 
-/// The same for those that ask the owner of strict limits, which may be a region's origin too.
+/// Where the owner of strict limits keeps the live processes. It may be a region's origin too.
 pub const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
 
 fn processes_key(store: Store) -> &'static str {
@@ -112,23 +110,32 @@ pub(crate) fn bounded(count: u64) -> u64 {
 }
 
 /// What is told of a cell, as far as the origin can hold it.
-pub(crate) fn bounded_told(told: &Told, part: &Part) -> Told {
-    // Redis deletes at once what is to be kept for 0 ms. Of a bucket it says something else.
-    let ttl_ms_min = if matches!(part.measure, Measure::Gcra { .. }) { 0 } else { 1 };
-    Told {
-        sequence: told.sequence,
-        is_seated: told.is_seated,
-        own: bounded(told.own),
-        acked: bounded(told.acked),
-        epoch: bounded(told.epoch),
-        floor: bounded(told.floor),
-        floor_rest: told.floor_rest.min(part.window_ms.saturating_sub(1)),
-        asked: bounded(told.asked),
-        asked_acked: bounded(told.asked_acked),
-        refunds_floor: bounded(told.refunds_floor),
-        ttl_ms: told.ttl_ms.clamp(ttl_ms_min, COUNT_MAX),
-        row: Counts { hits: bounded(told.row.hits), refunds: bounded(told.row.refunds) },
-        foreign: bounded(told.foreign),
+pub(crate) fn bounded_update(update: &CellUpdate, window_ms: u64) -> CellUpdate {
+    let shape = match update.shape {
+        CellShape::Window(WindowUpdate { sequence, refunds_floor, ttl_ms, row, foreign }) => {
+            CellShape::Window(WindowUpdate {
+                sequence,
+                refunds_floor: bounded(refunds_floor),
+                // Redis deletes at once what is to be kept for 0 ms.
+                ttl_ms: ttl_ms.clamp(1, COUNT_MAX),
+                row: Counts { hits: bounded(row.hits), refunds: bounded(row.refunds) },
+                foreign: bounded(foreign),
+            })
+        }
+        CellShape::Bucket(BucketUpdate { floor_rest, level }) => CellShape::Bucket(BucketUpdate {
+            floor_rest: floor_rest.min(window_ms.saturating_sub(1)),
+            level: bounded(level),
+        }),
+    };
+    CellUpdate {
+        is_seated: update.is_seated,
+        own: bounded(update.own),
+        acked: bounded(update.acked),
+        epoch: bounded(update.epoch),
+        floor: bounded(update.floor),
+        asked: bounded(update.asked),
+        asked_acked: bounded(update.asked_acked),
+        shape,
     }
 }
 
@@ -152,27 +159,26 @@ pub fn encode(call: &Call) -> Invocation {
 }
 
 fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
-    let (measure, measured) = match part.measure {
-        Measure::Sum => (0, 0),
-        Measure::Sliding { left_ms } => (1, left_ms),
-        Measure::Gcra { limit, .. } => (2, limit.into()),
+    let (measure, measured, burst) = match part.measure {
+        Measure::Sum => (0, 0, 0),
+        Measure::Sliding { left_ms } => (1, left_ms, 0),
+        Measure::Gcra { limit, burst } => (2, limit.into(), burst.into()),
     };
     numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
-    for told in &part.cells {
-        let told = bounded_told(told, part);
-        let (refunds_floor_or_rest, row_or_burst) = match part.measure {
-            Measure::Gcra { burst, .. } => {
+    for update in &part.cells {
+        let cell = bounded_update(update, part.window_ms);
+        numbers.extend([cell.is_seated.into(), cell.own, cell.acked, cell.epoch, cell.floor]);
+        numbers.extend([cell.asked, cell.asked_acked]);
+        match cell.shape {
+            CellShape::Window(WindowUpdate { sequence, refunds_floor, ttl_ms, row, foreign }) => {
+                keys.push(cell_key(&part.key, sequence));
+                numbers.extend([refunds_floor, ttl_ms, row.hits, row.refunds, foreign]);
+            }
+            CellShape::Bucket(BucketUpdate { floor_rest, level }) => {
                 keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]);
-                (told.floor_rest, burst.into())
+                numbers.extend([floor_rest, level, burst, 0, 0]);
             }
-            Measure::Sum | Measure::Sliding { .. } => {
-                keys.push(cell_key(&part.key, told.sequence));
-                (told.refunds_floor, told.row.hits)
-            }
-        };
-        numbers.extend([told.is_seated.into(), told.own, told.acked, told.epoch, told.floor]);
-        numbers.extend([told.asked, told.asked_acked, refunds_floor_or_rest, told.ttl_ms]);
-        numbers.extend([row_or_burst, told.row.refunds, told.foreign]);
+        }
     }
 }
 
@@ -220,9 +226,8 @@ pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     let mut answer = ReplyReader::new(value)?;
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
-        let is_bucket = matches!(part.measure, Measure::Gcra { .. });
-        let heard = part.cells.iter().map(|_| decode_cell(&mut answer, is_bucket));
-        parts.push(heard.collect::<Result<SmallVec<_>, _>>()?);
+        let states = part.cells.iter().map(|update| decode_cell(&mut answer, update));
+        parts.push(states.collect::<Result<SmallVec<_>, _>>()?);
     }
     let mut verdicts = Vec::with_capacity(call.asks.len());
     for ask in &call.asks {
@@ -238,18 +243,18 @@ pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     Ok(Reply { parts, verdicts })
 }
 
-fn decode_cell(answer: &mut ReplyReader<'_>, is_bucket: bool) -> Result<Heard, BadReply> {
-    Ok(Heard {
+fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<CellState, BadReply> {
+    Ok(CellState {
+        sequence: update.sequence(),
         epoch: answer.count()?,
         sum: answer.count()?,
         field: answer.count()?,
         asked: answer.count()?,
         refunds: answer.count()?,
         holders: answer.below("a number of holders", 1 << 32)? as u32,
-        level: if is_bucket {
-            Level { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
-        } else {
-            Level::default()
+        level: match update.shape {
+            CellShape::Window(_) => Level::default(),
+            CellShape::Bucket(_) => Level { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? },
         },
     })
 }

@@ -5,15 +5,14 @@ use std::collections::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::count::counter::Counter;
 use crate::engine::key::OwnedKey;
 use crate::engine::quota::QuotaRule;
 use crate::engine::steps;
-use crate::engine::table::foreign::View;
+use crate::engine::table::cell::CellShape;
+use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::part::{origin_cells, part};
 use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay, random};
 use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
 use crate::rules::limit::Terms;
@@ -23,18 +22,19 @@ const SPACING_US: u64 = 100;
 
 /// A key of a check that is under way.
 #[derive(Debug)]
-pub(super) struct CheckedKey {
+pub(super) struct CheckKey {
+    /// What the origin knows the key by.
     pub(super) origin: OriginKey,
     pub(super) key: OwnedKey,
     pub(super) terms: Terms,
+    /// The key is held to the region's own part of the limit.
     pub(super) is_cut_off: bool,
     pub(super) is_strict: bool,
-    pub(super) sequences: SmallVec<[u64; 2]>,
 }
 
 /// A request of a check that is under way, and which of its questions are the needs of its ask.
 #[derive(Debug)]
-pub(super) struct CheckedAsk {
+pub(super) struct CheckAsk {
     pub(super) id: AskId,
     pub(super) questions: SmallVec<[usize; 2]>,
     /// It only reads this time: a key of it is not seated, and a check that is applied without being heard of would be
@@ -42,10 +42,13 @@ pub(super) struct CheckedAsk {
     pub(super) is_read: bool,
 }
 
+/// A check that is under way.
 #[derive(Debug)]
 pub(super) struct CheckCall {
-    pub(super) keys: Vec<CheckedKey>,
-    pub(super) asks: Vec<CheckedAsk>,
+    /// Beside the call's parts.
+    pub(super) keys: Vec<CheckKey>,
+    /// Beside the call's asks.
+    pub(super) asks: Vec<CheckAsk>,
     pub(super) call: Call,
     /// A strict limit is decided by it.
     pub(super) is_strict: bool,
@@ -56,7 +59,7 @@ impl Region {
     /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
     pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<Outgoing> {
         // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
-        let mut groups: Vec<(bool, Vec<CheckedAsk>)> = Vec::new();
+        let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
         for id in ids {
             let Some(waiting) = state.asks.waiting.get_mut(id) else { continue };
@@ -76,7 +79,7 @@ impl Region {
                     *question
                 };
                 let questions = of_slot.iter().map(question).collect();
-                groups[number].1.push(CheckedAsk { id: *id, questions, is_read: false });
+                groups[number].1.push(CheckAsk { id: *id, questions, is_read: false });
             }
         }
         groups.into_iter().map(|(charges, asks)| self.check_call(state, asks, charges, now)).collect()
@@ -86,8 +89,8 @@ impl Region {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
     }
 
-    fn check_call(&self, state: &mut State, mut asks: Vec<CheckedAsk>, charges: bool, now: Now) -> Outgoing {
-        let mut keys: Vec<CheckedKey> = Vec::new();
+    fn check_call(&self, state: &mut State, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> Outgoing {
+        let mut keys: Vec<CheckKey> = Vec::new();
         let mut parts: Vec<Part> = Vec::new();
         let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
         let mut wire_asks = Vec::new();
@@ -103,9 +106,8 @@ impl Region {
                 let origin = waiting.keys[*question];
                 let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
-                    let sequences = part.cells.iter().map(|cell| cell.sequence).collect();
                     let StoreQuestion { terms, is_cut_off, is_strict, .. } = *asked;
-                    keys.push(CheckedKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict, sequences });
+                    keys.push(CheckKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict });
                     parts.push(part);
                     parts.len() - 1
                 });
@@ -132,37 +134,18 @@ impl Region {
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, UnderWay::CheckCall(check));
-        // The origin has its time whoever asks: a caller in a hurry gives up by itself, and says nothing about Redis.
+        // The origin has its time in any case: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         Outgoing { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.
     fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> Part {
-        let table = self.table();
-        let key = asked.key.as_key();
-        let hash = table.hash(&key);
-        let mut shard = table.lock(table.shard_of(hash));
-        match shard.find(&key, hash).map(|slot| shard.both(slot)) {
-            Some((slot, Some(shared))) if shared.store == self.store() => {
-                let look = slot.counter.look(&asked.terms, now.wall_ms);
-                shared.follow(&slot.counter);
-                let mut totals = shared.judged_totals(&slot.counter, &asked.terms);
-                if asked.is_cut_off {
-                    totals.iter_mut().for_each(|cell| cell.foreign = 0);
-                }
-                part(origin, &asked.terms, &totals, look.now_ms, now.wall_ms)
-            }
-            _ => {
-                let counter = Counter::new(&asked.terms, now.wall_ms);
-                let shared = table.new_shared(&counter, self.store(), asked.key.is_sensitive, now.wall_ms);
-                let totals = shared.judged_totals(&counter, &asked.terms);
-                part(origin, &asked.terms, &totals, now.wall_ms, now.wall_ms)
-            }
-        }
+        let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
+        Part::new(origin, &asked.terms, update)
     }
 
-    /// Those who wait for a key go on: together in one call, unless the key denies them by now.
+    /// Requests that wait for a key go on: together in one call, unless the key denies them by now.
     pub(super) fn release(&self, state: &mut State, key: &OriginKey, now: Now) -> Effects {
         let mut effects = Effects::default();
         let ids = state.asks.take_waiting(key);
@@ -190,15 +173,9 @@ impl Region {
     }
 
     fn is_paused(&self, asked: &StoreQuestion, now: Now) -> bool {
-        let table = self.table();
-        let key = asked.key.as_key();
-        let hash = table.hash(&key);
-        let mut shard = table.lock(table.shard_of(hash));
-        let Some((_, Some(shared))) = shard.find(&key, hash).map(|slot| shard.both(slot)) else { return false };
         // One that denies only together with others settles nothing.
-        !asked.is_strict
-            && asked.kind == QuestionKind::Fits
-            && shared.paused_for_ms(asked.hits, now.mono_ms()).is_some()
+        let settles = !asked.is_strict && asked.kind == QuestionKind::Fits;
+        settles && self.ledger().is_paused(&asked.key, asked.hits, now)
     }
 
     /// A check was answered: takes it over and tells everyone.
@@ -206,7 +183,7 @@ impl Region {
         let mut admitted: Vec<u64> = vec![0; check.keys.len()];
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
-            // Whoever gave up is not charged; what the origin has charged for it, the next hit takes over.
+            // A request that has given up is not charged. The next hit uses up what the origin has charged for it.
             let is_there = state.asks.waiting.contains_key(&ask.id);
             let over: HashSet<usize> = verdict.over.iter().map(|over| usize::from(*over)).collect();
             let is_of_quota = |(at, need): (usize, &Need)| need.quota.filter(|_| over.contains(&at));
@@ -225,31 +202,14 @@ impl Region {
         let has_read = check.asks.iter().any(|ask| ask.is_read);
         let mut counted: HashMap<OriginKey, i64> = HashMap::new();
         let mut holders = 1;
-        for (((key, heard), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
-            let jitter = random(state);
-            let taken = self.with_slot(&key.key, &key.terms, now, |slot, shared| {
-                let cells = origin_cells(&key.sequences, heard);
-                let is_dirty = shared.absorb(&mut slot.counter, &key.terms, &cells, admitted, now);
-                self.table().weigh(slot, Some(shared));
-                // The owner of strict limits is asked again as soon as memory does not deny any more.
-                if let Some(hits) = denied.filter(|_| !key.is_strict) {
-                    let view =
-                        View { counter: &mut slot.counter, foreign: shared.foreign(), is_cut_off: key.is_cut_off };
-                    let wait_ms = pause_ms(view, &key.terms, hits, jitter, now.wall_ms);
-                    shared.pause(hits, wait_ms, now.mono_ms());
-                }
-                let left = has_read.then(|| {
-                    let (counter, foreign) = (&mut slot.counter, shared.foreign());
-                    View { counter, foreign, is_cut_off: key.is_cut_off }.look(&key.terms, now.wall_ms).available
-                });
-                (is_dirty, shared.holders(), left)
-            });
-            let Some(((is_dirty, key_holders, left), at)) = taken else { continue };
-            counted.extend(left.map(|left| (key.origin, i64::from(key.terms.capacity()).saturating_sub(left))));
-            holders = holders.max(key_holders);
-            if is_dirty {
-                self.enqueue(at);
+        for (((key, cells), admitted), denied) in check.keys.iter().zip(&reply.parts).zip(admitted).zip(denied) {
+            let CheckKey { is_strict, is_cut_off, .. } = *key;
+            let answer = KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter: random(state) };
+            let Some(settled) = self.ledger().settle(&key.key, &key.terms, answer, now) else { continue };
+            if has_read {
+                counted.insert(key.origin, i64::from(key.terms.capacity()).saturating_sub(settled.available));
             }
+            holders = holders.max(settled.holders);
         }
         let mut effects = Effects::default();
         for (ask, verdict) in check.asks.iter().zip(&reply.verdicts) {
@@ -290,26 +250,15 @@ impl Region {
             asked.hits > 0 && asked.kind.is_judged() && QuotaRule::charges(is_quota, over.contains(&asked.kind))
         };
         for asked in waiting.inquiry.questions.iter().filter(is_charged) {
-            let charged = self.with_slot(&asked.key, &asked.terms, now, |slot, shared| {
-                slot.counter.look(&asked.terms, now.wall_ms);
-                shared.follow(&slot.counter);
-                slot.counter.add(&asked.terms, asked.hits);
-                shared.add(slot.counter.sequence(), asked.hits);
-            });
-            if let Some((_, at)) = charged {
-                let mut shard = self.table().lock(at.shard);
-                if let Some((_, shared)) = shard.at(at) {
-                    self.table().enqueue(at.shard, at.slot, shared, true);
-                }
-            }
+            self.ledger().charge(&asked.key, &asked.terms, asked.hits, now);
         }
     }
 
-    /// A check was not answered: memory decides, and those who wait try again.
+    /// A check was not answered: memory decides, and requests that wait try again.
     pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
-            self.with_slot(&key.key, &key.terms, now, |_, shared| shared.unreadable(now.mono_ms()));
+            self.ledger().unreadable(&key.key, &key.terms, now);
         }
         for ask in &check.asks {
             if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
@@ -327,7 +276,7 @@ impl Region {
     fn free(&self, state: &mut State, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
-        // Whoever waits for the spacing to pass must still have time to be answered.
+        // A request that waits for the spacing to pass must still have time to be answered.
         let free_at_us = check.sent_us + spacing_us.min(self.options.deadline_us / 2);
         for key in state.asks.free(&keys, free_at_us, now.mono_us) {
             effects.join(self.release(state, &key, now));
@@ -338,14 +287,7 @@ impl Region {
     /// Keys whose background read failed stay in the queue.
     fn want_again(&self, inquiry: &StoreRequest) {
         for asked in &inquiry.questions {
-            let key = asked.key.as_key();
-            let hash = self.table().hash(&key);
-            let number = self.table().shard_of(hash);
-            let mut shard = self.table().lock(number);
-            let Some(slot) = shard.find(&key, hash) else { continue };
-            if let (_, Some(shared)) = shard.both(slot) {
-                self.table().enqueue(number, slot, shared, false);
-            }
+            self.ledger().put_key_back(&asked.key.as_key());
         }
     }
 }
@@ -354,26 +296,13 @@ impl Region {
 /// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
 fn judged_limit(asked: &StoreQuestion, part: &Part) -> u64 {
     let newest = &part.cells[0];
-    let own = match part.measure {
-        Measure::Sum => part.cells.iter().fold(0, |sum: u64, told| sum.saturating_add(told.own)),
-        Measure::Sliding { .. } => newest.own,
-        Measure::Gcra { .. } => newest.own.min(newest.ttl_ms),
+    let own = match (part.measure, newest.shape) {
+        (_, CellShape::Bucket(bucket)) => newest.own.min(bucket.level),
+        (Measure::Sum, _) => part.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.own)),
+        (Measure::Sliding { .. } | Measure::Gcra { .. }, _) => newest.own,
     };
     let after = asked.counted_after.min(i64::try_from(own).unwrap_or(i64::MAX));
     let limit = u64::from(asked.terms.capacity()).saturating_add_signed(after);
     // Below what a full cell holds, which is over any limit.
     limit.min(COUNT_MAX - 1)
-}
-
-/// How long a key denies without asking after the origin has denied so many hits: until about a hundredth of the limit
-/// has come free, but never past the second that `Retry-After` names.
-fn pause_ms(mut view: View<'_>, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
-    let look = view.look(terms, now_ms);
-    let wait_ms = |hits: u64| view.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
-    let hundredth = u64::from(terms.limit / 100);
-    let for_hundredth_ms = wait_ms(hits.max(hundredth)).or_else(|| wait_ms(hits)).unwrap_or(1000);
-    // Between three quarters and five quarters of it.
-    let jittered_ms = for_hundredth_ms.saturating_mul(768 + jitter % 512) / 1024;
-    let named_ms = wait_ms(hits).map_or(1000, |wait_ms| wait_ms.div_ceil(1000) * 1000);
-    jittered_ms.min(named_ms)
 }

@@ -62,7 +62,7 @@ impl Server {
         decode(call, &value).expect("the answer is a reply")
     }
 
-    /// The same at a time of our choosing, by which keys expire too.
+    /// Calls at a time of our choosing, by which keys expire too.
     fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.set_time(time_ms);
         let is_over = |(_, at_ms): &(&Vec<u8>, &u64)| **at_ms <= time_ms;
@@ -138,7 +138,7 @@ impl Chaos {
         }
     }
 
-    fn told(&mut self, key: OriginKey, sequence: u64) -> Told {
+    fn told(&mut self, key: OriginKey, sequence: u64) -> CellUpdate {
         let epoch = match self.rng.random_range(0..8) {
             0 | 1 => 0,
             2 => self.count(),
@@ -147,21 +147,25 @@ impl Chaos {
         };
         let has_refunds = self.rng.random_range(0..3) == 0;
         let refund = |chaos: &mut Chaos| if has_refunds { chaos.count() } else { 0 };
-        Told {
-            sequence,
+        CellUpdate {
             is_seated: self.rng.random_range(0..4) > 0,
             own: self.count(),
             acked: self.count(),
             epoch,
             floor: self.count(),
-            floor_rest: self.count(),
             asked: refund(self),
             asked_acked: refund(self),
-            refunds_floor: refund(self),
-            // A window's cell outlasts the test.
-            ttl_ms: if sequence == 0 { self.count() } else { 10_000 * WINDOW_MS_MAX },
-            row: Counts { hits: refund(self), refunds: refund(self) },
-            foreign: refund(self),
+            shape: match sequence {
+                0 => CellShape::Bucket(BucketUpdate { floor_rest: self.count(), level: self.count() }),
+                _ => CellShape::Window(WindowUpdate {
+                    sequence,
+                    refunds_floor: refund(self),
+                    // It outlasts the test.
+                    ttl_ms: 10_000 * WINDOW_MS_MAX,
+                    row: Counts { hits: refund(self), refunds: refund(self) },
+                    foreign: refund(self),
+                }),
+            },
         }
     }
 
@@ -269,7 +273,7 @@ fn the_script_and_the_model_say_the_same() {
         admitted += reply.verdicts.iter().filter(|verdict| verdict.is_admitted).count();
         denied += reply.verdicts.iter().filter(|verdict| !verdict.is_admitted).count();
         for (part, heard) in call.parts.iter().zip(&reply.parts) {
-            let epochs = part.cells.iter().zip(heard).map(|(told, heard)| ((part.key, told.sequence), heard.epoch));
+            let epochs = part.cells.iter().zip(heard).map(|(told, heard)| ((part.key, told.sequence()), heard.epoch));
             chaos.epochs.extend(epochs);
         }
         said.push(call);
@@ -278,9 +282,18 @@ fn the_script_and_the_model_say_the_same() {
 }
 
 fn sliding(own: u64) -> Part {
-    let told = Told { is_seated: true, own, ttl_ms: 120_000, ..Told::default() };
-    let cells = smallvec![Told { sequence: 8, ..told }, Told { sequence: 7, own: 0, ..told }];
+    let told = |sequence, own| {
+        let window = WindowUpdate { sequence, ttl_ms: 120_000, ..WindowUpdate::default() };
+        CellUpdate { is_seated: true, own, shape: CellShape::Window(window), ..CellUpdate::default() }
+    };
+    let cells = smallvec![told(8, own), told(7, 0)];
     Part { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
+}
+
+/// A bucket with so many hits in it by the process's own view.
+fn bucket_with(level: u64) -> CellUpdate {
+    let shape = CellShape::Bucket(BucketUpdate { floor_rest: 0, level });
+    CellUpdate { is_seated: true, shape, ..CellUpdate::default() }
 }
 
 fn check(part: Part, hits: u64, limit: u64) -> Call {
@@ -299,7 +312,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     let ttl_ms: i64 = server.command(&[b"PTTL", &key]);
     assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
 
-    let told = Told { is_seated: true, ..Told::default() };
+    let told = bucket_with(0);
     let measure = Measure::Gcra { limit: 10, burst: 100 };
     let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
     let reply = server.call(&check(bucket.clone(), 10, 10));
@@ -324,7 +337,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
     let mut fields_max = 0;
     let mut level = Level::default();
     for start in 1..=60 {
-        let mut known = Told { is_seated: true, ttl_ms: 1000, ..Told::default() };
+        let mut known = bucket_with(1000);
         // Told four times, and killed.
         for _ in 0..4 {
             time_ms += 10_000;
@@ -335,7 +348,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
             let reply = server.call_at(&call, time_ms);
             assert_eq!(reply, model.call(&call, time_ms), "start {start}");
             let heard = reply.parts[0][0];
-            known = Told { acked: heard.field, epoch: heard.epoch, ..known };
+            known = CellUpdate { acked: heard.field, epoch: heard.epoch, ..known };
             level = heard.level;
             let fields = |names: Vec<String>| names.iter().filter(|name| name.len() > 1).count();
             let there = fields(server.command(&[b"HKEYS", &bucket_key(&key)]));
@@ -507,7 +520,10 @@ fn no_answer_panics() {
     let call = check(sliding(0), 1, 10);
     let good = [9, 1, 1, 0, 0, 1, 9, 0, 0, 0, 0, 1, 0, 1, 0].map(Value::Int).to_vec();
     let reply = decode(&call, &Value::Array(good.clone())).unwrap();
-    assert_eq!(reply.parts[0][0], Heard { epoch: 9, sum: 1, field: 1, holders: 1, ..Heard::default() });
+    assert_eq!(
+        reply.parts[0][0],
+        CellState { sequence: 8, epoch: 9, sum: 1, field: 1, holders: 1, ..CellState::default() }
+    );
     assert_eq!(reply.verdicts[0], AskVerdict { is_admitted: false, over: smallvec![0] });
     for length in 0..good.len() {
         let error = decode(&call, &Value::Array(good[..length].to_vec())).unwrap_err();

@@ -1,0 +1,276 @@
+//! The books that this process keeps on other regions: the only door to the table for the exchange between them.
+//!
+//! Verbs, each done under the shard's lock before it returns, as in [`ledger`](crate::engine::table::ledger).
+
+use smallvec::SmallVec;
+
+use crate::engine::count::counter::Counter;
+use crate::engine::key::{Key, OwnedKey};
+use crate::engine::reach::Store;
+use crate::engine::table::foreign::Counts;
+use crate::engine::table::{NewKey, SlotRef, Table};
+use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
+
+/// A queue of so many is never swept.
+const NOTED_MIN: usize = 4096;
+
+/// A table's books on other regions.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignLedger<'t> {
+    table: &'t Table,
+}
+
+/// What the table of the regions says about a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignSum {
+    /// The cell's number.
+    pub sequence: u64,
+    /// The sum of the other regions' rows.
+    pub others: Counts,
+    /// This region's row.
+    pub row: Counts,
+}
+
+/// What became of a cell that other regions told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It is counted, in these slots: several if a rule has changed how it counts.
+    Counted { slots: SmallVec<[SlotRef; 2]>, is_news: bool, is_created: bool },
+    /// There are too many keys already that only other regions ask for.
+    NoRoom,
+}
+
+/// A key, and where it is.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyAt {
+    pub at: SlotRef,
+    pub key: OwnedKey,
+}
+
+/// A key with counts that other regions should know of.
+#[derive(Clone, Debug)]
+pub(crate) struct PublishableKey {
+    pub at: SlotRef,
+    pub key: OwnedKey,
+    /// Sequences and their counts, the older first.
+    pub cells: SmallVec<[(u64, Counts); 2]>,
+}
+
+/// The keys to publish now. What comes in meanwhile is for the next turn.
+#[derive(Debug)]
+pub(crate) struct PublishableKeys<'t> {
+    table: &'t Table,
+    left: usize,
+    now_ms: u64,
+}
+
+impl Table {
+    /// The books on other regions.
+    pub fn foreign_ledger(&self) -> ForeignLedger<'_> {
+        ForeignLedger { table: self }
+    }
+}
+
+impl<'t> ForeignLedger<'t> {
+    /// How many keys wait to be published; some may be gone.
+    pub(crate) fn noted(&self) -> usize {
+        self.table.noted.len()
+    }
+
+    /// The keys to publish now.
+    pub(crate) fn publishable(&self, now_ms: u64) -> PublishableKeys<'t> {
+        PublishableKeys { table: self.table, left: self.noted(), now_ms }
+    }
+
+    /// The other regions have been told this about a cell.
+    pub(crate) fn published(&self, at: SlotRef, sequence: u64, counts: Counts) {
+        self.table.with_at(at, |mut entry| {
+            let current = entry.slot.counter.sequence();
+            entry.part.foreign_mut(current).published(sequence, current, counts);
+            entry.weigh();
+        });
+    }
+
+    /// Has a key published again, if there is anything that others do not know.
+    pub(crate) fn note(&self, at: SlotRef) {
+        self.table.with_at(at, |mut entry| entry.note());
+    }
+
+    /// Has every key published of which others do not know everything.
+    pub(crate) fn note_all(&self) {
+        self.table.each(|mut entry| entry.note());
+    }
+
+    /// Keys that were given up leave their places in the queue behind. While nothing can be published, these are found
+    /// here before they outnumber the keys that there are.
+    pub(crate) fn sweep_noted(&self) {
+        let noted = &self.table.noted;
+        let length = noted.len();
+        if length <= NOTED_MIN + 2 * self.table.stats().keys {
+            return;
+        }
+        for _ in 0..length {
+            let Some(at) = noted.pop() else { break };
+            if self.table.with_at(at, |entry| entry.part.is_noted()) == Some(true) {
+                noted.push(at);
+            }
+        }
+    }
+
+    /// The other regions may have lost what they were told: nothing is taken for granted.
+    pub(crate) fn forget_told(&self) {
+        self.table.each(|entry| {
+            if let Some(foreign) = entry.part.known_foreign() {
+                foreign.forget_told();
+            }
+        });
+    }
+
+    /// Takes over what other regions have counted in a cell of a key. One that is not here is made, if there is room.
+    pub fn import(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> Imported {
+        let mut slots = SmallVec::new();
+        let mut is_news = false;
+        // A rule may have changed how it counts: the cells are the same.
+        for algorithm in Algorithm::windowed() {
+            self.table.with_key(&Key { algorithm, ..*key }, |mut entry| {
+                is_news |= entry.import(sum.sequence, sum.others, sum.row, now_ms);
+                slots.push(entry.at);
+            });
+        }
+        match slots.is_empty() {
+            true => self.import_new(key, terms, sum, now_ms),
+            false => Imported::Counted { slots, is_news, is_created: false },
+        }
+    }
+
+    fn import_new(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> Imported {
+        if !self.table.count_unasked() {
+            return Imported::NoRoom;
+        }
+        let make = |hash: u64| {
+            let (counter, store) = (Counter::new(terms, now_ms), Store::Origin);
+            NewKey { key: *key, hash, terms: *terms, counter, store, is_sensitive: false, is_global: true }
+        };
+        let imported = self.table.with_new_key(key, make, now_ms, |mut entry, is_created| {
+            if is_created {
+                entry.part.foreign_mut(entry.slot.counter.sequence());
+                entry.part.set_unasked();
+            } else {
+                // A request has made it in between.
+                self.table.count_asked();
+            }
+            let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
+            Imported::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
+        });
+        imported.unwrap_or_else(|| {
+            self.table.count_asked();
+            Imported::NoRoom
+        })
+    }
+
+    /// Takes over what other regions have counted in a cell of the key at a place, and says whether that was news. `None`
+    /// if the key there is not the one that is meant.
+    pub(crate) fn import_at(
+        &self,
+        at: SlotRef,
+        is_meant: impl FnOnce(&Key<'_>) -> bool,
+        sum: &ForeignSum,
+        now_ms: u64,
+    ) -> Option<bool> {
+        let imported = self.table.with_at(at, |mut entry| {
+            is_meant(&entry.slot.key()).then(|| entry.import(sum.sequence, sum.others, sum.row, now_ms))
+        });
+        imported.flatten()
+    }
+
+    /// Whether a key is still where it was.
+    pub(crate) fn holds(&self, at: SlotRef) -> bool {
+        self.table.with_at(at, |_| ()).is_some()
+    }
+
+    /// Whether sensitive keys are new that have to be compared with what other regions told by digest.
+    pub(crate) fn is_any_digested(&self) -> bool {
+        !self.table.hidden.is_empty()
+    }
+
+    /// The next sensitive key that is new and has to be compared with what other regions told by digest.
+    pub(crate) fn next_digested(&self) -> Option<KeyAt> {
+        self.next_of(|| self.table.hidden.pop(), |_| true)
+    }
+
+    /// A full read begins: until it ends, any key may lack counts of other regions.
+    pub(crate) fn begin_reading(&self) {
+        self.table.missing.begin_reading();
+    }
+
+    /// Counts that matter until then found no room.
+    pub(crate) fn leave_out(&self, until_ms: u64) {
+        self.table.missing.leave_out(until_ms);
+    }
+
+    /// Everything was heard. Unless something was left out meanwhile, no key lacks anything.
+    pub(crate) fn end_reading(&self, now_ms: u64) {
+        let missing = &self.table.missing;
+        missing.end_reading();
+        if missing.is_any(now_ms) {
+            return;
+        }
+        self.table.each(|entry| {
+            if !missing.is_any(now_ms) {
+                entry.part.set_unheard(false);
+            }
+        });
+        while !missing.is_any(now_ms) && missing.next().is_some() {}
+    }
+
+    /// Whether keys wait to be looked up.
+    pub(crate) fn is_any_sought(&self) -> bool {
+        self.table.missing.sought() > 0
+    }
+
+    /// The next key of which counts of other regions may be missing.
+    pub(crate) fn next_sought(&self) -> Option<KeyAt> {
+        self.next_of(|| self.table.missing.next(), |key| key.is_global)
+    }
+
+    /// A key could not be looked up: it waits again.
+    pub(crate) fn seek_again(&self, at: SlotRef) {
+        self.table.with_at(at, |mut entry| {
+            entry.part.set_unheard(true);
+            entry.seek();
+        });
+    }
+
+    /// The first key of a queue that is still there and is meant.
+    fn next_of(&self, pop: impl Fn() -> Option<SlotRef>, is_meant: impl Fn(&OwnedKey) -> bool) -> Option<KeyAt> {
+        loop {
+            let at = pop()?;
+            if let Some(key) = self.table.with_at(at, |entry| entry.key()).filter(&is_meant) {
+                return Some(KeyAt { at, key });
+            }
+        }
+    }
+}
+
+impl Iterator for PublishableKeys<'_> {
+    type Item = PublishableKey;
+
+    fn next(&mut self) -> Option<PublishableKey> {
+        while self.left > 0 {
+            self.left -= 1;
+            let at = self.table.noted.pop()?;
+            let publishable = self.table.with_at(at, |entry| {
+                entry.part.set_noted(false);
+                let terms = entry.slot.terms();
+                entry.slot.counter.look(&terms, self.now_ms);
+                let cells = entry.part.notable(&entry.slot.counter, &terms, self.table.regions());
+                PublishableKey { at, key: entry.key(), cells: cells.into_iter().flatten().collect() }
+            });
+            if publishable.is_some() {
+                return publishable;
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,344 @@
+//! The books that a store and this process keep on each other: the only door to the table for code that talks to a store.
+//!
+//! Verbs, each done under the shard's lock before it returns: no lock, slot or part ever leaves. A key that a message is
+//! about is named by a [`SlotRef`], which means nothing outside; if the key is gone by the time the answer comes, the
+//! verb does nothing.
+
+use smallvec::SmallVec;
+
+use crate::clock::Now;
+use crate::engine::count::counter::Counter;
+use crate::engine::key::{Key, OwnedKey};
+use crate::engine::reach::Store;
+use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::entry::Entry;
+use crate::engine::table::foreign::View;
+use crate::engine::table::{NewKey, SlotRef, Table};
+use crate::rules::limit::Terms;
+
+/// A table's books with one store.
+#[derive(Clone, Copy, Debug)]
+pub struct Ledger<'t> {
+    table: &'t Table,
+    store: Store,
+}
+
+/// What a store is to be told about a key.
+#[derive(Clone, Debug)]
+pub struct KeyUpdate {
+    /// The newest first.
+    pub cells: SmallVec<[CellUpdate; 2]>,
+    /// The key's own time, at or after the caller's.
+    pub now_ms: u64,
+}
+
+/// A key of which the store has not heard everything.
+#[derive(Clone, Debug)]
+pub struct UnsentKey {
+    pub at: SlotRef,
+    pub key: OwnedKey,
+    pub terms: Terms,
+    /// `None`: the process does not know its own field at the store, and has to read it before its totals mean anything.
+    pub update: Option<KeyUpdate>,
+}
+
+/// The keys to tell a store about now, each once. What comes in meanwhile is for the next time.
+#[derive(Debug)]
+pub struct UnsentKeys<'t> {
+    ledger: Ledger<'t>,
+    is_urgent: bool,
+    left: usize,
+    now: Now,
+}
+
+/// What a store has answered to a check of a key.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyAnswer<'a> {
+    pub cells: &'a [CellState],
+    /// Hits that it has admitted, and charged.
+    pub admitted: u64,
+    /// The fewest hits that it has denied.
+    pub denied: Option<u64>,
+    /// A denial does not count for later requests: the store is asked each time.
+    pub is_strict: bool,
+    /// The key is held to the region's own part of the limit.
+    pub is_cut_off: bool,
+    /// Any number: keys that were denied together do not come back together.
+    pub jitter: u64,
+}
+
+/// How a key stands after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyView {
+    /// Processes that hold the key.
+    pub holders: u32,
+    /// How many hits fit now; below zero when more was charged than the limit.
+    pub available: i64,
+}
+
+impl Table {
+    /// The books with a store.
+    pub fn ledger(&self, store: Store) -> Ledger<'_> {
+        Ledger { table: self, store }
+    }
+
+    /// Moves keys to the stores that share them from now on, so that these hear of what was accepted here.
+    pub(in crate::engine) fn rehome(&self, home: impl Fn(&Key<'_>) -> Option<Store>) {
+        self.each(|mut entry| {
+            let Some(home) = home(&entry.slot.key()).filter(|home| *home != entry.part.store()) else { return };
+            entry.part.follow(&entry.slot.counter);
+            entry.part.move_to(home);
+            entry.weigh();
+            if entry.part.is_dirty() {
+                entry.enqueue(false);
+            }
+        });
+    }
+
+    /// Hits that no store has acknowledged.
+    pub(crate) fn pending_hits(&self) -> u64 {
+        let mut pending = 0;
+        self.each(|entry| pending += entry.part.pending());
+        pending
+    }
+}
+
+impl<'t> Ledger<'t> {
+    /// Whether a key waits to be told.
+    pub(crate) fn is_any_unsent(&self) -> bool {
+        !self.table.grown(self.store).all.is_empty()
+    }
+
+    /// Whether a key waits to be told at once.
+    pub(crate) fn is_any_urgent(&self) -> bool {
+        !self.table.grown(self.store).urgent.is_empty()
+    }
+
+    /// Nothing is urgent any more: what was still waits to be told with the rest.
+    pub(crate) fn forget_urgent(&self) {
+        while self.table.grown(self.store).urgent.pop().is_some() {}
+    }
+
+    /// The keys to tell about now: all that wait, or those that are urgent.
+    pub fn unsent(&self, is_urgent: bool, now: Now) -> UnsentKeys<'t> {
+        let grown = self.table.grown(self.store);
+        let left = if is_urgent { grown.urgent.len() } else { grown.all.len() };
+        UnsentKeys { ledger: *self, is_urgent, left, now }
+    }
+
+    /// A message about a key was answered.
+    pub(crate) fn acknowledged(&self, at: SlotRef, cells: &[CellState], now: Now) {
+        self.table.with_at(at, |mut entry| {
+            entry.part.sync().end();
+            let terms = entry.slot.terms();
+            let is_dirty = entry.part.absorb(&mut entry.slot.counter, &terms, cells, 0, now);
+            entry.weigh();
+            if is_dirty || entry.part.is_wanted() {
+                entry.enqueue(false);
+            }
+            entry.note();
+        });
+    }
+
+    /// A message about a key was not answered: the next one says everything.
+    pub(crate) fn unacknowledged(&self, at: SlotRef) {
+        self.table.with_at(at, |mut entry| {
+            entry.part.sync().end();
+            entry.part.want();
+            entry.enqueue(false);
+        });
+    }
+
+    /// The store could not be told about a key that was taken from the queue: the key waits again.
+    pub(crate) fn put_back(&self, at: SlotRef) {
+        self.table.with_at(at, |mut entry| entry.enqueue(false));
+    }
+
+    /// A key could not be read: it waits to be told, whichever store it is of by now.
+    pub(crate) fn put_key_back(&self, key: &Key<'_>) {
+        self.table.with_key(key, |mut entry| entry.enqueue(false));
+    }
+
+    /// Has keys told again that the store has lost, shard by shard from this one on, until there are enough. Returns the
+    /// shard to go on with.
+    pub(crate) fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
+        let mut marked = 0;
+        for number in from..self.table.shards() {
+            if marked >= enough {
+                return Some(number);
+            }
+            self.table.each_in(number, |mut entry| {
+                if entry.part.holders() > 0 && entry.part.store() == self.store {
+                    entry.part.want();
+                    entry.enqueue(false);
+                    marked += 1;
+                }
+            });
+        }
+        None
+    }
+
+    /// Hits of the keys that wait to be told. Keys that are gone leave the queue.
+    pub(crate) fn unsent_hits(&self) -> u64 {
+        let queue = &self.table.grown(self.store).all;
+        let mut hits: u64 = 0;
+        for _ in 0..queue.len() {
+            let Some(at) = queue.pop() else { break };
+            let pending = |entry: Entry<'_>| entry.part.is_queued().then(|| entry.part.pending());
+            let Some(pending) = self.table.with_at(at, pending).flatten() else { continue };
+            hits = hits.saturating_add(pending);
+            queue.push(at);
+        }
+        hits
+    }
+
+    /// What a check says about a key, whether it is here or not.
+    pub(crate) fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
+        let known = |mut entry: Entry<'_>| {
+            if entry.part.store() != self.store {
+                return None;
+            }
+            let now_ms = entry.look(terms, now.wall_ms).now_ms;
+            let mut cells = entry.part.judged_cells(&entry.slot.counter, terms, now.wall_ms);
+            if is_cut_off {
+                cells.iter_mut().for_each(CellUpdate::leave_foreign_out);
+            }
+            Some(KeyUpdate { cells, now_ms })
+        };
+        self.table.with_key(&key.as_key(), known).flatten().unwrap_or_else(|| {
+            let counter = Counter::new(terms, now.wall_ms);
+            let part = self.table.new_part(&counter, self.store, key.is_sensitive, now.wall_ms);
+            KeyUpdate { cells: part.judged_cells(&counter, terms, now.wall_ms), now_ms: now.wall_ms }
+        })
+    }
+
+    /// Whether requests of so many hits are denied without asking, because the store has just denied as many.
+    pub(crate) fn is_paused(&self, key: &OwnedKey, hits: u64, now: Now) -> bool {
+        let is_paused = |entry: Entry<'_>| entry.part.paused_for_ms(hits, now.mono_ms()).is_some();
+        self.table.with_key(&key.as_key(), is_paused).unwrap_or(false)
+    }
+
+    /// Takes an answer over. `None` if there is no room for the key, or it is another store's by now.
+    pub fn settle(&self, key: &OwnedKey, terms: &Terms, answer: KeyAnswer<'_>, now: Now) -> Option<KeyView> {
+        let KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter } = answer;
+        self.with_key(key, terms, now, |entry| {
+            let is_dirty = entry.part.absorb(&mut entry.slot.counter, terms, cells, admitted, now);
+            entry.weigh();
+            let (counter, foreign) = (&mut entry.slot.counter, entry.part.foreign());
+            let mut view = View { counter, foreign, is_cut_off };
+            let available = view.look(terms, now.wall_ms).available;
+            // The owner of strict limits is asked again as soon as memory does not deny any more.
+            if let Some(hits) = denied.filter(|_| !is_strict) {
+                let for_ms = pause_ms(view, terms, hits, jitter, now.wall_ms);
+                entry.part.pause(hits, for_ms, now.mono_ms());
+            }
+            if is_dirty {
+                entry.enqueue(false);
+            }
+            KeyView { holders: entry.part.holders(), available }
+        })
+    }
+
+    /// Charges hits that the store has admitted and not charged: it hears of them at once.
+    pub(crate) fn charge(&self, key: &OwnedKey, terms: &Terms, hits: u64, now: Now) {
+        self.with_key(key, terms, now, |entry| {
+            entry.look(terms, now.wall_ms);
+            entry.slot.counter.add(terms, hits);
+            entry.part.add(entry.slot.counter.sequence(), hits);
+            entry.enqueue(true);
+        });
+    }
+
+    /// The store did not answer about a key: memory decides on it for a moment.
+    pub(crate) fn unreadable(&self, key: &OwnedKey, terms: &Terms, now: Now) {
+        self.with_key(key, terms, now, |entry| entry.part.unreadable(now.mono_ms()));
+    }
+
+    /// Visits every cell that this process has a field in at the store: its key, and its sequence, which a bucket has not.
+    pub(crate) fn each_field(&self, mut visit: impl FnMut(&OwnedKey, Option<u64>)) {
+        self.table.each(|entry| {
+            if entry.part.holders() == 0 || entry.part.store() != self.store {
+                return;
+            }
+            let (key, counter) = (entry.key(), &entry.slot.counter);
+            let is_bucket = counter.is_bucket();
+            for back in 0..counter.cells_that_count(&entry.slot.terms()) {
+                let sequence = counter.sequence().saturating_sub(back as u64);
+                visit(&key, (!is_bucket).then_some(sequence));
+            }
+        });
+    }
+
+    /// Finds or makes a key, and works on it. `None` if there is no room, or under other rules it is another store's by now.
+    fn with_key<T>(
+        &self,
+        key: &OwnedKey,
+        terms: &Terms,
+        now: Now,
+        work: impl FnOnce(&mut Entry<'_>) -> T,
+    ) -> Option<T> {
+        let OwnedKey { is_sensitive, is_global, .. } = *key;
+        let make = |hash: u64| {
+            let counter = Counter::new(terms, now.wall_ms);
+            NewKey { key: key.as_key(), hash, terms: *terms, counter, store: self.store, is_sensitive, is_global }
+        };
+        let work = |mut entry: Entry<'_>, _| {
+            if entry.part.store() != self.store {
+                return None;
+            }
+            let done = work(&mut entry);
+            entry.note();
+            Some(done)
+        };
+        self.table.with_new_key(&key.as_key(), make, now.wall_ms, work).flatten()
+    }
+}
+
+impl Iterator for UnsentKeys<'_> {
+    type Item = UnsentKey;
+
+    fn next(&mut self) -> Option<UnsentKey> {
+        let Ledger { table, store } = self.ledger;
+        let queue = if self.is_urgent { &table.grown(store).urgent } else { &table.grown(store).all };
+        while self.left > 0 {
+            self.left -= 1;
+            let at = queue.pop()?;
+            if let Some(unsent) = table.with_at(at, |entry| take(entry, self.now)).flatten() {
+                return Some(unsent);
+            }
+        }
+        None
+    }
+}
+
+/// What to tell about a key that stood in the queue.
+fn take(mut entry: Entry<'_>, now: Now) -> Option<UnsentKey> {
+    if !entry.part.sync().dequeue() {
+        return None;
+    }
+    let terms = entry.slot.terms();
+    let now_ms = entry.look(&terms, now.wall_ms).now_ms;
+    let (at, key) = (entry.at, entry.key());
+    let part = entry.part;
+    if part.sync().is_sent() || !(part.is_dirty() || part.is_wanted()) {
+        return None;
+    }
+    let update = part.is_seated().then(|| {
+        let is_wanted = part.sync().send();
+        KeyUpdate { cells: part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms), now_ms }
+    });
+    Some(UnsentKey { at, key, terms, update })
+}
+
+/// How long a key denies without asking after the store has denied so many hits: until about a hundredth of the limit
+/// has come free, but never past the second that `Retry-After` names.
+fn pause_ms(mut view: View<'_>, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
+    let look = view.look(terms, now_ms);
+    let wait_ms = |hits: u64| view.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
+    let hundredth = u64::from(terms.limit / 100);
+    let for_hundredth_ms = wait_ms(hits.max(hundredth)).or_else(|| wait_ms(hits)).unwrap_or(1000);
+    // Between three quarters and five quarters of it.
+    let jittered_ms = for_hundredth_ms.saturating_mul(768 + jitter % 512) / 1024;
+    let named_ms = wait_ms(hits).map_or(1000, |wait_ms| wait_ms.div_ceil(1000) * 1000);
+    jittered_ms.min(named_ms)
+}

@@ -1,0 +1,115 @@
+//! How a store's answer about a key becomes part of what decisions are made from.
+
+use crate::clock::Now;
+use crate::engine::count::counter::{Counter, rate};
+use crate::engine::count::window::Cell;
+use crate::engine::table::cell::{COUNT_MAX, CellState};
+use crate::engine::table::own_counts::OwnCounts;
+use crate::engine::table::regional_part::{CELLS_SETTLED, FRESH_MS, RegionalPart};
+use crate::rules::limit::Terms;
+
+/// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
+const SETTLED_MS: u64 = 200;
+
+impl RegionalPart {
+    /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
+    pub fn absorb(
+        &mut self,
+        counter: &mut Counter,
+        terms: &Terms,
+        cells: &[CellState],
+        admitted: u64,
+        at: Now,
+    ) -> bool {
+        self.look(counter, terms, at.wall_ms);
+        for (index, heard) in cells.iter().enumerate() {
+            let admitted = if index == 0 { admitted } else { 0 };
+            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
+        }
+        if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
+            self.marks |= CELLS_SETTLED;
+        }
+        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
+        self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
+        self.is_failed = false;
+        self.reconsider_pause(counter, terms, at.wall_ms);
+        self.is_dirty()
+    }
+
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, admitted: u64, now_ms: u64) {
+        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
+        let Some(at) = counter.place_of(heard.sequence) else { return };
+        self.accept(heard.sequence, admitted);
+        let asked = self.absorb_refunds(at, heard);
+        let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
+        let (grown, is_other_epoch, count) = self.own.change(at, |count| {
+            let (before, grown) = match came_back {
+                _ if count.is_seated() => (count.own, admitted),
+                Some(beside) => (beside.known_here.saturating_add(count.own), admitted),
+                // The field has what was admitted now in it.
+                None => (count.own, heard.field),
+            };
+            count.own = before;
+            count.add(grown);
+            count.acked = heard.field;
+            let is_other_epoch = count.epoch != heard.epoch;
+            count.epoch = heard.epoch;
+            (grown, is_other_epoch, *count)
+        });
+        let (own, pending) = (count.own, count.pending());
+        match (counter, &mut self.own) {
+            (Counter::Windowed(cells), _) => {
+                let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };
+                merge(cell, own, grown, heard, asked);
+            }
+            (Counter::Exact(cells), _) => {
+                cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
+            }
+            (Counter::Gcra(bucket), OwnCounts::Bucket { version, held_until_ns, .. }) => {
+                let rate = rate(terms);
+                *held_until_ns = 0;
+                if is_other_epoch || heard.sum >= *version {
+                    *version = heard.sum;
+                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
+                    // the level.
+                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
+                    // As of now: the origin's clock may be any time away from this one.
+                    let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
+                    bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
+                    bucket.add(&rate, pending);
+                    bucket.refund(&rate, asked);
+                } else {
+                    bucket.add(&rate, admitted);
+                }
+            }
+            (Counter::Gcra(_), _) => {}
+        }
+    }
+
+    /// Takes over what the origin has heard of this process's refunds, and returns those that it has not.
+    fn absorb_refunds(&mut self, at: usize, heard: &CellState) -> u64 {
+        let is_seated = self.own.get(at).is_seated();
+        if heard.asked > 0 && !is_seated {
+            self.refunds_mut();
+        }
+        let Some(refunds) = self.known_refunds_mut().map(|all| &mut all[at]) else { return 0 };
+        if !is_seated {
+            refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
+        }
+        refunds.acked = heard.asked;
+        // More than is asked for here, if it was told before hits made it void.
+        refunds.asked = refunds.asked.max(heard.asked);
+        let pending = refunds.asked - refunds.acked;
+        refunds.blind = refunds.blind.min(pending);
+        pending
+    }
+}
+
+/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
+/// is still to be asked for.
+fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &CellState, asked: u64) {
+    let own_before = own - grown.min(own);
+    let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
+    cell.hits = own.saturating_add(others);
+    cell.refunds = heard.refunds.saturating_add(asked).min(cell.hits);
+}

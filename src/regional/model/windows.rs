@@ -1,0 +1,135 @@
+//! The cells of windows: what the origin does with what it is told about them.
+
+use smallvec::SmallVec;
+
+use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
+use crate::regional::call::{COUNT_MAX, Call, Part};
+use crate::regional::model::{Base, Field, Origin, OtherEpoch, saturating};
+
+/// A cell of a window.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cell {
+    pub(super) base: Base,
+    pub(super) floor: u64,
+    pub(super) added: u64,
+    /// The sum of all fields that there ever were.
+    pub(super) told: u64,
+    pub(super) refunds: u64,
+    /// The most that a process has known in this epoch, and what was given back of it.
+    pub(super) known: Field,
+}
+
+/// What only a window's cell is told.
+pub(super) fn window(told: &CellUpdate) -> WindowUpdate {
+    match told.shape {
+        CellShape::Window(window) => window,
+        CellShape::Bucket(_) => WindowUpdate::default(),
+    }
+}
+
+pub(super) fn window_mut(told: &mut CellUpdate) -> Option<&mut WindowUpdate> {
+    match &mut told.shape {
+        CellShape::Window(window) => Some(window),
+        CellShape::Bucket(_) => None,
+    }
+}
+
+impl Cell {
+    pub(super) fn hits(&self) -> u64 {
+        self.told_hits().max(self.known.own)
+    }
+
+    /// What was told to this copy.
+    pub(super) fn told_hits(&self) -> u64 {
+        saturating(self.floor, self.added).max(self.told)
+    }
+
+    /// What was given back, as far as anybody knows.
+    pub(super) fn refunds(&self) -> u64 {
+        self.refunds.max(self.known.asked)
+    }
+
+    /// What counts. A full cell stays full.
+    pub(super) fn count(&self) -> u64 {
+        self.hits() - self.refunds()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.hits() == COUNT_MAX
+    }
+
+    pub(super) fn add(&mut self, hits: u64) {
+        self.added = saturating(self.added, hits);
+        self.stay_full();
+    }
+
+    pub(super) fn stay_full(&mut self) {
+        if self.is_full() {
+            (self.refunds, self.known.asked) = (0, 0);
+        }
+    }
+
+    /// A process may know more than an older copy that came back, and the processes that told it may be gone. Never added:
+    /// those that are there tell again.
+    pub(super) fn know(&mut self, told: &CellUpdate) {
+        if told.epoch == self.base.epoch && told.floor > self.hits() {
+            let pending = told.asked.saturating_sub(told.asked_acked);
+            let refunds = window(told).refunds_floor.saturating_sub(pending).min(told.floor);
+            self.known = Field { own: told.floor, asked: self.known.asked.max(refunds) };
+            self.stay_full();
+        }
+    }
+
+    /// Takes back what is there and says what is not.
+    pub(super) fn refund(&mut self, hits: u64) -> u64 {
+        let taken = if self.is_full() { 0 } else { hits.min(self.hits() - self.refunds) };
+        self.refunds += taken;
+        hits - taken
+    }
+
+    pub(super) fn raise(&mut self, told: &CellUpdate, other_epoch: OtherEpoch) {
+        match other_epoch {
+            OtherEpoch::Older => self.floor = self.floor.max(told.floor),
+            // As an addition, because a floor from before may still come in.
+            OtherEpoch::Newer if told.floor > self.told_hits() => self.added = told.floor - self.floor,
+            OtherEpoch::Before | OtherEpoch::Newer => {}
+        }
+        self.refunds = self.refunds.max(window(told).refunds_floor.min(self.told_hits()));
+    }
+}
+
+impl Origin {
+    pub(super) fn open_cells(&mut self, call: &Call, part: &Part, time_ms: u64) -> SmallVec<[bool; 2]> {
+        let mut is_changed = SmallVec::new();
+        let mut refunds = Vec::new();
+        for (place, told) in part.cells.iter().enumerate() {
+            let is_made = !self.cells.contains_key(&(part.key, told.sequence()));
+            let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
+            let cell = self.cells.entry((part.key, told.sequence())).or_insert_with(make);
+            let before = (cell.floor, cell.added, cell.refunds, cell.known);
+            let news = cell.base.hear(call.process, told);
+            if let Some(other_epoch) = news.other_epoch {
+                cell.raise(told, other_epoch);
+            }
+            cell.told = saturating(cell.told, news.raised);
+            cell.add(news.hits);
+            cell.know(told);
+            refunds.push(news.refunds);
+            let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
+            // What is not the newest is not kept for its holders alone.
+            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
+            is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
+        }
+        // Only now, because they take from all cells of the part.
+        for (newest, mut left) in refunds.into_iter().enumerate() {
+            for (told, is_changed) in part.cells.iter().zip(&mut is_changed).skip(newest) {
+                if let Some(cell) = self.cells.get_mut(&(part.key, told.sequence())) {
+                    let before = left;
+                    left = cell.refund(left);
+                    *is_changed |= left != before;
+                }
+            }
+        }
+        is_changed
+    }
+}
