@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
-//!    |       http2.rs drives a connection, rate_limit.rs a call
-//!    |       wire/ turns Envoy's message into a Request, and a Decision into Envoy's answer, without copies between
+//!    |       grpc/ drives connections and calls; rls/ turns Envoy's message into a Request, and a Decision into Envoy's
+//!    |       answer, without copies between; service.rs decides, and knows no bytes
 //! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request

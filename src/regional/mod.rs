@@ -2,10 +2,11 @@
 //!
 //! Most decisions stay in memory (`engine/decide/allowance.rs` says which); this is what happens off their path, and on the path
 //! of the few that have to ask. What to send, when, and what an answer means is decided by state machines that are given
-//! the time and the events: [`asks`] (who waits for which key, and what goes together), [`replay`] (what the origin has not
-//! heard of), [`breaker`] (whether it is worth asking), [`witness`] (whether it has lost data), [`presence`] (whether
-//! this process knows how many they are), all held together by [`region`]. Only `redis/` talks to a server,
-//! and `regional/driver.rs` connects the two. The simulator runs the same state machines against [`model`].
+//! the time and the events: [`consultation`] (how a request walks over the stores), [`wait_queue`] (who waits for which key,
+//! and what goes together), [`replay`] (what the origin has not heard of), [`breaker`] (whether it is worth asking),
+//! [`witness`] (whether it has lost data), [`presence`] (whether this process knows how many they are), all but the first held
+//! together by [`region`]. Only `redis/` talks to a server, and `regional/driver.rs` connects the two. The simulator runs the
+//! same state machines against [`model`].
 
 pub mod breaker;
 pub mod call;

@@ -62,7 +62,7 @@ impl ArrivalQueue {
         let longest = self.calls.iter().find(|(_, call)| is_asked(call)).map(|(number, _)| *number);
         let Some(call) = longest.and_then(|number| self.calls.remove(&number)) else { return false };
         self.bytes -= call.bytes;
-        // Whoever has gone needs no reason.
+        // The call may have ended by itself.
         let _ = call.end.send(scarce);
         true
     }

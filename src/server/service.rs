@@ -66,7 +66,7 @@ pub struct Service {
 pub enum FirstLook<'r> {
     Decided(Decision<'r>),
     /// A store has to be asked.
-    Waits(StoreWait),
+    Waits(Box<StoreWait>),
 }
 
 /// What a request that waits for a store holds until it is decided.
@@ -258,7 +258,8 @@ impl Service {
     ) -> Result<FirstLook<'r>, NoAnswer> {
         let mut consultation = Consultation::first(views, &mut question);
         if let Some(place) = self.admission.place_to_wait(question.class) {
-            return Ok(FirstLook::Waits(StoreWait { question, consultation, began: at.instant, _place: place }));
+            let wait = StoreWait { question, consultation, began: at.instant, _place: place };
+            return Ok(FirstLook::Waits(Box::new(wait)));
         }
         self.outcomes.record_shed(question.class);
         consultation.shed();
@@ -273,12 +274,12 @@ impl Service {
     /// decided before its call ends, if that is to end at some time.
     pub(crate) async fn decide_after<'r>(
         &self,
-        wait: StoreWait,
+        wait: Box<StoreWait>,
         rules: &'r InForce,
         request: &Request<'_>,
         call_ends: Option<Instant>,
     ) -> Decision<'r> {
-        let StoreWait { mut question, mut consultation, began, _place } = wait;
+        let StoreWait { mut question, mut consultation, began, _place } = *wait;
         loop {
             let (store, is_strict) = (question.store, question.is_strict);
             let (outcome, is_in_time) = self.ask(question, began, call_ends).await;

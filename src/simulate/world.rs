@@ -1,31 +1,29 @@
 //! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
 //!
-//! [`origin`] carries calls to the regions' origins, [`exchange`] rows to the table that regions share, and [`trouble`]
-//! makes things go wrong.
+//! [`requests`] lets processes decide, [`origin`] carries calls to the stores, [`exchange`] rows to the table that regions
+//! share, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
 
+mod event;
 mod exchange;
 mod origin;
+mod requests;
 mod trouble;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::clock::Now;
 use crate::engine::reach::Store;
-use crate::global::exchange::{Hearing, Seeking};
-use crate::global::import::Reading;
 use crate::global::model::Rows;
-use crate::global::publish::{Sending, Sent};
-use crate::global::row::{HeardRow, OwnRow};
-use crate::regional::call::{Call, Reply};
 use crate::regional::model::Origin;
-use crate::regional::region::{CallId, Effects, Probed, Region};
+use crate::regional::region::Probed;
 use crate::regional::wait_queue::AskOutcome;
-use crate::rules::{Options, RuleText, Ruleset};
+use crate::rules::{Options, Ruleset, Source};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
-use crate::simulate::oracle::{Admitted, Oracle};
-use crate::simulate::process::{AskPlace, Became, KeyHits, KeysHits, Process, Start, with_request};
+use crate::simulate::oracle::Oracle;
+use crate::simulate::process::{KeyHits, Process, Start, with_request};
 use crate::simulate::random::Random;
+use crate::simulate::world::event::{Event, To};
 
 /// A whole number of days after the epoch.
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
@@ -86,108 +84,6 @@ impl Setup {
     }
 }
 
-/// To whom something happens: a place among the processes, and which process was there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct To {
-    process: usize,
-    generation: u64,
-}
-
-#[derive(Debug)]
-enum Event {
-    Request {
-        process: usize,
-        asked: KeysHits,
-    },
-    CallArrives {
-        from: To,
-        store: Store,
-        id: CallId,
-        call: Box<Call>,
-        is_replay: bool,
-        is_repeat: bool,
-    },
-    ReplyArrives {
-        to: To,
-        store: Store,
-        id: CallId,
-        reply: Box<Reply>,
-    },
-    CallFails {
-        to: To,
-        store: Store,
-        id: CallId,
-    },
-    Deadline {
-        to: To,
-        place: AskPlace,
-    },
-    Poll {
-        to: To,
-        store: Store,
-    },
-    Beat {
-        process: usize,
-    },
-    Copy,
-    Fault(Fault),
-    /// A process looks at what others should know.
-    Publish {
-        to: To,
-    },
-    /// Rows arrive at the table.
-    RowsArrive {
-        from: To,
-        sending: Box<Sending>,
-    },
-    /// Rows that have arrived are committed.
-    RowsCommit {
-        region: usize,
-        rows: Vec<OwnRow>,
-        dated_ms: u64,
-    },
-    /// Rows arrive once more, late.
-    RowsRepeat {
-        region: usize,
-        rows: Vec<OwnRow>,
-    },
-    /// A process hears what became of its rows.
-    RowsAnswered {
-        to: To,
-        sending: Box<Sending>,
-        sent: Sent,
-    },
-    /// A process looks at what others have told.
-    Import {
-        to: To,
-    },
-    /// The table is read.
-    ReadArrives {
-        from: To,
-        reading: Reading,
-        hearing: Box<Hearing>,
-    },
-    /// What was read comes back, or nothing.
-    ReadAnswered {
-        to: To,
-        reading: Reading,
-        hearing: Box<Hearing>,
-        rows: Option<(Vec<HeardRow>, u64)>,
-    },
-    /// Keys are looked up in the table, and what it has of them comes back.
-    Seek {
-        to: To,
-        seeking: Box<Seeking>,
-    },
-    Leave {
-        to: To,
-    },
-    /// The breakers' probes are answered at once, unless the origin is frozen.
-    Probe {
-        process: usize,
-    },
-}
-
 /// A region's Redis, or the owner of strict limits.
 #[derive(Debug, Default)]
 struct Home {
@@ -234,7 +130,7 @@ impl World {
         let other = setup.other_limit.as_ref().map(|limit| format!(", {{key: o, rate_limit: {limit}}}"));
         let other = other.unwrap_or_default();
         let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}{other}]", setup.limit);
-        let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text: yaml }], &Options::default());
+        let loaded = Ruleset::load(&[Source { name: "simulated".into(), text: yaml }], &Options::default());
         let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
         let mut world = World {
             random: Random::new(setup.seed),
@@ -429,105 +325,6 @@ impl World {
                     let good = Probed { checks: is_success, strict: is_success, replays: is_success };
                     region.probed(good, now);
                 }
-            }
-        }
-    }
-
-    fn request(&mut self, process: usize, asked: KeysHits) {
-        // One that stops gets no new requests.
-        let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
-        let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
-        self.oracle.requests += 1;
-        let now = self.now(process);
-        let (became, effects) = self.processes[process].request(&self.ruleset, asked.clone(), now);
-        if let Some(exchange) = &self.processes[process].exchange {
-            exchange.reveal(now);
-        }
-        if matches!(became, Became::Waits { .. }) {
-            self.oracle.asked += 1;
-        }
-        self.became(process, &asked, became, effects);
-    }
-
-    /// Notes what became of a request, and does what follows from it.
-    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects) {
-        let kind = match became {
-            Became::Admitted => 0,
-            Became::Denied => 1,
-            Became::Waits { .. } => 2,
-            Became::Shed { is_admitted } => 3 + u64::from(is_admitted),
-        };
-        for KeyHits { key, hits } in asked {
-            self.digest.numbers(&[self.now_us, process as u64, *key as u64, *hits as u64, kind]);
-        }
-        if let Became::Shed { is_admitted } = became {
-            self.oracle.shed += 1;
-            self.oracle.shed_admitted += u64::from(is_admitted);
-        }
-        match became {
-            Became::Admitted | Became::Shed { is_admitted: true } => {
-                let at_ms = self.now(process).wall_ms;
-                for KeyHits { key, hits } in asked {
-                    if let Ok(hits) = u64::try_from(*hits) {
-                        self.oracle.admitted.push(Admitted { at_ms, key: *key, hits, process });
-                    }
-                }
-            }
-            Became::Denied | Became::Shed { is_admitted: false } => self.oracle.denied += 1,
-            Became::Waits { place, until_us } => {
-                let to = self.to(process);
-                self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, place });
-                return self.perform(process, place.store, effects);
-            }
-        }
-        self.perform(process, Store::Origin, effects);
-    }
-
-    /// Tells a request that waits what its store says, if it still waits.
-    fn tell(&mut self, process: usize, place: AskPlace, outcome: AskOutcome) {
-        let Some(waiting) = self.processes[process].waiting.remove(&place) else { return };
-        if outcome == AskOutcome::NoAnswer {
-            self.oracle.unanswered += 1;
-            self.oracle.abandoned_hits += waiting.hits();
-        }
-        let (asked, now) = (waiting.asked.clone(), self.now(process));
-        let (became, effects) = self.processes[process].told(&self.ruleset, place.store, waiting, outcome, now);
-        self.became(process, &asked, became, effects);
-    }
-
-    /// Lets a process's side of a store do something, and does what follows from it.
-    fn react(&mut self, process: usize, store: Store, act: impl FnOnce(&Region) -> Effects) {
-        if let Some(region) = self.processes[process].store(store) {
-            let effects = act(region);
-            self.perform(process, store, effects);
-        }
-    }
-
-    fn perform(&mut self, process: usize, store: Store, effects: Effects) {
-        for outgoing in effects.calls {
-            self.send(process, store, outgoing);
-        }
-        for (id, outcome) in effects.told {
-            self.tell(process, AskPlace { store, id }, outcome);
-        }
-        self.plan_polls(process);
-    }
-
-    fn next_poll_us(&self, process: usize, store: Store) -> u64 {
-        self.next_poll.get(&(process, store)).copied().unwrap_or(u64::MAX)
-    }
-
-    /// Polls each store when the process wants it, or at once if hits are urgent.
-    fn plan_polls(&mut self, process: usize) {
-        for store in [Store::Origin, Store::Owner] {
-            let Some(region) = self.processes[process].store(store) else { continue };
-            let is_urgent = self.processes[process].engine.table().ledger(store).is_any_urgent();
-            let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
-            let next_us = next_us.max(self.now_us);
-            if next_us < self.next_poll_us(process, store) {
-                self.next_poll.insert((process, store), next_us);
-                let to = self.to(process);
-                self.at(next_us, Event::Poll { to, store });
             }
         }
     }

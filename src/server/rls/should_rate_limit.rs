@@ -35,7 +35,7 @@ pub(crate) struct WaitingRequest {
     request: OwnedRequest,
     /// What the metadata of the answer repeats, if there is to be any.
     as_written: Option<RateLimitRequest>,
-    wait: StoreWait,
+    wait: Box<StoreWait>,
 }
 
 /// Answers a request, if memory can. Failures are counted.

@@ -5,7 +5,8 @@ use crate::global::import::Reading;
 use crate::global::publish::{Sending, Sent, Then};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::simulate::process::region_name;
-use crate::simulate::world::{Event, MONO_START_US, To, World};
+use crate::simulate::world::event::{Event, To};
+use crate::simulate::world::{MONO_START_US, World};
 
 /// How long a process waits for the table.
 const TABLE_TIMEOUT_US: u64 = 2_000_000;

@@ -5,7 +5,8 @@ use crate::regional::call::{Call, ProcessId};
 use crate::regional::region::{CallId, Operation, Outgoing};
 use crate::simulate::faults::Plant;
 use crate::simulate::process::Process;
-use crate::simulate::world::{BEAT_EVERY_US, Event, To, World};
+use crate::simulate::world::event::{Event, To};
+use crate::simulate::world::{BEAT_EVERY_US, World};
 
 impl World {
     fn delay_us(&mut self) -> u64 {

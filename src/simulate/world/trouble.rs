@@ -3,7 +3,8 @@
 use crate::engine::reach::Store;
 use crate::simulate::faults::{Fault, Network, Way};
 use crate::simulate::process::{Process, WaitingRequest};
-use crate::simulate::world::{Event, Home, LEAVE_WITHIN_US, To, World};
+use crate::simulate::world::event::{Event, To};
+use crate::simulate::world::{Home, LEAVE_WITHIN_US, World};
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {

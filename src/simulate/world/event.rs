@@ -1,0 +1,114 @@
+//! What can happen, and to whom.
+
+use crate::engine::reach::Store;
+use crate::global::exchange::{Hearing, Seeking};
+use crate::global::import::Reading;
+use crate::global::publish::{Sending, Sent};
+use crate::global::row::{HeardRow, OwnRow};
+use crate::regional::call::{Call, Reply};
+use crate::regional::region::CallId;
+use crate::simulate::faults::Fault;
+use crate::simulate::process::{AskPlace, KeysHits};
+
+/// To whom something happens: a place among the processes, and which process was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct To {
+    pub(super) process: usize,
+    pub(super) generation: u64,
+}
+
+/// Something that happens at a moment.
+#[derive(Debug)]
+pub(super) enum Event {
+    Request {
+        process: usize,
+        asked: KeysHits,
+    },
+    CallArrives {
+        from: To,
+        store: Store,
+        id: CallId,
+        call: Box<Call>,
+        is_replay: bool,
+        is_repeat: bool,
+    },
+    ReplyArrives {
+        to: To,
+        store: Store,
+        id: CallId,
+        reply: Box<Reply>,
+    },
+    CallFails {
+        to: To,
+        store: Store,
+        id: CallId,
+    },
+    Deadline {
+        to: To,
+        place: AskPlace,
+    },
+    Poll {
+        to: To,
+        store: Store,
+    },
+    Beat {
+        process: usize,
+    },
+    Copy,
+    Fault(Fault),
+    /// A process looks at what others should know.
+    Publish {
+        to: To,
+    },
+    /// Rows arrive at the table.
+    RowsArrive {
+        from: To,
+        sending: Box<Sending>,
+    },
+    /// Rows that have arrived are committed.
+    RowsCommit {
+        region: usize,
+        rows: Vec<OwnRow>,
+        dated_ms: u64,
+    },
+    /// Rows arrive once more, late.
+    RowsRepeat {
+        region: usize,
+        rows: Vec<OwnRow>,
+    },
+    /// A process hears what became of its rows.
+    RowsAnswered {
+        to: To,
+        sending: Box<Sending>,
+        sent: Sent,
+    },
+    /// A process looks at what others have told.
+    Import {
+        to: To,
+    },
+    /// The table is read.
+    ReadArrives {
+        from: To,
+        reading: Reading,
+        hearing: Box<Hearing>,
+    },
+    /// What was read comes back, or nothing.
+    ReadAnswered {
+        to: To,
+        reading: Reading,
+        hearing: Box<Hearing>,
+        rows: Option<(Vec<HeardRow>, u64)>,
+    },
+    /// Keys are looked up in the table, and what it has of them comes back.
+    Seek {
+        to: To,
+        seeking: Box<Seeking>,
+    },
+    Leave {
+        to: To,
+    },
+    /// The breakers' probes are answered at once, unless the origin is frozen.
+    Probe {
+        process: usize,
+    },
+}

@@ -1,0 +1,110 @@
+//! Requests, from their arrival to their decision, and what the processes want done meanwhile.
+
+use crate::engine::reach::Store;
+use crate::regional::region::{Effects, Region};
+use crate::regional::wait_queue::AskOutcome;
+use crate::simulate::oracle::Admitted;
+use crate::simulate::process::{AskPlace, Became, KeyHits, KeysHits};
+use crate::simulate::world::event::Event;
+use crate::simulate::world::{MONO_START_US, World};
+
+impl World {
+    pub(super) fn request(&mut self, process: usize, asked: KeysHits) {
+        // One that stops gets no new requests.
+        let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
+        let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
+        self.oracle.requests += 1;
+        let now = self.now(process);
+        let (became, effects) = self.processes[process].request(&self.ruleset, asked.clone(), now);
+        if let Some(exchange) = &self.processes[process].exchange {
+            exchange.reveal(now);
+        }
+        if matches!(became, Became::Waits { .. }) {
+            self.oracle.asked += 1;
+        }
+        self.became(process, &asked, became, effects);
+    }
+
+    /// Notes what became of a request, and does what follows from it.
+    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects) {
+        let kind = match became {
+            Became::Admitted => 0,
+            Became::Denied => 1,
+            Became::Waits { .. } => 2,
+            Became::Shed { is_admitted } => 3 + u64::from(is_admitted),
+        };
+        for KeyHits { key, hits } in asked {
+            self.digest.numbers(&[self.now_us, process as u64, *key as u64, *hits as u64, kind]);
+        }
+        if let Became::Shed { is_admitted } = became {
+            self.oracle.shed += 1;
+            self.oracle.shed_admitted += u64::from(is_admitted);
+        }
+        match became {
+            Became::Admitted | Became::Shed { is_admitted: true } => {
+                let at_ms = self.now(process).wall_ms;
+                for KeyHits { key, hits } in asked {
+                    if let Ok(hits) = u64::try_from(*hits) {
+                        self.oracle.admitted.push(Admitted { at_ms, key: *key, hits, process });
+                    }
+                }
+            }
+            Became::Denied | Became::Shed { is_admitted: false } => self.oracle.denied += 1,
+            Became::Waits { place, until_us } => {
+                let to = self.to(process);
+                self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, place });
+                return self.perform(process, place.store, effects);
+            }
+        }
+        self.perform(process, Store::Origin, effects);
+    }
+
+    /// Tells a request that waits what its store says, if it still waits.
+    pub(super) fn tell(&mut self, process: usize, place: AskPlace, outcome: AskOutcome) {
+        let Some(waiting) = self.processes[process].waiting.remove(&place) else { return };
+        if outcome == AskOutcome::NoAnswer {
+            self.oracle.unanswered += 1;
+            self.oracle.abandoned_hits += waiting.hits();
+        }
+        let (asked, now) = (waiting.asked.clone(), self.now(process));
+        let (became, effects) = self.processes[process].told(&self.ruleset, place.store, waiting, outcome, now);
+        self.became(process, &asked, became, effects);
+    }
+
+    /// Lets a process's side of a store do something, and does what follows from it.
+    pub(super) fn react(&mut self, process: usize, store: Store, act: impl FnOnce(&Region) -> Effects) {
+        if let Some(region) = self.processes[process].store(store) {
+            let effects = act(region);
+            self.perform(process, store, effects);
+        }
+    }
+
+    pub(super) fn perform(&mut self, process: usize, store: Store, effects: Effects) {
+        for outgoing in effects.calls {
+            self.send(process, store, outgoing);
+        }
+        for (id, outcome) in effects.told {
+            self.tell(process, AskPlace { store, id }, outcome);
+        }
+        self.plan_polls(process);
+    }
+
+    pub(super) fn next_poll_us(&self, process: usize, store: Store) -> u64 {
+        self.next_poll.get(&(process, store)).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Polls each store when the process wants it, or at once if hits are urgent.
+    pub(super) fn plan_polls(&mut self, process: usize) {
+        for store in [Store::Origin, Store::Owner] {
+            let Some(region) = self.processes[process].store(store) else { continue };
+            let is_urgent = self.processes[process].engine.table().ledger(store).is_any_urgent();
+            let next_us = if is_urgent { self.now_us } else { region.next_us().saturating_sub(MONO_START_US) };
+            let next_us = next_us.max(self.now_us);
+            if next_us < self.next_poll_us(process, store) {
+                self.next_poll.insert((process, store), next_us);
+                let to = self.to(process);
+                self.at(next_us, Event::Poll { to, store });
+            }
+        }
+    }
+}
