@@ -6,26 +6,31 @@
 //!
 //! ```text
 //! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
-//!    |       http2.rs drives a connection, rate_limit.rs a call
-//!    |       wire/ turns Envoy's message into a Request, and a Decision into Envoy's answer, without copies between
+//!    |       grpc/ drives connections and calls, http/ the other port
+//!    |       rls/ turns Envoy's message into a Request, and a Decision into Envoy's answer, without copies between
 //! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
 //! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
-//!    |       layers.rs says how far a limit reaches, allowance.rs whether memory may decide; most requests end here
+//!    |       reach.rs says how far a limit reaches, allowance.rs whether memory may decide; most requests end here
 //!    |       outage.rs decides by the rule's policy when nobody else can
 //! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
-//! `sources/` brings rules from files and management servers, tells when they change and whether they fit, `observe/` shows
-//! what happens, `proto.rs` has the messages of Envoy that are spoken, generated; `settings/` holds flags and environment,
-//! `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`, `regional/` and `global/`
-//! under virtual time and holds what they admit against an exact log.
+//! `sources/` brings rules from files and management servers, tells when they change and whether they fit. `observe/` shows
+//! what happens: it renders what the others count. `settings/` puts flags and environment together, each part of which is
+//! defined by whoever uses it. `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`,
+//! `regional/` and `global/` under virtual time and holds what they admit against an exact log.
 //!
-//! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
-//! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.
-//! The same holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
-//! `regional/driver.rs` and `global/driver.rs` connect the two.
+//! Everybody may use the leaves, which use nothing of the crate: `clock.rs` (moments), `secret.rs`, `pem_file.rs`,
+//! `flag_value.rs` (how flags are typed), `complaints.rs` (what is logged once a minute), `measure/` (counters and
+//! histograms) and `proto.rs` (Envoy's messages, generated).
+//!
+//! Dependencies point one way: leaves `<- request <- rules <- engine <- regional <- global <- sources <- observe <- server <-
+//! settings <- cli <- main`; `simulate` uses what comes up to `global`, and only `cli` and tests use it. `request`, `rules`
+//! and `engine` do no IO, never await and never read a clock: the time is an argument. Nor do `regional` and `global`, but for
+//! `regional/redis/` and `global/mysql/`, which talk to the servers, and `driver.rs` and `metrics.rs` of both, which connect
+//! and count. `integration/tidy.rs` holds the code against both rules.
 //!
 //! # Words
 //!
