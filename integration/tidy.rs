@@ -61,9 +61,10 @@ const ORDER: [&str; 11] =
 const SIMULATOR: (&str, &str, &str) = ("simulate", "global", "cli");
 /// These are given the time, and talk to nobody.
 const PURE: [&str; 6] = ["engine", "global", "regional", "request", "rules", "simulate"];
-/// What connects the pure folders to clocks, servers and logs.
+/// What connects the pure folders to clocks, servers and logs, by the beginning of its path.
 const DRIVERS: [&str; 6] =
     ["global/driver", "global/metrics.rs", "global/mysql", "regional/driver", "regional/metrics.rs", "regional/redis"];
+/// What reads a clock, waits, talks to somebody or depends on chance.
 const IMPURE: [&str; 13] = [
     "tokio::",
     "tracing::",
@@ -155,7 +156,7 @@ fn program() -> Vec<Line> {
     let files: Vec<(String, String)> =
         sources.map(|path| (name(&path), std::fs::read_to_string(&path).unwrap())).collect();
     let declared: Vec<String> = files.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
-    // Generated, and spoken by nobody: its modules name each other as they like.
+    // Generated: its modules name each other as they like.
     let is_written = |file: &str| file != "proto.rs" && !is_test_file(file, &declared);
     let program = files.iter().filter(|(file, _)| is_written(file));
     program.flat_map(|(file, text)| lines_of(file, text)).collect()

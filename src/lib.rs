@@ -5,27 +5,31 @@
 //! A request walks through the folders in this order:
 //!
 //! ```text
-//! server/    bytes in, bytes out: the gRPC and HTTP ports, connections, TLS, draining
-//!    |       grpc/ drives connections and calls; rls/ turns Envoy's message into a Request, and a Decision into Envoy's
-//!    |       answer, without copies between; service.rs decides, and knows no bytes
+//! server/    what the world talks to. grpc/ drives connections and calls, rls/ turns Envoy's message into a Request and a
+//!    |       Decision into Envoy's answer, service.rs decides and concludes, admission.rs says who may enter and wait
 //! request/   1 what is asked: domain, descriptors, entries, hits, each within its bounds
 //! rules/     2 which limit: YAML files -> an immutable Ruleset; a descriptor's entries -> a rule
-//! engine/    3 does it fit: keys, counters, the table, one decision over all keys of the request
-//!    |       layers.rs says how far a limit reaches, allowance.rs whether memory may decide; most requests end here
-//!    |       outage.rs decides by the rule's policy when nobody else can
-//! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean
+//! engine/    3 does it fit: matching.rs finds the limits, decide/ makes one decision over all their keys, count/ has the
+//!    |       arithmetic of a key, table/ is where keys live. Most requests end here
+//! regional/  4 does the region agree: what the origin is asked and told, when, and what its answers mean;
+//!    |       consultation.rs is the walk of a request over the stores
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
-//! `sources/` brings rules from files and management servers, tells when they change and whether they fit, `observe/` shows
-//! what happens, `proto.rs` has the messages of Envoy that are spoken, generated; `settings/` holds flags and environment,
-//! `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`, `regional/` and `global/`
-//! under virtual time and holds what they admit against an exact log.
+//! `sources/` brings rules from files and management servers, tells when they change and whether they fit. `observe/` shows
+//! what happens: it renders what the others count. `settings/` puts flags and environment together, each part of which is
+//! defined by whoever uses it. `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`,
+//! `regional/` and `global/` under virtual time and holds what they admit against an exact log.
 //!
-//! Dependencies point one way: `request <- rules <- engine <- regional <- global <- {sources, server, observe, simulate} <-
-//! cli <- main`. `request`, `rules` and `engine` do no IO, never await and never read a clock: the time is an argument.
-//! The same holds for `regional` and `global`, but for `regional/redis/` and `global/mysql/`, which talk to the servers;
-//! `regional/driver.rs` and `global/driver.rs` connect the two.
+//! Everybody may use the leaves, which use nothing of the crate: `clock.rs` (moments), `secret.rs`, `pem_file.rs`,
+//! `flag_value.rs` (how flags are typed), `complaints.rs` (what is logged once a minute), `measure/` (counters and
+//! histograms) and `proto.rs` (Envoy's messages, generated).
+//!
+//! Dependencies point one way: leaves `<- request <- rules <- engine <- regional <- global <- sources <- observe <- server <-
+//! settings <- cli <- main`; `simulate` uses what comes up to `global`, and only `cli` and tests use it. `request`, `rules`
+//! and `engine` do no IO, never await and never read a clock: the time is an argument. Nor do `regional` and `global`, but for
+//! `regional/redis/` and `global/mysql/`, which talk to the servers, and `driver.rs` and `metrics.rs` of both, which connect
+//! and count. `integration/tidy.rs` holds the code against both rules.
 //!
 //! # Words
 //!
@@ -33,29 +37,43 @@
 //! |---|---|
 //! | domain, descriptor, entry, hits | Envoy's words; hits is what a request costs |
 //! | rule, ruleset, rule id | a configured limit, the compiled set, the rule's stable path `key=value/key2` |
-//! | limit, window | how many, per how long |
+//! | limit, window, terms | how many, per how long; both together with the algorithm and the burst |
 //! | key | (domain, rule id, identifier, window); the identifier is the values that the rule leaves open |
+//! | space | domain and rule id, as one digest: what the keys of a rule have in common |
 //! | cell, sequence | the count of a key in one fixed window; `sequence = floor(now / window)` |
-//! | effective | what counts against the limit now: `current + floor(previous * (D - elapsed) / D)` |
-//! | check, twins | one limit that a request has to pass; checks of a request on the same key |
 //! | sub-cell | a sixteenth of an exact window |
-//! | seated | a cell of which the process knows its own field at the origin |
-//! | weight | what a key takes in memory beside its slot |
+//! | effective | what counts against the limit now: `current + floor(previous * (D - elapsed) / D)` |
+//! | check, group | one limit that a request has to pass; the checks of one descriptor |
+//! | quota | a group that denies only together with all other quota groups of the request |
+//! | twins | checks of a request on the same key |
+//! | case | one request to decide: its checks and groups, the table, the time, and what is known of the stores |
+//! | decider | who decides a check: memory, a store, or the rule's outage policy |
+//! | scope, reach, enforcement | what the rule asks for, who shares the count here, and what that makes of the limit |
 //! | slot, shard, table | where a key's counter lives, behind whose lock, all of them |
+//! | ledger | the table's door for stores and regions: verbs, no slots |
+//! | weight | what a key takes in memory beside its slot |
 //! | origin | the region's Redis |
 //! | owner | the Redis that decides strict limits for everybody; with one region that is its origin |
 //! | store | either of the two |
-//! | layer | what counts are shared through: the origin, the owner, the table of all regions. One that is down is fallen back from |
+//! | lane | the connections to a store for one kind of call, so that replays never hold up checks |
+//! | consultation | the walk of a request over the stores: whom to ask, what the answer means, when to look again |
+//! | layer | what counts are shared through: the origin, the owner, the table of all regions |
 //! | part | what a region has of a limit that is split, or of one that it can't share at the moment |
-//! | to shed | to answer a request by its policy, because too many wait for a store already |
+//! | regional part | what a process keeps of a key besides its count, to share it through a store |
 //! | own, others | what this process has accepted in a cell, and what other processes have, as the origin last told |
 //! | pending | the part of `own` that the origin has not acknowledged |
+//! | urgent | pending hits that have used up half of their allowance: told at once, not with the next flush |
 //! | allowance | how many hits may be pending on a key before the origin has to be asked |
 //! | slack | the share of a limit that all allowances of a key together stay within |
+//! | holders | the processes that have a field in a key's cell at the origin: they share the slack |
+//! | seated | a cell of which the process knows its own field at the origin |
+//! | epoch, floor | names one making of a cell at the origin; what the cell held at least before it was lost |
 //! | replay, hydrate | from memory to the origin, from the origin to memory |
+//! | to heal | to tell the origin all counts again, because it may have lost some |
+//! | to shed | to answer a request by its policy, because too many wait for a store already |
 //! | row | one region's count of one cell, in the table that regions share |
 //! | publish, import | from memory to that table, from that table to memory |
-//! | abroad | what other regions have counted; imported, never published again |
+//! | foreign | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
 //! | missing | counts of other regions that were left out here, and are looked up by name |
 
