@@ -17,7 +17,7 @@ use crate::global::model::Rows;
 use crate::regional::model::Origin;
 use crate::regional::region::Probed;
 use crate::regional::wait_queue::AskOutcome;
-use crate::rules::{Options, Ruleset, };
+use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::Oracle;
@@ -130,7 +130,7 @@ impl World {
         let other = setup.other_limit.as_ref().map(|limit| format!(", {{key: o, rate_limit: {limit}}}"));
         let other = other.unwrap_or_default();
         let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}{other}]", setup.limit);
-        let loaded = Ruleset::load(&[ { name: "simulated".into(), text: yaml }], &Options::default());
+        let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text: yaml }], &Options::default());
         let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
         let mut world = World {
             random: Random::new(setup.seed),
