@@ -10,7 +10,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// When each kind of complaint was last made. There are few kinds: none is forgotten.
 #[derive(Debug)]
-pub struct Complaints<K>(Mutex<BTreeMap<K, Instant>>);
+pub(crate) struct Complaints<K>(Mutex<BTreeMap<K, Instant>>);
 
 impl<K> Default for Complaints<K> {
     fn default() -> Complaints<K> {
@@ -20,7 +20,7 @@ impl<K> Default for Complaints<K> {
 
 impl<K: Ord> Complaints<K> {
     /// Whether to complain of this now. Who is told so does.
-    pub fn is_due(&self, what: K, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, what: K, now: Instant) -> bool {
         let mut made = self.0.lock();
         let is_due = made.get(&what).is_none_or(|at| now.saturating_duration_since(*at) >= INTERVAL);
         if is_due {

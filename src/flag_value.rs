@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// The words that envoyproxy/ratelimit takes for booleans.
-pub fn boolean(text: &str) -> Result<bool, String> {
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -17,7 +17,7 @@ pub fn boolean(text: &str) -> Result<bool, String> {
 }
 
 /// `500ms`, `2s`, `1h30m`, `1.5h`: Go's syntax, and days.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parts_of_duration(text).ok_or_else(|| "write a duration such as 500ms, 2s, 10m or 1h".into())
 }
 
@@ -65,7 +65,7 @@ pub struct DurationError {
 }
 
 /// The duration that a flag, or its variable in the environment, has, if it is one of those allowed.
-pub fn duration_within(
+pub(crate) fn duration_within(
     (flag, env): (&'static str, &'static str),
     value: Duration,
     range: RangeInclusive<Duration>,
@@ -74,7 +74,7 @@ pub fn duration_within(
 }
 
 /// A share between nothing and everything.
-pub fn ratio(text: &str) -> Result<f32, String> {
+pub(crate) fn ratio(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
         _ => Err("write a number from 0 to 1, such as 0.8".into()),
@@ -82,7 +82,7 @@ pub fn ratio(text: &str) -> Result<f32, String> {
 }
 
 /// A share between nothing and everything, in thousandths: exact, so that all processes of a region agree on it.
-pub fn thousandths(text: &str) -> Result<u16, String> {
+pub(crate) fn thousandths(text: &str) -> Result<u16, String> {
     let help = || "write a number from 0 to 1 with at most three decimals, such as 0.1".to_owned();
     let scaled = text.parse::<f64>().map_err(|_| help())? * 1000.0;
     let whole = scaled.round();

@@ -77,19 +77,22 @@
 //! | contested | a key that another region counts too |
 //! | missing | counts of other regions that were left out here, and are looked up by name |
 
+// The surface is chosen: `pub` is what the binary, integration/, benches/ and fuzz/ use. The compiler sees when nobody uses the rest.
+#![warn(unreachable_pub)]
+
 // What is both part of the tests here and of `fuzz/` names the crate from outside.
 #[cfg(test)]
 extern crate self as tidegate;
 
 pub mod cli;
 pub mod clock;
-pub mod complaints;
+pub(crate) mod complaints;
 pub mod engine;
-pub mod flag_value;
+pub(crate) mod flag_value;
 pub mod global;
-pub mod measure;
+pub(crate) mod measure;
 pub mod observe;
-pub mod pem_file;
+pub(crate) mod pem_file;
 #[rustfmt::skip]
 pub mod proto;
 pub mod regional;
@@ -97,6 +100,6 @@ pub mod request;
 pub mod rules;
 pub mod secret;
 pub mod server;
-pub mod settings;
+pub(crate) mod settings;
 pub mod simulate;
 pub mod sources;

@@ -17,7 +17,7 @@ pub struct PemFileError {
 }
 
 /// A PEM file with certificates in it.
-pub fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
+pub(crate) fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
     let error = |fault| PemFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN CERTIFICATE-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -29,7 +29,7 @@ pub fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileE
 }
 
 /// A PEM file with a private key in it.
-pub fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
+pub(crate) fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
     let error = |fault| PemFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN PRIVATE KEY-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
     match PrivateKeyDer::from_pem_slice(&pem) {

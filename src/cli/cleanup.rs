@@ -18,7 +18,7 @@ use crate::global::mysql::error::{Remedy, StoreError};
 use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use crate::observe::logging::say;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   MYSQL_URL=mysql://tidegate:secret@db:3306/tidegate tidegate cleanup
   tidegate cleanup --dry-run --output json
   17 * * * *  tidegate cleanup      # in a crontab, in one region
@@ -69,7 +69,7 @@ impl Done {
     }
 }
 
-pub fn run(flags: &CleanupFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &CleanupFlags) -> anyhow::Result<Exit> {
     let settings = MysqlSettings::required(&flags.mysql)?;
     mysql::runtime()?.block_on(async {
         let store = MySql::new(&settings);

@@ -13,7 +13,7 @@ use crate::rules::{Domain, Ruleset};
 use crate::sources::files;
 use crate::sources::settings::RuleFlags;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   tidegate explain --domain edge remote_address=10.0.0.1
   tidegate explain --domain edge --rules rules/ api_key=alice,path=/v1/items tier=free
 
@@ -38,7 +38,7 @@ pub struct ExplainFlags {
 }
 
 /// The rules of the files, if they are good.
-pub fn load(flags: &RuleFlags) -> anyhow::Result<Ruleset> {
+pub(crate) fn load(flags: &RuleFlags) -> anyhow::Result<Ruleset> {
     let loaded = files::load(&flags.location(), &flags.options()?);
     match loaded.ruleset {
         Some(ruleset) => Ok(ruleset),
@@ -50,12 +50,12 @@ pub fn load(flags: &RuleFlags) -> anyhow::Result<Ruleset> {
     }
 }
 
-pub fn domain<'a>(ruleset: &'a Ruleset, name: &str) -> anyhow::Result<&'a Domain> {
+pub(crate) fn domain<'a>(ruleset: &'a Ruleset, name: &str) -> anyhow::Result<&'a Domain> {
     let names = || ruleset.domains().map(|domain| &*domain.name).collect::<Vec<&str>>().join(", ");
     ruleset.domain(name).ok_or_else(|| anyhow!("no domain '{name}' in the rules: there are {}", names()))
 }
 
-pub fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &ExplainFlags) -> anyhow::Result<Exit> {
     let ruleset = load(&flags.rules)?;
     let domain = domain(&ruleset, &flags.domain)?;
     let explained: Vec<_> = flags.descriptors.iter().map(|typed| explain(domain, typed.entries().collect())).collect();

@@ -15,28 +15,28 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// Nanoseconds, to three digits.
 #[derive(Clone, Debug)]
-pub struct Latency(Histogram<u64>);
+pub(crate) struct Latency(Histogram<u64>);
 
 impl Latency {
-    pub fn new() -> anyhow::Result<Latency> {
+    pub(crate) fn new() -> anyhow::Result<Latency> {
         Ok(Latency(Histogram::new_with_bounds(1, LONGEST_NS, 3).context("no room for latencies")?))
     }
 
-    pub fn record(&mut self, took: Duration) {
+    pub(crate) fn record(&mut self, took: Duration) {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(LONGEST_NS));
     }
 
     /// Adds what another has seen. Both have the same bounds, so nothing is left out.
-    pub fn add(&mut self, other: &Latency) {
+    pub(crate) fn add(&mut self, other: &Latency) {
         let _ = self.0.add(&other.0);
     }
 
-    pub fn quantile(&self, quantile: f64) -> Duration {
+    pub(crate) fn quantile(&self, quantile: f64) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(quantile))
     }
 
     /// `p50 0.21 ms, p90 0.40 ms, ...`, `None` if nothing was recorded.
-    pub fn describe(&self) -> Option<String> {
+    pub(crate) fn describe(&self) -> Option<String> {
         if self.0.is_empty() {
             return None;
         }
@@ -45,7 +45,7 @@ impl Latency {
     }
 
     /// `p50_us` and so on, `null` if nothing was recorded.
-    pub fn as_json(&self) -> Map<String, Value> {
+    pub(crate) fn as_json(&self) -> Map<String, Value> {
         let figure = |nanos: u64| if self.0.is_empty() { Value::Null } else { micros(Duration::from_nanos(nanos)) };
         let mut fields: Map<String, Value> = SHOWN
             .map(|(_, name, quantile)| (name.to_owned(), figure(self.0.value_at_quantile(quantile))))
@@ -57,12 +57,12 @@ impl Latency {
 }
 
 /// `0.21 ms`.
-pub fn millis(took: Duration) -> String {
+pub(crate) fn millis(took: Duration) -> String {
     format!("{:.2} ms", took.as_secs_f64() * 1e3)
 }
 
 /// Microseconds to a tenth.
-pub fn micros(took: Duration) -> Value {
+pub(crate) fn micros(took: Duration) -> Value {
     json!((took.as_nanos() as f64 / 100.0).round() / 10.0)
 }
 

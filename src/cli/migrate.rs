@@ -11,7 +11,7 @@ use crate::global::mysql::error::StoreError;
 use crate::global::mysql::schema::Applied;
 use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   MYSQL_URL=mysql://admin:secret@db:3306/tidegate tidegate migrate
   tidegate migrate --mysql-url mysql://admin@db/tidegate --mysql-password-file /run/secrets/mysql
 
@@ -28,7 +28,7 @@ pub struct MigrateFlags {
     pub output: Output,
 }
 
-pub fn run(flags: &MigrateFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &MigrateFlags) -> anyhow::Result<Exit> {
     let settings = MysqlSettings::required(&flags.mysql)?;
     let applied = match mysql::runtime()?.block_on(migrate(&settings)) {
         Ok(applied) => applied,

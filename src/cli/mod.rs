@@ -1,21 +1,21 @@
 //! The commands, one file or folder each, and what several of them share: how descriptors are typed, how servers are
 //! reached, how latencies are shown.
 
-pub mod bench;
-pub mod call;
-pub mod check;
-pub mod cleanup;
-pub mod client;
-pub mod explain;
+pub(crate) mod bench;
+pub(crate) mod call;
+pub(crate) mod check;
+pub(crate) mod cleanup;
+pub(crate) mod client;
+pub(crate) mod explain;
 pub mod generate;
-pub mod inject;
-pub mod latency;
-pub mod migrate;
-pub mod mysql;
-pub mod serve;
-pub mod status;
-pub mod webhook;
-pub mod yaml;
+pub(crate) mod inject;
+pub(crate) mod latency;
+pub(crate) mod migrate;
+pub(crate) mod mysql;
+pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod webhook;
+pub(crate) mod yaml;
 
 use std::any::TypeId;
 use std::path::PathBuf;

@@ -10,12 +10,12 @@ use crate::global::mysql::error::StoreError;
 use crate::observe::logging::say;
 
 /// One statement after the other needs no more than one thread.
-pub fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")
 }
 
 /// Says why it failed; `so_far` is what had been done by then.
-pub fn failed(error: &StoreError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
+pub(crate) fn failed(error: &StoreError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
     let exit = match error {
         StoreError::Unreachable(_) | StoreError::Timeout { .. } => Exit::NoAnswer,
         _ => Exit::Failure,

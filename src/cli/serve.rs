@@ -52,7 +52,7 @@ use crate::sources::xds::stream;
 /// How often what has expired is looked for.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
-pub fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     let settings = Settings::new(flags)?;
     logging::start(flags.log_level, flags.log_format);
     warn_of_ineffective_settings();

@@ -16,7 +16,7 @@ use crate::rules::yaml::{Kind, Node, documents};
 const FIRST: [&str; 4] = ["apiVersion", "kind", "metadata", "name"];
 
 /// A value as a block of YAML.
-pub fn yaml(value: &Value) -> String {
+pub(crate) fn yaml(value: &Value) -> String {
     lines(value).into_iter().map(|line| line + "\n").collect()
 }
 
@@ -52,7 +52,7 @@ fn dashed(lines: Vec<String>) -> Vec<String> {
 }
 
 /// A text on one line, the same text to every reader.
-pub fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     // A flag of a command, too.
     let begins_plainly =
@@ -73,7 +73,7 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// What a comment may say: one line, whatever is in the text.
-pub fn in_comment(text: &str) -> String {
+pub(crate) fn in_comment(text: &str) -> String {
     text.chars().map(|c| if is_printed(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
 }
 
@@ -83,7 +83,7 @@ fn is_printed(c: char) -> bool {
 }
 
 /// Every line moved to the right.
-pub fn indented(columns: usize, text: &str) -> String {
+pub(crate) fn indented(columns: usize, text: &str) -> String {
     let pad = " ".repeat(columns);
     text.split_terminator('\n')
         .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("{pad}{line}\n") })
@@ -91,13 +91,13 @@ pub fn indented(columns: usize, text: &str) -> String {
 }
 
 /// A map as an element of a list.
-pub fn element(map: &str) -> String {
+pub(crate) fn element(map: &str) -> String {
     indented(2, map).replacen("  ", "- ", 1)
 }
 
 /// What a document says to Kubernetes' tools.
 #[derive(Debug, PartialEq)]
-pub struct Read {
+pub(crate) struct Read {
     /// Null where there is no document.
     pub value: Value,
     /// Some of it is merged from elsewhere (`<<`), so that an addition in one place may hide what another one brings.
@@ -105,7 +105,7 @@ pub struct Read {
 }
 
 /// Reads one document, or says what is wrong with it in which of its lines.
-pub fn read(text: &str) -> Result<Read, (usize, String)> {
+pub(crate) fn read(text: &str) -> Result<Read, (usize, String)> {
     let mut problems = Problems::new(Strictness::Lenient);
     let read = documents(&"document".into(), text, &mut problems);
     if let Some(problem) = problems.into_sorted().first() {

@@ -3,15 +3,15 @@
 //! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
 //! replaced, name the keys, and let a [`Case`] judge and charge them.
 
-pub mod count;
+pub(crate) mod count;
 pub mod decide;
 mod decision;
 pub mod key;
 mod matching;
-pub mod peek;
+pub(crate) mod peek;
 pub(crate) mod quota;
 pub mod reach;
-pub mod reason;
+pub(crate) mod reason;
 pub(crate) mod steps;
 mod store_request;
 pub mod table;

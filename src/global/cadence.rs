@@ -12,7 +12,7 @@ const BACKOFF_MAX: u64 = 8;
 
 /// One rhythm.
 #[derive(Clone, Debug)]
-pub struct Cadence {
+pub(crate) struct Cadence {
     interval_us: u64,
     /// The next target without jitter.
     target_us: u64,
@@ -27,7 +27,7 @@ pub struct Cadence {
 
 impl Cadence {
     /// The first turn is due at once, with jitter.
-    pub fn new(interval_us: u64, now_us: u64, seed: u64) -> Cadence {
+    pub(crate) fn new(interval_us: u64, now_us: u64, seed: u64) -> Cadence {
         let mut cadence = Cadence {
             interval_us,
             target_us: now_us,
@@ -49,22 +49,23 @@ impl Cadence {
         target_us + self.random % (self.interval_us * JITTER_PERMILLE / 1000).max(1)
     }
 
-    pub fn next_us(&self) -> u64 {
+    pub(crate) fn next_us(&self) -> u64 {
         self.next_us
     }
 
-    pub fn is_due(&self, now_us: u64) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_due(&self, now_us: u64) -> bool {
         now_us >= self.next_us
     }
 
     /// A turn soon, but not right after the last one, however often somebody asks for it.
-    pub fn hasten(&mut self, now_us: u64) {
+    pub(crate) fn hasten(&mut self, now_us: u64) {
         self.target_us = self.target_us.min(now_us);
         self.next_us = self.next_us.min(now_us.max(self.ended_us + self.interval_us / 2));
     }
 
     /// A turn had nothing to do, which says nothing about the store.
-    pub fn passed(&mut self, now_us: u64) {
+    pub(crate) fn passed(&mut self, now_us: u64) {
         self.advance(1, now_us);
     }
 
@@ -78,12 +79,12 @@ impl Cadence {
     }
 
     /// The breaker: several turns in a row have failed.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.failures >= FAILURES_MAX
     }
 
     /// A turn has ended. True if that opens or closes the breaker.
-    pub fn ended(&mut self, is_success: bool, now_us: u64) -> bool {
+    pub(crate) fn ended(&mut self, is_success: bool, now_us: u64) -> bool {
         let was_open = self.is_open();
         self.failures = if is_success { 0 } else { self.failures.saturating_add(1) };
         let intervals = match self.failures.checked_sub(FAILURES_MAX) {

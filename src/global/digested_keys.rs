@@ -10,7 +10,7 @@ use crate::engine::table::foreign_ledger::ForeignSum;
 
 /// A row that waits for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitingRow {
+pub(crate) struct WaitingRow {
     /// What the row says.
     pub sum: ForeignSum,
     /// From here on it counts nowhere any more.
@@ -22,7 +22,7 @@ const SLOTS_MIN: usize = 4096;
 
 /// Sensitive keys, and rows that wait for theirs.
 #[derive(Debug, Default)]
-pub struct DigestedKeys {
+pub(crate) struct DigestedKeys {
     slots: HashMap<Box<[u8]>, SlotRef>,
     /// So many slots are remembered before those that are gone are looked for.
     tidy_at: usize,
@@ -31,23 +31,23 @@ pub struct DigestedKeys {
 
 impl DigestedKeys {
     /// A key was made: returns what others have told of it.
-    pub fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<WaitingRow> {
+    pub(crate) fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<WaitingRow> {
         let kept = self.kept.remove(&digest).unwrap_or_default();
         self.slots.insert(digest, at);
         kept
     }
 
-    pub fn slot(&self, digest: &[u8]) -> Option<SlotRef> {
+    pub(crate) fn slot(&self, digest: &[u8]) -> Option<SlotRef> {
         self.slots.get(digest).copied()
     }
 
     /// The key is not where it was.
-    pub fn gone(&mut self, digest: &[u8]) {
+    pub(crate) fn gone(&mut self, digest: &[u8]) {
         self.slots.remove(digest);
     }
 
     /// Keeps a row for a key that is not here; false if there is no room.
-    pub fn keep(&mut self, digest: &[u8], row: WaitingRow, most: usize) -> bool {
+    pub(crate) fn keep(&mut self, digest: &[u8], row: WaitingRow, most: usize) -> bool {
         if self.kept.len() >= most && !self.kept.contains_key(digest) {
             return false;
         }
@@ -59,7 +59,7 @@ impl DigestedKeys {
     }
 
     /// Forgets rows that have expired.
-    pub fn expire(&mut self, now_ms: u64) {
+    pub(crate) fn expire(&mut self, now_ms: u64) {
         self.kept.retain(|_, rows| {
             rows.retain(|row| row.expires_at_ms > now_ms);
             !rows.is_empty()
@@ -67,7 +67,7 @@ impl DigestedKeys {
     }
 
     /// Forgets keys that are gone, if there may be many of them.
-    pub fn tidy(&mut self, is_there: impl Fn(SlotRef) -> bool) {
+    pub(crate) fn tidy(&mut self, is_there: impl Fn(SlotRef) -> bool) {
         if self.slots.len() >= self.tidy_at {
             self.slots.retain(|_, at| is_there(*at));
             self.tidy_at = SLOTS_MIN + 2 * self.slots.len();

@@ -31,7 +31,7 @@ const SEEK_MAX: Duration = Duration::from_millis(500);
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The process's part in the exchange, at work.
-pub struct Global {
+pub(crate) struct Global {
     exchange: Exchange,
     mysql: MySql,
     /// Where the table is, without secrets.
@@ -59,7 +59,7 @@ impl fmt::Debug for Global {
 
 impl Global {
     /// Starts to take part. Must be called on the runtime.
-    pub fn start(
+    pub(crate) fn start(
         engine: Arc<Engine>,
         mysql: MySql,
         place: String,
@@ -100,17 +100,17 @@ impl Global {
     }
 
     /// Without password.
-    pub fn place(&self) -> &str {
+    pub(crate) fn place(&self) -> &str {
         &self.place
     }
 
     /// Whether other regions can't be heard, or can't hear this one.
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Relaxed)
     }
 
     /// For how long that has been so, if it is, and how often it came to it.
-    pub fn standing(&self) -> (Option<Duration>, u64) {
+    pub(crate) fn standing(&self) -> (Option<Duration>, u64) {
         let fallen = self.fallen.lock();
         (fallen.since.map(|since| since.elapsed()), fallen.times)
     }
@@ -139,17 +139,17 @@ impl Global {
         }
     }
 
-    pub fn figures(&self) -> GlobalFigures {
+    pub(crate) fn figures(&self) -> GlobalFigures {
         GlobalFigures::new(&self.exchange, &self.metrics, self.place.clone(), self.now())
     }
 
     /// Other rules are in force.
-    pub fn set_rules(&self, ruleset: &Ruleset) {
+    pub(crate) fn set_rules(&self, ruleset: &Ruleset) {
         self.exchange.set_rules(ruleset, self.now());
     }
 
     /// To be called after a decision.
-    pub fn decided(&self) {
+    pub(crate) fn decided(&self) {
         if self.exchange.has_hidden() {
             self.wake.notify_one();
         }
@@ -360,7 +360,7 @@ impl Global {
     }
 
     /// A clean stop: what others should know is published.
-    pub async fn leave(&self) {
+    pub(crate) async fn leave(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
         if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
             tracing::warn!("stopped before other regions knew of all hits");

@@ -10,8 +10,8 @@ mod seeking;
 #[cfg(test)]
 mod tests;
 
-pub use crate::global::exchange::importing::Hearing;
-pub use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
+pub(crate) use crate::global::exchange::importing::Hearing;
+pub(crate) use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::regional::key_names::KeyNames;
 use crate::rules::Ruleset;
 
 /// How often rows are published, and how often they are imported.
-pub const INTERVAL_US: u64 = 1_000_000;
+pub(crate) const INTERVAL_US: u64 = 1_000_000;
 
 /// How a process takes part.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ pub enum Reading {
 
 /// All rows of one cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CellSum {
+pub(crate) struct CellSum {
     pub cell: CellName,
     /// The sum of the other regions' rows.
     pub others: Counts,
@@ -32,7 +32,7 @@ pub struct CellSum {
 
 /// Puts rows together.
 #[derive(Debug)]
-pub struct Import {
+pub(crate) struct Import {
     /// This region.
     region: Box<str>,
     at_hand: Option<CellSum>,
@@ -44,12 +44,12 @@ pub struct Import {
 }
 
 impl Import {
-    pub fn new(region: &str) -> Import {
+    pub(crate) fn new(region: &str) -> Import {
         Import { region: region.into(), at_hand: None, rows: 0, absurd: 0, seen: BTreeMap::new() }
     }
 
     /// Takes a row. Returns the sum of the cell before, if that is complete.
-    pub fn hear(&mut self, heard: HeardRow) -> Option<CellSum> {
+    pub(crate) fn hear(&mut self, heard: HeardRow) -> Option<CellSum> {
         self.rows += 1;
         let HeardRow { cell, region, counts, updated_at_ms } = heard;
         let is_window = (WINDOW_MS_MIN..=WINDOW_MS_MAX).contains(&cell.duration_ms);
@@ -79,12 +79,12 @@ impl Import {
     }
 
     /// The cell of the last row. More rows of it may follow.
-    pub fn reached(&self) -> Option<&CellName> {
+    pub(crate) fn reached(&self) -> Option<&CellName> {
         self.at_hand.as_ref().map(|sum| &sum.cell)
     }
 
     /// No more rows: returns the last cell's sum.
-    pub fn end(&mut self) -> Option<CellSum> {
+    pub(crate) fn end(&mut self) -> Option<CellSum> {
         self.at_hand.take()
     }
 }

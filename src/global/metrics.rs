@@ -14,15 +14,15 @@ use crate::measure::times::Times;
 
 /// What is done with the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Turn {
+pub(crate) enum Turn {
     Publish,
     Import,
 }
 
 impl Turn {
-    pub const ALL: [Turn; 2] = [Turn::Publish, Turn::Import];
+    pub(crate) const ALL: [Turn; 2] = [Turn::Publish, Turn::Import];
 
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Turn::Publish => "publish",
             Turn::Import => "import",
@@ -32,21 +32,21 @@ impl Turn {
 
 /// Why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreFailure {
+pub(crate) struct StoreFailure {
     pub reason: &'static str,
     pub text: String,
     pub at: SystemTime,
 }
 
 impl StoreFailure {
-    pub fn of(error: &StoreError) -> StoreFailure {
+    pub(crate) fn of(error: &StoreError) -> StoreFailure {
         StoreFailure { reason: error.reason(), text: error.to_string(), at: wall_time() }
     }
 }
 
 /// Counts since the start, of what the driver sees.
 #[derive(Debug, Default)]
-pub struct GlobalMetrics {
+pub(crate) struct GlobalMetrics {
     times: [Histogram; 2],
     /// Of rows that told something new, at their import.
     ages: Histogram,
@@ -56,28 +56,28 @@ pub struct GlobalMetrics {
 }
 
 impl GlobalMetrics {
-    pub fn took(&self, turn: Turn, time: Duration) {
+    pub(crate) fn took(&self, turn: Turn, time: Duration) {
         self.times[turn as usize].record(time);
     }
 
-    pub fn imported_age(&self, age: Duration) {
+    pub(crate) fn imported_age(&self, age: Duration) {
         self.ages.record(age);
     }
 
-    pub fn failed(&self, turn: Turn, failure: StoreFailure) {
+    pub(crate) fn failed(&self, turn: Turn, failure: StoreFailure) {
         *self.errors.lock().entry((turn, failure.reason)).or_default() += 1;
         *self.last_error.lock() = Some((turn, failure));
     }
 
     /// A statement lost against another one, and is tried again.
-    pub fn conflict(&self) {
+    pub(crate) fn conflict(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Everything about the exchange, at one moment.
 #[derive(Clone, Debug)]
-pub struct GlobalFigures {
+pub(crate) struct GlobalFigures {
     /// Of this process.
     pub region: Box<str>,
     /// All of them, as configured.
@@ -110,7 +110,7 @@ pub struct GlobalFigures {
 }
 
 impl GlobalFigures {
-    pub fn new(exchange: &Exchange, metrics: &GlobalMetrics, place: String, now: Now) -> GlobalFigures {
+    pub(crate) fn new(exchange: &Exchange, metrics: &GlobalMetrics, place: String, now: Now) -> GlobalFigures {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &exchange.counts;
         GlobalFigures {
@@ -138,20 +138,20 @@ impl GlobalFigures {
     }
 
     /// Seconds since each turn last succeeded.
-    pub fn since_success(&self) -> [(Turn, Option<f64>); 2] {
+    pub(crate) fn since_success(&self) -> [(Turn, Option<f64>); 2] {
         let seconds = |us: Option<u64>| us.map(|us| us as f64 / 1e6);
         let ExchangeStatus { published_ago_us, imported_ago_us, .. } = self.status;
         [(Turn::Publish, seconds(published_ago_us)), (Turn::Import, seconds(imported_ago_us))]
     }
 
     /// Of each turn: whether its breaker is open, and how often it has opened.
-    pub fn breakers(&self) -> [(Turn, bool, u64); 2] {
+    pub(crate) fn breakers(&self) -> [(Turn, bool, u64); 2] {
         let ExchangeStatus { is_publish_open, is_import_open, publish_opened, import_opened, .. } = self.status;
         [(Turn::Publish, is_publish_open, publish_opened), (Turn::Import, is_import_open, import_opened)]
     }
 
     /// How long ago each region has last changed a row, in milliseconds by the server's clock; `None` if it never has.
-    pub fn seen(&self) -> Vec<(&str, Option<u64>)> {
+    pub(crate) fn seen(&self) -> Vec<(&str, Option<u64>)> {
         let ago_ms = |at_ms: &u64| self.status.server_ms.unwrap_or(*at_ms).saturating_sub(*at_ms);
         let configured = self.regions.iter().map(|region| (&**region, self.status.seen.get(region).map(ago_ms)));
         let strangers = self.status.seen.iter().filter(|(region, _)| !self.regions.contains(region));

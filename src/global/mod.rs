@@ -5,15 +5,15 @@
 //! [`publish`] says which rows to send and what to do when the server refuses some, [`import`] takes rows over,
 //! [`cadence`] says when. Nothing here is ever waited for by a request.
 
-pub mod cadence;
-pub mod digested_keys;
-pub mod driver;
-pub mod exchange;
-pub mod import;
-pub mod metrics;
-pub mod model;
+pub(crate) mod cadence;
+pub(crate) mod digested_keys;
+pub(crate) mod driver;
+pub(crate) mod exchange;
+pub(crate) mod import;
+pub(crate) mod metrics;
+pub(crate) mod model;
 pub mod mysql;
-pub mod names;
+pub(crate) mod names;
 pub mod publish;
 pub mod row;
-pub mod settings;
+pub(crate) mod settings;

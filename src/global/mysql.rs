@@ -5,7 +5,7 @@
 
 mod connections;
 pub mod error;
-pub mod schema;
+pub(crate) mod schema;
 pub mod settings;
 pub mod statement;
 

@@ -14,7 +14,7 @@ const NAMESPACE_BYTES_MAX: usize = 255;
 
 /// A rule by its names.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub(crate) struct Named {
     pub workspace: Box<[u8]>,
     pub namespace: Box<[u8]>,
     pub space: Space,
@@ -26,7 +26,7 @@ pub struct Named {
 
 impl Named {
     /// How a window of the rule is counted. A request may bring a window of its own.
-    pub fn terms(&self, window_ms: u64) -> Terms {
+    pub(crate) fn terms(&self, window_ms: u64) -> Terms {
         let of_window = self.limits.iter().map(|(terms, _)| terms).find(|terms| terms.window_ms == window_ms);
         let algorithm = of_window.or(self.limits.first().map(|(terms, _)| terms)).map(|terms| terms.algorithm);
         let algorithm = algorithm.filter(|algorithm| algorithm.is_windowed());
@@ -36,7 +36,7 @@ impl Named {
     }
 
     /// Whether rows of a window are about anything that is counted in all regions.
-    pub fn is_global(&self, window_ms: u64) -> bool {
+    pub(crate) fn is_global(&self, window_ms: u64) -> bool {
         let of_window = self.limits.iter().find(|(terms, _)| terms.window_ms == window_ms);
         of_window.is_none_or(|(terms, scope)| {
             terms.algorithm.is_windowed() && !matches!(scope, Some(Scope::Local | Scope::Regional))
@@ -49,14 +49,14 @@ type RowName = (Box<[u8]>, Box<[u8]>);
 
 /// The rules in force, by both.
 #[derive(Debug, Default)]
-pub struct Names {
+pub(crate) struct Names {
     named: Vec<Named>,
     by_space: HashMap<Space, usize>,
     by_text: HashMap<RowName, usize>,
 }
 
 impl Names {
-    pub fn new(ruleset: &Ruleset) -> Names {
+    pub(crate) fn new(ruleset: &Ruleset) -> Names {
         let mut names = Names::default();
         for domain in ruleset.domains() {
             let is_sensitive = domain.has_sensitive_keys();
@@ -81,11 +81,11 @@ impl Names {
         names
     }
 
-    pub fn of_space(&self, space: Space) -> Option<&Named> {
+    pub(crate) fn of_space(&self, space: Space) -> Option<&Named> {
         self.by_space.get(&space).map(|at| &self.named[*at])
     }
 
-    pub fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&Named> {
+    pub(crate) fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&Named> {
         // The map's keys own their bytes.
         let key: RowName = (workspace.into(), namespace.into());
         self.by_text.get(&key).map(|at| &self.named[*at])

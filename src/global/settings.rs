@@ -44,14 +44,14 @@ impl GlobalFlags {
 
 /// How regions share counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GlobalSettings {
+pub(crate) struct GlobalSettings {
     pub mysql: MysqlSettings,
     pub names: RegionNames,
 }
 
 /// All regions, and which of them this is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RegionNames {
+pub(crate) struct RegionNames {
     /// One of `regions`.
     pub region: Box<str>,
     /// As they were written, each once.
@@ -60,7 +60,7 @@ pub struct RegionNames {
 
 impl RegionNames {
     /// Its place among them by name: the order in which they are written may differ from region to region.
-    pub fn place(&self) -> RegionIndex {
+    pub(crate) fn place(&self) -> RegionIndex {
         let before = self.regions.iter().filter(|name| **name < self.region).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         RegionIndex { region: count(before), regions: count(self.regions.len()) }
@@ -69,7 +69,7 @@ impl RegionNames {
 
 /// A setting about regions that can't be used.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum GlobalSettingError {
+pub(crate) enum GlobalSettingError {
     #[error(transparent)]
     Mysql(#[from] MysqlSettingError),
     #[error(
@@ -98,7 +98,7 @@ pub enum GlobalSettingError {
 
 impl GlobalSettings {
     /// `None`: no MySQL, so counts stay in the region.
-    pub fn new(flags: &GlobalFlags) -> Result<Option<GlobalSettings>, GlobalSettingError> {
+    pub(crate) fn new(flags: &GlobalFlags) -> Result<Option<GlobalSettings>, GlobalSettingError> {
         let Some(mysql) = MysqlSettings::new(&flags.mysql)? else { return Ok(None) };
         let names = RegionNames::new(flags, "--mysql-url (MYSQL_URL)")?;
         Ok(Some(GlobalSettings { mysql, names }))
@@ -107,7 +107,7 @@ impl GlobalSettings {
 
 impl RegionNames {
     /// The names without MySQL, if there are any.
-    pub fn alone(flags: &GlobalFlags) -> Result<Option<RegionNames>, GlobalSettingError> {
+    pub(crate) fn alone(flags: &GlobalFlags) -> Result<Option<RegionNames>, GlobalSettingError> {
         let is_listed = flags.regions.as_ref().is_some_and(|listed| !listed.trim().is_empty());
         is_listed.then(|| RegionNames::new(flags, "--regions (TIDEGATE_REGIONS)")).transpose()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::measure::stripes::Stripes;
 
 /// Up to 1 us, 2 us, 4 us, and so on to about a second; the last takes the rest.
-pub const BUCKETS: usize = 22;
+pub(crate) const BUCKETS: usize = 22;
 /// Where the sum of all nanoseconds is kept.
 const SUM: usize = BUCKETS;
 

@@ -1,6 +1,6 @@
 //! How things are measured: counters and histograms that cost a request next to nothing. What is measured belongs to whoever
 //! does it; `observe/` shows it.
 
-pub mod histogram;
-pub mod stripes;
-pub mod times;
+pub(crate) mod histogram;
+pub(crate) mod stripes;
+pub(crate) mod times;

@@ -15,7 +15,7 @@ const ADDED_MAX: u64 = 1 << 40;
 
 /// `N` counters that belong together, on one cache line of each stripe.
 #[derive(Debug)]
-pub struct Stripes<const N: usize> {
+pub(crate) struct Stripes<const N: usize> {
     stripes: Box<[CachePadded<[AtomicU64; N]>]>,
 }
 
@@ -27,14 +27,14 @@ impl<const N: usize> Default for Stripes<N> {
 }
 
 impl<const N: usize> Stripes<N> {
-    pub fn add(&self, counter: usize, count: u64) {
+    pub(crate) fn add(&self, counter: usize, count: u64) {
         if count > 0 {
             self.stripes[own_stripe() & (self.stripes.len() - 1)][counter]
                 .fetch_add(count.min(ADDED_MAX), Ordering::Relaxed);
         }
     }
 
-    pub fn sum(&self, counter: usize) -> u64 {
+    pub(crate) fn sum(&self, counter: usize) -> u64 {
         let counts = self.stripes.iter().map(|stripe| stripe[counter].load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)
     }

@@ -16,7 +16,7 @@ use crate::request::Descriptor;
 use crate::rules::limit::TrailStep;
 
 /// All values beyond share one series.
-pub const SERIES_PER_RULE_MAX: usize = 1000;
+pub(crate) const SERIES_PER_RULE_MAX: usize = 1000;
 /// What stands for those values.
 const OTHER: &str = "other";
 
@@ -24,7 +24,7 @@ type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::Rand
 
 /// The series of a rule whose metrics name values of the request.
 #[derive(Debug)]
-pub struct ByValue {
+pub(crate) struct ByValue {
     domain: Arc<str>,
     trail: Box<[TrailStep]>,
     series: ArcSwap<SeriesOfValues>,
@@ -34,7 +34,7 @@ pub struct ByValue {
 }
 
 impl ByValue {
-    pub fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
+    pub(crate) fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
         let other: Vec<Arc<str>> = trail
             .iter()
             .map(|step| if step.takes_value { format!("{}_{OTHER}", step.key).into() } else { step.written.clone() })
@@ -48,17 +48,17 @@ impl ByValue {
         }
     }
 
-    pub fn trail(&self) -> &[TrailStep] {
+    pub(crate) fn trail(&self) -> &[TrailStep] {
         &self.trail
     }
 
     /// Every series there is.
-    pub fn for_each(&self, mut visit: impl FnMut(&Labels, &HitCounters)) {
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(&Labels, &HitCounters)) {
         self.series.load().values().chain([&self.other]).for_each(|series| visit(&series.0, &series.1));
     }
 
     /// The counters for the values of a descriptor.
-    pub fn find(&self, descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
+    pub(crate) fn find(&self, descriptor: &Descriptor<'_>) -> Arc<(Labels, HitCounters)> {
         let key = self.key(descriptor);
         let series = self.series.load();
         if let Some(found) = series.get(&*key) {

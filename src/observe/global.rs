@@ -12,7 +12,7 @@ use crate::observe::label_name::LabelName;
 use crate::observe::page::Page;
 
 /// All figures at a glance, for `/stats`.
-pub fn to_json(figures: &GlobalFigures) -> Value {
+pub(crate) fn to_json(figures: &GlobalFigures) -> Value {
     let turn = |(turn, is_open, opened): (Turn, bool, u64)| {
         let failed: u64 = figures.errors.iter().filter(|((of, _), _)| *of == turn).map(|(_, count)| count).sum();
         let times = figures.times.iter().find(|(of, _)| *of == turn).map(|(_, times)| times);

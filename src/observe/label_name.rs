@@ -11,14 +11,14 @@ use prometheus_client::encoding::{EncodeLabelKey, LabelKeyEncoder};
 macro_rules! label_names {
     ($($name:ident = $word:literal),* $(,)?) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum LabelName {
+        pub(crate) enum LabelName {
             $($name),*
         }
 
         impl LabelName {
-            pub const ALL: &[LabelName] = &[$(LabelName::$name),*];
+            pub(crate) const ALL: &[LabelName] = &[$(LabelName::$name),*];
 
-            pub fn word(self) -> &'static str {
+            pub(crate) fn word(self) -> &'static str {
                 match self {
                     $(LabelName::$name => $word),*
                 }
@@ -55,7 +55,7 @@ const BUCKET: &str = "le";
 
 impl LabelName {
     /// Whether some metric has a label of this name already.
-    pub fn is_taken(name: &str) -> bool {
+    pub(crate) fn is_taken(name: &str) -> bool {
         name == BUCKET || LabelName::ALL.iter().any(|own| own.word() == name)
     }
 }

@@ -20,7 +20,7 @@ impl Labels {
 }
 
 /// The start of a value that a label has room for.
-pub fn clipped(value: &str) -> &str {
+pub(crate) fn clipped(value: &str) -> &str {
     &value[..value.floor_char_boundary(VALUE_BYTES_MAX)]
 }
 

@@ -11,7 +11,7 @@ use crate::observe::page::Page;
 
 /// What a process shares its counts through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerName {
+pub(crate) enum LayerName {
     /// The table in MySQL.
     Global,
     /// The owner of strict limits, which a single region's Redis is as well.
@@ -21,9 +21,9 @@ pub enum LayerName {
 }
 
 impl LayerName {
-    pub const ALL: [LayerName; 3] = [LayerName::Global, LayerName::Strict, LayerName::Regional];
+    pub(crate) const ALL: [LayerName; 3] = [LayerName::Global, LayerName::Strict, LayerName::Regional];
 
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             LayerName::Global => "global",
             LayerName::Strict => "strict",
@@ -31,7 +31,7 @@ impl LayerName {
         }
     }
 
-    pub fn of_word(word: &str) -> Option<LayerName> {
+    pub(crate) fn of_word(word: &str) -> Option<LayerName> {
         LayerName::ALL.into_iter().find(|name| name.word() == word)
     }
 
@@ -47,7 +47,7 @@ impl LayerName {
     }
 
     /// What is enforced without the layer, for those who have a whole line to read it in.
-    pub fn outage_in_full(self) -> &'static str {
+    pub(crate) fn outage_in_full(self) -> &'static str {
         match self {
             LayerName::Global => {
                 "limits hold in the region, on the last counts of the others (share: its part of the limit)"
@@ -60,7 +60,7 @@ impl LayerName {
 
 /// One layer at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerFigures {
+pub(crate) struct LayerFigures {
     pub name: LayerName,
     /// `None` while it can be reached.
     pub down_for: Option<Duration>,
@@ -71,11 +71,11 @@ pub struct LayerFigures {
 }
 
 impl LayerFigures {
-    pub fn new(name: LayerName, down_for: Option<Duration>, lost: u64, place: &str) -> LayerFigures {
+    pub(crate) fn new(name: LayerName, down_for: Option<Duration>, lost: u64, place: &str) -> LayerFigures {
         LayerFigures { name, down_for, lost, place: place.to_owned() }
     }
 
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.down_for.is_none()
     }
 
@@ -84,7 +84,7 @@ impl LayerFigures {
         self.lost.saturating_sub(u64::from(!self.is_up()))
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "layer": self.name.word(),
             "is_up": self.is_up(),

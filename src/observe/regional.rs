@@ -13,7 +13,7 @@ use crate::regional::metrics::RegionalFigures;
 use crate::regional::region::Operation;
 
 /// All figures at a glance, for `/stats`.
-pub fn to_json(figures: &RegionalFigures) -> Value {
+pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
     let redis = &figures.connection;
     let last_error = redis
         .last_error

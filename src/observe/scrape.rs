@@ -29,13 +29,13 @@ use crate::rules::problem::Severity;
 use crate::sources::load_status::{Config, now_s};
 
 /// What `/metrics` answers with.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Errors of the last attempt to load rules that are named; `/config/status` has all of them.
 const ERRORS_NAMED_MAX: usize = 10;
 
 #[derive(Clone, Debug, Default)]
-pub struct ScrapeOptions {
+pub(crate) struct ScrapeOptions {
     /// On every metric.
     pub labels: Vec<(String, String)>,
     /// `ratelimit_service_response_time_seconds` in milliseconds.
@@ -44,7 +44,7 @@ pub struct ScrapeOptions {
 
 /// Every outcome and failure, read.
 #[derive(Clone, Debug)]
-pub struct OutcomeFigures {
+pub(crate) struct OutcomeFigures {
     pub decisions: [(RequestOutcome, u64); RequestOutcome::ALL.len()],
     pub failures: [(Failure, u64); Failure::ALL.len()],
     pub globally_shadowed: u64,
@@ -56,7 +56,7 @@ pub struct OutcomeFigures {
 }
 
 impl OutcomeFigures {
-    pub fn of(outcomes: &Outcomes) -> OutcomeFigures {
+    pub(crate) fn of(outcomes: &Outcomes) -> OutcomeFigures {
         OutcomeFigures {
             decisions: RequestOutcome::ALL.map(|outcome| (outcome, outcomes.decisions(outcome))),
             failures: Failure::ALL.map(|failure| (failure, outcomes.failures(failure))),
@@ -75,7 +75,7 @@ impl OutcomeFigures {
 
 /// gRPC connections, now and since the start.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ConnectionFigures {
+pub(crate) struct ConnectionFigures {
     pub open: u64,
     pub refused: u64,
     pub handshake_failures: u64,
@@ -85,7 +85,7 @@ pub struct ConnectionFigures {
 
 /// All that is measured, at one moment.
 #[derive(Clone, Debug)]
-pub struct Figures {
+pub(crate) struct Figures {
     pub hits: BTreeMap<Labels, Counts>,
     pub outcomes: OutcomeFigures,
     pub table: TableStats,
@@ -113,7 +113,7 @@ pub struct Figures {
 
 impl Figures {
     /// The figures as Prometheus reads them.
-    pub fn to_text(self, options: &ScrapeOptions) -> Result<String, fmt::Error> {
+    pub(crate) fn to_text(self, options: &ScrapeOptions) -> Result<String, fmt::Error> {
         let labels = options.labels.iter().map(|(name, value)| (Cow::Owned(name.clone()), Cow::Owned(value.clone())));
         let mut registry = Registry::with_labels(labels);
         registry.register_collector(Box::new(Scrape { figures: self, as_ms: options.response_time_as_ms }));

@@ -31,7 +31,7 @@ impl Default for BreakerOptions {
 
 /// One breaker.
 #[derive(Clone, Debug, Default)]
-pub struct Breaker {
+pub(crate) struct Breaker {
     options: BreakerOptions,
     /// When, and whether it succeeded; the oldest first.
     outcomes: std::collections::VecDeque<(u64, bool)>,
@@ -53,22 +53,22 @@ struct Open {
 }
 
 impl Breaker {
-    pub fn new(options: BreakerOptions) -> Breaker {
+    pub(crate) fn new(options: BreakerOptions) -> Breaker {
         Breaker { options, ..Breaker::default() }
     }
 
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
     /// How long it has been open.
-    pub fn open_for_us(&self, now_us: u64) -> Option<u64> {
+    pub(crate) fn open_for_us(&self, now_us: u64) -> Option<u64> {
         self.open.map(|open| now_us.saturating_sub(open.since_us))
     }
 
     /// Takes note of a call's end. True if that opens the breaker: at least half of the recent calls have failed, or all
     /// of them for too long.
-    pub fn record(&mut self, is_success: bool, now_us: u64) -> bool {
+    pub(crate) fn record(&mut self, is_success: bool, now_us: u64) -> bool {
         if self.open.is_some() {
             return false;
         }
@@ -100,12 +100,12 @@ impl Breaker {
     }
 
     /// Something else was answered, so that it is not silent.
-    pub fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         self.unanswered_us = None;
     }
 
     /// True if a probe is due; whoever is told so makes it and reports with [`Breaker::probed`].
-    pub fn wants_probe(&mut self, now_us: u64) -> bool {
+    pub(crate) fn wants_probe(&mut self, now_us: u64) -> bool {
         match &mut self.open {
             Some(open) if !open.is_probing && now_us >= open.probe_at_us => {
                 open.is_probing = true;
@@ -116,7 +116,7 @@ impl Breaker {
     }
 
     /// A probe has come back. True if that closes the breaker.
-    pub fn probed(&mut self, is_success: bool, now_us: u64) -> bool {
+    pub(crate) fn probed(&mut self, is_success: bool, now_us: u64) -> bool {
         let Some(open) = &mut self.open else { return false };
         if is_success {
             self.open = None;

@@ -55,7 +55,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-pub use crate::engine::table::cell::COUNT_MAX;
+pub(crate) use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::cell::{CellState, CellUpdate};
 use crate::engine::table::ledger::KeyUpdate;
 use crate::rules::limit::Terms;

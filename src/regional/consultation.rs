@@ -14,7 +14,7 @@ use crate::regional::wait_queue::AskOutcome;
 use crate::rules::policy::Class;
 
 /// How many requests may wait for the stores before one of this class is not let wait any more, if so many may be open.
-pub fn waiting_max(in_flight_max: usize, class: Class) -> usize {
+pub(crate) fn waiting_max(in_flight_max: usize, class: Class) -> usize {
     let percent = match class {
         Class::Comfort => 90,
         Class::Cost => 95,
@@ -25,7 +25,7 @@ pub fn waiting_max(in_flight_max: usize, class: Class) -> usize {
 
 /// What a request that has to ask has heard so far.
 #[derive(Clone, Debug)]
-pub struct Consultation {
+pub(crate) struct Consultation {
     origin: StoreRecord,
     owner: StoreRecord,
     /// What the first look has given back, for all after it to know.
@@ -55,7 +55,7 @@ enum StoreWord {
 
 impl Consultation {
     /// After a first look by these views, which came to this question.
-    pub fn first(views: &Consult<'_>, question: &mut StoreRequest) -> Consultation {
+    pub(crate) fn first(views: &Consult<'_>, question: &mut StoreRequest) -> Consultation {
         Consultation {
             origin: StoreRecord::first(&views.origin),
             owner: StoreRecord::first(&views.owner),
@@ -65,12 +65,12 @@ impl Consultation {
     }
 
     /// Too many wait: the request is decided at the next look, without asking.
-    pub fn shed(&mut self) {
+    pub(crate) fn shed(&mut self) {
         self.is_shed = true;
     }
 
     /// Takes what a store has said, in time or not, to a question that was about strict limits or not.
-    pub fn hear(&mut self, store: Store, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
+    pub(crate) fn hear(&mut self, store: Store, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
         let record = match store {
             Store::Origin => &mut self.origin,
             Store::Owner => &mut self.owner,
@@ -79,7 +79,7 @@ impl Consultation {
     }
 
     /// What the next look goes by, from how the stores stand now.
-    pub fn consult<'a>(&'a self, now: &Consult<'a>) -> Consult<'a> {
+    pub(crate) fn consult<'a>(&'a self, now: &Consult<'a>) -> Consult<'a> {
         Consult {
             origin: self.origin.view(now.origin, self.is_shed),
             owner: self.owner.view(now.owner, self.is_shed),

@@ -35,7 +35,7 @@ use crate::regional::wait_queue::{AskId, AskOutcome};
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
 
 /// The process's part in its region, at work.
-pub struct Regional {
+pub(crate) struct Regional {
     region: Region,
     redis: Redis,
     /// Requests that wait.
@@ -63,7 +63,7 @@ pub struct Regional {
 }
 
 /// How to take part.
-pub struct RegionalOptions {
+pub(crate) struct RegionalOptions {
     pub region: RegionOptions,
     /// How long a request waits.
     pub deadline: Duration,
@@ -83,7 +83,7 @@ impl fmt::Debug for Regional {
 
 impl Regional {
     /// Starts to take part. Must be called on the runtime.
-    pub fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<Regional> {
+    pub(crate) fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<Regional> {
         let RegionalOptions { mut region, deadline, strict_deadline, replicated, began } = options;
         region.is_cluster = redis.is_cluster();
         let regional = Arc::new(Regional {
@@ -110,19 +110,19 @@ impl Regional {
         regional
     }
 
-    pub fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
-    pub fn redis(&self) -> &Redis {
+    pub(crate) fn redis(&self) -> &Redis {
         &self.redis
     }
 
-    pub fn now(&self) -> Now {
+    pub(crate) fn now(&self) -> Now {
         self.clock.now()
     }
 
-    pub fn figures(&self, lost_hits: u64) -> RegionalFigures {
+    pub(crate) fn figures(&self, lost_hits: u64) -> RegionalFigures {
         let [checks, replays, strict] = self.region.breakers();
         let mut breakers = vec![("checks", checks.0, checks.1), ("replays", replays.0, replays.1)];
         if self.has_strict_checks_apart() {
@@ -149,17 +149,17 @@ impl Regional {
     }
 
     /// The shortest window of the rules in force: clocks should agree within a small part of it.
-    pub fn set_shortest_window(&self, window_ms: Option<u64>) {
+    pub(crate) fn set_shortest_window(&self, window_ms: Option<u64>) {
         self.shortest_window_ms.store(window_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The moment, in whole milliseconds, that freshness and pauses go by.
-    pub fn mono_ms(&self, at: Instant) -> u64 {
+    pub(crate) fn mono_ms(&self, at: Instant) -> u64 {
         self.clock.mono_ms(at)
     }
 
     /// What a request may know of the store.
-    pub fn view(&self) -> StoreView<'static> {
+    pub(crate) fn view(&self) -> StoreView<'static> {
         self.region.view()
     }
 
@@ -169,20 +169,20 @@ impl Regional {
     }
 
     /// To be called after a decision that was made from memory.
-    pub fn decided(&self, engine: &Engine) {
+    pub(crate) fn decided(&self, engine: &Engine) {
         if engine.table().ledger(self.region.store()).is_any_urgent() {
             self.wake.notify_one();
         }
     }
 
     /// How long requests wait at most.
-    pub fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         self.deadline
     }
 
     /// The moment until which a request waits for the origin: as long as its patience lasts from when it was decided to
     /// ask, but never so long that its call ends without an answer.
-    pub fn deadline(began: Instant, patience: Duration, call_ends: Option<Instant>) -> Instant {
+    pub(crate) fn deadline(began: Instant, patience: Duration, call_ends: Option<Instant>) -> Instant {
         let patient = began + patience;
         // At the very start of the clock there is nothing before.
         let before = call_ends.map(|ends| ends.checked_sub(BEFORE_DEADLINE).unwrap_or(ends));
@@ -190,7 +190,7 @@ impl Regional {
     }
 
     /// Asks the origin, until the deadline at most.
-    pub async fn ask(self: &Arc<Self>, inquiry: StoreRequest, deadline: Instant) -> AskOutcome {
+    pub(crate) async fn ask(self: &Arc<Self>, inquiry: StoreRequest, deadline: Instant) -> AskOutcome {
         self.count(&inquiry);
         let (sender, receiver) = oneshot::channel();
         let now = self.now();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-pub use crate::engine::reason::DecidedBy;
+pub(crate) use crate::engine::reason::DecidedBy;
 use crate::measure::histogram::Histogram;
 use crate::measure::stripes::Stripes;
 use crate::measure::times::Times;
@@ -16,7 +16,7 @@ use crate::regional::region::Operation;
 
 /// Counts since the start.
 #[derive(Debug, Default)]
-pub struct RegionalMetrics {
+pub(crate) struct RegionalMetrics {
     decisions: Stripes<{ DecidedBy::ALL.len() }>,
     /// For each operation.
     times: [Histogram; 3],
@@ -34,39 +34,39 @@ pub struct RegionalMetrics {
 }
 
 impl RegionalMetrics {
-    pub fn decided(&self, by: DecidedBy) {
+    pub(crate) fn decided(&self, by: DecidedBy) {
         self.decisions.add(by as usize, 1);
     }
 
-    pub fn decisions(&self, by: DecidedBy) -> u64 {
+    pub(crate) fn decisions(&self, by: DecidedBy) -> u64 {
         self.decisions.sum(by as usize)
     }
 
-    pub fn called(&self, operation: Operation, took: Duration) {
+    pub(crate) fn called(&self, operation: Operation, took: Duration) {
         self.times[operation as usize].record(took);
     }
 
-    pub fn times(&self, operation: Operation) -> &Histogram {
+    pub(crate) fn times(&self, operation: Operation) -> &Histogram {
         &self.times[operation as usize]
     }
 
-    pub fn failed(&self, operation: Operation, reason: &'static str) {
+    pub(crate) fn failed(&self, operation: Operation, reason: &'static str) {
         *self.errors.lock().entry((operation.word(), reason)).or_default() += 1;
     }
 
     /// By operation and reason.
-    pub fn errors(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+    pub(crate) fn errors(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         self.errors.lock().clone()
     }
 
-    pub fn count(counter: &AtomicU64, by: u64) {
+    pub(crate) fn count(counter: &AtomicU64, by: u64) {
         counter.fetch_add(by, Ordering::Relaxed);
     }
 }
 
 /// Everything about the region, at one moment.
 #[derive(Clone, Debug)]
-pub struct RegionalFigures {
+pub(crate) struct RegionalFigures {
     pub process: ProcessId,
     pub decisions: [(DecidedBy, u64); DecidedBy::ALL.len()],
     pub times: [(Operation, Times); 3],
@@ -86,21 +86,21 @@ pub struct RegionalFigures {
 }
 
 impl RegionalMetrics {
-    pub fn read_times(&self) -> [(Operation, Times); 3] {
+    pub(crate) fn read_times(&self) -> [(Operation, Times); 3] {
         Operation::ALL.map(|operation| (operation, Times::of(self.times(operation))))
     }
 }
 
 impl RegionalFigures {
     /// Calls of an operation, answered or not.
-    pub fn calls(&self, operation: Operation) -> u64 {
+    pub(crate) fn calls(&self, operation: Operation) -> u64 {
         let answered =
             self.times.iter().filter(|(of, _)| *of == operation).map(|(_, times)| times.count()).sum::<u64>();
         answered + self.failed(operation)
     }
 
     /// Calls of an operation without an answer.
-    pub fn failed(&self, operation: Operation) -> u64 {
+    pub(crate) fn failed(&self, operation: Operation) -> u64 {
         self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count).sum()
     }
 }

@@ -8,16 +8,16 @@
 //! together by [`region`]. Only `redis/` talks to a server, and `regional/driver.rs` connects the two. The simulator runs the
 //! same state machines against [`model`].
 
-pub mod breaker;
-pub mod call;
-pub mod consultation;
-pub mod driver;
-pub mod key_names;
-pub mod metrics;
-pub mod model;
-pub mod presence;
+pub(crate) mod breaker;
+pub(crate) mod call;
+pub(crate) mod consultation;
+pub(crate) mod driver;
+pub(crate) mod key_names;
+pub(crate) mod metrics;
+pub(crate) mod model;
+pub(crate) mod presence;
 pub mod redis;
-pub mod region;
-pub mod replay;
-pub mod wait_queue;
-pub mod witness;
+pub(crate) mod region;
+pub(crate) mod replay;
+pub(crate) mod wait_queue;
+pub(crate) mod witness;

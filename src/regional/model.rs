@@ -28,7 +28,7 @@ const EPOCHS_COARSE_MS: u64 = 1_893_456_000_000;
 
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
-pub struct Origin {
+pub(crate) struct Origin {
     cells: BTreeMap<(OriginKey, u64), Cell>,
     buckets: BTreeMap<OriginKey, Bucket>,
     /// When each process was last heard of.
@@ -137,7 +137,7 @@ struct Open {
 
 impl Origin {
     /// Takes a call. The time is the origin's own.
-    pub fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
+    pub(crate) fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.expire(time_ms);
         let mut open: Vec<Open> = call.parts.iter().map(|part| self.open(call, part, time_ms)).collect();
         let verdicts = call.asks.iter().map(|ask| self.decide(call, &mut open, ask)).collect();
@@ -309,7 +309,7 @@ impl Origin {
     }
 
     /// Takes a heartbeat.
-    pub fn beat(&mut self, process: ProcessId, time_ms: u64) -> Beat {
+    pub(crate) fn beat(&mut self, process: ProcessId, time_ms: u64) -> Beat {
         self.processes.retain(|_, heard_ms| *heard_ms + GONE_AFTER_MS >= time_ms);
         let was_known = self.processes.insert(process, time_ms).is_some();
         let incarnation = *self.incarnation.get_or_insert(time_ms * 1000);
@@ -317,7 +317,7 @@ impl Origin {
     }
 
     /// Forgets a process that stops, and its fields in the cells that it held. A bucket's sequence is 0. The sums stay.
-    pub fn leave(&mut self, process: ProcessId, cells: &[(OriginKey, u64)]) {
+    pub(crate) fn leave(&mut self, process: ProcessId, cells: &[(OriginKey, u64)]) {
         self.processes.remove(&process);
         for (key, sequence) in cells {
             let cell = self.cells.get_mut(&(*key, *sequence)).map(|cell| &mut cell.base);
@@ -329,25 +329,26 @@ impl Origin {
     }
 
     /// Loses all data.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Origin::default();
     }
 
     /// The hits and refunds of all cells.
-    pub fn totals(&self) -> (u64, u64) {
+    pub(crate) fn totals(&self) -> (u64, u64) {
         let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
         (sum(Cell::hits), sum(Cell::refunds))
     }
 
     /// The level of all buckets in whole hits, and the most fields that one of them has.
-    pub fn levels(&self) -> (u64, usize) {
+    pub(crate) fn levels(&self) -> (u64, usize) {
         let fields = |bucket: &Bucket| bucket.base.fields.len() + bucket.before.fields.len();
         let level = self.buckets.values().map(|bucket| bucket.whole).sum();
         (level, self.buckets.values().map(fields).max().unwrap_or(0))
     }
 
     /// The hits and refunds of a window's cell.
-    pub fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
+    #[cfg(test)]
+    pub(crate) fn total(&self, key: &OriginKey, sequence: u64) -> Option<(u64, u64)> {
         self.cells.get(&(*key, sequence)).map(|cell| (cell.hits(), cell.refunds()))
     }
 }

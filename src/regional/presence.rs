@@ -9,11 +9,11 @@ const NEW_FOR_US: u64 = 2_000_000;
 /// After so long without one the others take a process for gone.
 const GONE_AFTER_US: u64 = 3_000_000;
 /// How many processes there are taken to be, at least, by one that never knew.
-pub const LIVE_ASSUMED: u32 = 8;
+pub(crate) const LIVE_ASSUMED: u32 = 8;
 
 /// What heartbeats have said about this process's own place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Presence {
+pub(crate) struct Presence {
     /// Since when heartbeats are acknowledged, and when the last was.
     since_us: Option<u64>,
     last_us: u64,
@@ -22,7 +22,7 @@ pub struct Presence {
 
 impl Presence {
     /// A heartbeat was answered.
-    pub fn acknowledged(&mut self, now_us: u64) {
+    pub(crate) fn acknowledged(&mut self, now_us: u64) {
         if self.is_gone(now_us) {
             self.since_us = None;
         }
@@ -36,13 +36,13 @@ impl Presence {
     }
 
     /// It may be taken for one of fewer than there are, or for none.
-    pub fn is_new(&self, now_us: u64) -> bool {
+    pub(crate) fn is_new(&self, now_us: u64) -> bool {
         let has_lasted = |since_us: u64| self.last_us.saturating_sub(since_us) >= NEW_FOR_US;
         self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)
     }
 
     /// It has never known how many they are.
-    pub fn is_stranger(&self) -> bool {
+    pub(crate) fn is_stranger(&self) -> bool {
         !self.has_settled
     }
 }

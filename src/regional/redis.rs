@@ -6,8 +6,8 @@
 
 mod backoff;
 mod calls;
-pub mod cluster_slot;
-pub mod codec;
+pub(crate) mod cluster_slot;
+pub(crate) mod codec;
 mod dial;
 mod error;
 mod lanes;

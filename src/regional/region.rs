@@ -6,7 +6,7 @@
 mod checking;
 mod replaying;
 
-pub use crate::regional::region::replaying::Field;
+pub(crate) use crate::regional::region::replaying::Field;
 
 use std::collections::HashMap;
 use std::sync::Arc;

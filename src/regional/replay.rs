@@ -8,22 +8,22 @@ use crate::engine::table::SlotRef;
 use crate::regional::call::Part;
 
 /// Between two flushes.
-pub const FLUSH_INTERVAL_US: u64 = 50_000;
+pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
 /// How long a replay may take before it is made again.
-pub const REPLAY_TIMEOUT_US: u64 = 100_000;
+pub(crate) const REPLAY_TIMEOUT_US: u64 = 100_000;
 /// Keys in one message, and cells of them: so few that the origin is busy with it for a millisecond or two. An exact window
 /// has seventeen.
-pub const PARTS_MAX: usize = 64;
-pub const CELLS_MAX: usize = 2 * PARTS_MAX;
+pub(crate) const PARTS_MAX: usize = 64;
+pub(crate) const CELLS_MAX: usize = 2 * PARTS_MAX;
 /// Messages under way at most; a flush with more waits for the next.
-pub const MESSAGES_MAX: usize = 64;
+pub(crate) const MESSAGES_MAX: usize = 64;
 /// Keys that are told again in one flush after the origin has lost its data: at this pace a million takes half a minute,
 /// and the origin has time for others.
-pub const HEALED_PER_FLUSH: usize = 2_000;
+pub(crate) const HEALED_PER_FLUSH: usize = 2_000;
 
 /// Slots to tell the origin about, with what to tell.
 #[derive(Clone, Debug, Default)]
-pub struct ReplayBatch {
+pub(crate) struct ReplayBatch {
     pub slots: Vec<SlotRef>,
     pub parts: Vec<Part>,
     /// Cells of all parts.
@@ -31,7 +31,7 @@ pub struct ReplayBatch {
 }
 
 impl ReplayBatch {
-    pub fn push(&mut self, slot: SlotRef, part: Part) {
+    pub(crate) fn push(&mut self, slot: SlotRef, part: Part) {
         self.cells += part.cells.len();
         self.slots.push(slot);
         self.parts.push(part);
@@ -42,7 +42,7 @@ impl ReplayBatch {
     }
 
     /// In messages, each with keys of one Cluster slot if `slot_of` says which.
-    pub fn into_messages(self, slot_of: Option<fn(&Part) -> u16>) -> Vec<ReplayBatch> {
+    pub(crate) fn into_messages(self, slot_of: Option<fn(&Part) -> u16>) -> Vec<ReplayBatch> {
         let mut messages: Vec<(Option<u16>, ReplayBatch)> = Vec::new();
         for (slot, part) in self.slots.into_iter().zip(self.parts) {
             let of = slot_of.map(|slot_of| slot_of(&part));

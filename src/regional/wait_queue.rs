@@ -15,7 +15,7 @@ use crate::engine::{QuestionKind, StoreQuestion, StoreRequest, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
 
 /// Requests that go together at most: a call stays a matter of a millisecond for the origin.
-pub const TOGETHER_MAX: usize = 512;
+pub(crate) const TOGETHER_MAX: usize = 512;
 
 /// A request that waits for the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ pub enum AskOutcome {
 
 /// A waiting request.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     pub inquiry: StoreRequest,
     /// For each question.
     pub keys: SmallVec<[OriginKey; 2]>,
@@ -56,7 +56,12 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    pub fn new(inquiry: StoreRequest, keys: SmallVec<[OriginKey; 2]>, until_us: u64, is_background: bool) -> Waiting {
+    pub(crate) fn new(
+        inquiry: StoreRequest,
+        keys: SmallVec<[OriginKey; 2]>,
+        until_us: u64,
+        is_background: bool,
+    ) -> Waiting {
         let answers = SmallVec::from_elem(CheckAnswer::NotAsked, inquiry.checks);
         Waiting {
             inquiry,
@@ -72,7 +77,7 @@ impl Waiting {
     }
 
     /// Takes one call's verdict; `questions` are those that were its needs, in order.
-    pub fn hear(&mut self, verdict: &AskVerdict, questions: &[usize], is_read: bool) {
+    pub(crate) fn hear(&mut self, verdict: &AskVerdict, questions: &[usize], is_read: bool) {
         self.calls = self.calls.saturating_sub(1);
         self.has_read |= is_read;
         self.is_admitted &= verdict.is_admitted;
@@ -88,7 +93,7 @@ impl Waiting {
     }
 
     /// Judges by what reads have found to be counted: within a request, a key counts down.
-    pub fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
+    pub(crate) fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
         let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
         for (key, asked) in self.keys.iter().zip(&self.inquiry.questions) {
             steps::count();
@@ -108,20 +113,20 @@ impl Waiting {
     }
 
     /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
-    pub fn settled_by_reads(&self) -> Option<StoreAnswer> {
+    pub(crate) fn settled_by_reads(&self) -> Option<StoreAnswer> {
         let is_judged = |asked: &StoreQuestion| self.answers.get(asked.check) != Some(&CheckAnswer::NotAsked);
         let mut judged = self.inquiry.questions.iter().filter(|asked| asked.kind.is_judged());
         judged.all(is_judged).then(|| StoreAnswer { is_charged: false, ..self.settled(true) })
     }
 
     /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
-    pub fn settled(&self, is_split: bool) -> StoreAnswer {
+    pub(crate) fn settled(&self, is_split: bool) -> StoreAnswer {
         let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
         StoreAnswer { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
     }
 
     /// The quota groups of needs that did not fit, and [`QuestionKind::Fits`] if one did not that denies alone.
-    pub fn groups_over(&self) -> HashSet<QuestionKind> {
+    pub(crate) fn groups_over(&self) -> HashSet<QuestionKind> {
         let is_over = |asked: &&StoreQuestion| {
             steps::count();
             self.answers.get(asked.check) == Some(&CheckAnswer::Over)
@@ -153,7 +158,7 @@ struct KeyState {
 
 /// Everyone who waits.
 #[derive(Debug, Default)]
-pub struct WaitQueue {
+pub(crate) struct WaitQueue {
     next_id: u64,
     pub waiting: HashMap<AskId, Waiting>,
     keys: HashMap<OriginKey, KeyState>,
@@ -162,7 +167,7 @@ pub struct WaitQueue {
 }
 
 impl WaitQueue {
-    pub fn enter(&mut self, waiting: Waiting) -> AskId {
+    pub(crate) fn enter(&mut self, waiting: Waiting) -> AskId {
         self.next_id += 1;
         let id = AskId(self.next_id);
         self.waiting.insert(id, waiting);
@@ -171,7 +176,7 @@ impl WaitQueue {
 
     /// Starts a request on its way: it goes now if all of its keys are free, otherwise it waits for the first that is
     /// not. True if it goes.
-    pub fn start(&mut self, id: AskId, now_us: u64) -> bool {
+    pub(crate) fn start(&mut self, id: AskId, now_us: u64) -> bool {
         self.start_with(id, &HashSet::new(), now_us)
     }
 
@@ -203,7 +208,7 @@ impl WaitQueue {
     }
 
     /// A call about these keys is over, the next is not made before that moment. Returns the keys that can go on at once.
-    pub fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {
+    pub(crate) fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {
         let mut ready = Vec::new();
         for key in keys {
             let Some(state) = self.keys.get_mut(key) else { continue };
@@ -221,12 +226,12 @@ impl WaitQueue {
     }
 
     /// When the first of those that are spaced may go.
-    pub fn next_us(&self) -> Option<u64> {
+    pub(crate) fn next_us(&self) -> Option<u64> {
         self.spaced.iter().filter_map(|key| self.keys.get(key)).map(|state| state.free_at_us).min()
     }
 
     /// Keys whose spacing has passed.
-    pub fn due(&mut self, now_us: u64) -> Vec<OriginKey> {
+    pub(crate) fn due(&mut self, now_us: u64) -> Vec<OriginKey> {
         let keys = &self.keys;
         let is_due = |key: &OriginKey| keys.get(key).is_none_or(|state| now_us >= state.free_at_us);
         let (due, spaced) = std::mem::take(&mut self.spaced).into_iter().partition(is_due);
@@ -235,12 +240,12 @@ impl WaitQueue {
     }
 
     /// Forgets keys that nobody waits for and whose spacing has passed.
-    pub fn tidy(&mut self, now_us: u64) {
+    pub(crate) fn tidy(&mut self, now_us: u64) {
         self.keys.retain(|_, state| state.is_busy || !state.waiting.is_empty() || now_us < state.free_at_us);
     }
 
     /// Those who wait for a key, at most so many, and are still there.
-    pub fn take_waiting(&mut self, key: &OriginKey) -> Vec<AskId> {
+    pub(crate) fn take_waiting(&mut self, key: &OriginKey) -> Vec<AskId> {
         let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
         let mut taken = Vec::new();
         while taken.len() < TOGETHER_MAX {
@@ -254,7 +259,7 @@ impl WaitQueue {
 
     /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
     /// one call is started after it.
-    pub fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
+    pub(crate) fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
         let mut together = HashSet::new();
         // Whoever is left in the queue stays behind these.
         let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
@@ -277,7 +282,7 @@ impl WaitQueue {
     }
 
     /// Nobody waits for a request any more. True if it had no answer yet.
-    pub fn give_up(&mut self, id: AskId) -> bool {
+    pub(crate) fn give_up(&mut self, id: AskId) -> bool {
         self.waiting.remove(&id).is_some()
     }
 }

@@ -4,8 +4,8 @@
 //! or list is longer than [`Bounds`] says. Values are borrowed from the message they arrived in, so that a decision
 //! copies nothing but what it has to keep.
 
-pub mod owned;
-pub mod typed;
+pub(crate) mod owned;
+pub(crate) mod typed;
 
 use smallvec::SmallVec;
 use thiserror::Error;

@@ -9,7 +9,7 @@ use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 
 /// A request and all its text.
 #[derive(Clone, Debug)]
-pub struct OwnedRequest {
+pub(crate) struct OwnedRequest {
     /// The domain, then the keys and values of all entries, in order.
     text: Box<str>,
     domain_bytes: usize,
@@ -49,7 +49,7 @@ impl From<&Request<'_>> for OwnedRequest {
 
 impl OwnedRequest {
     /// The request as it was, which borrows from this.
-    pub fn as_request(&self) -> Request<'_> {
+    pub(crate) fn as_request(&self) -> Request<'_> {
         let (domain, mut rest) = self.text.split_at(self.domain_bytes);
         let mut take = |bytes: usize| {
             let (taken, after) = rest.split_at(bytes);

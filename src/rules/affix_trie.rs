@@ -6,14 +6,14 @@
 
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     Front,
     Back,
 }
 
 /// Literals, each with what is filed under it.
 #[derive(Debug)]
-pub struct Ends<T> {
+pub(super) struct Ends<T> {
     end: End,
     /// In the order of their bytes as seen from the end.
     literals: Vec<Literal<T>>,
@@ -47,7 +47,7 @@ struct Branch {
 
 impl<T> Ends<T> {
     /// No two literals are the same, and none is empty.
-    pub fn new<'l>(end: End, literals: impl IntoIterator<Item = (&'l str, T)>) -> Ends<T> {
+    pub(super) fn new<'l>(end: End, literals: impl IntoIterator<Item = (&'l str, T)>) -> Ends<T> {
         let seen = |text: &str| match end {
             End::Front => text.bytes().collect::<Vec<u8>>(),
             End::Back => text.bytes().rev().collect(),
@@ -65,7 +65,7 @@ impl<T> Ends<T> {
 
     /// Everything filed under literals that the value begins with, or ends with, and their lengths; the longest first.
     #[inline]
-    pub fn find(&self, value: &[u8]) -> impl Iterator<Item = (&T, usize)> {
+    pub(super) fn find(&self, value: &[u8]) -> impl Iterator<Item = (&T, usize)> {
         let (mut next, common) = match self.end {
             End::Front => self.descend(value, |at| value.get(at).copied()),
             End::Back => self.descend(value, |at| value.get(value.len().checked_sub(at + 1)?).copied()),

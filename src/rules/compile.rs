@@ -17,7 +17,11 @@ use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
 
 /// Builds the domains of a load. Problems are reported; what is built is only good if none of them is an error.
-pub fn compile(files: Vec<DomainFile>, options: &Options, problems: &mut Problems) -> BTreeMap<Arc<str>, Domain> {
+pub(crate) fn compile(
+    files: Vec<DomainFile>,
+    options: &Options,
+    problems: &mut Problems,
+) -> BTreeMap<Arc<str>, Domain> {
     let mut merged: BTreeMap<String, Vec<DomainFile>> = BTreeMap::new();
     for file in files {
         match merged.entry(file.domain.value.clone()) {

@@ -16,7 +16,7 @@ const PASSED_OVER_MAX: usize = 20;
 
 /// One entry of the descriptor and what became of it.
 #[derive(Debug, Serialize)]
-pub struct Step {
+pub(crate) struct Step {
     /// `key=value` as asked.
     pub entry: String,
     /// The node it leads to.
@@ -27,7 +27,7 @@ pub struct Step {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Chosen {
+pub(crate) struct Chosen {
     pub path: String,
     pub at: FilePosition,
     pub why: &'static str,
@@ -36,7 +36,7 @@ pub struct Chosen {
 }
 
 #[derive(Debug, Serialize)]
-pub struct PassedOver {
+pub(crate) struct PassedOver {
     pub path: String,
     pub at: FilePosition,
     pub why: String,
@@ -44,7 +44,7 @@ pub struct PassedOver {
 
 /// The whole walk.
 #[derive(Debug)]
-pub struct Explanation<'r> {
+pub(crate) struct Explanation<'r> {
     pub domain: &'r str,
     pub asked: Vec<Entry<'r>>,
     pub steps: Vec<Step>,
@@ -56,7 +56,7 @@ pub struct Explanation<'r> {
 }
 
 /// Explains one descriptor.
-pub fn explain<'r>(domain: &'r Domain, entries: Vec<Entry<'r>>) -> Explanation<'r> {
+pub(crate) fn explain<'r>(domain: &'r Domain, entries: Vec<Entry<'r>>) -> Explanation<'r> {
     let tree = domain.tree();
     let mut explanation = Explanation {
         domain: &domain.name,

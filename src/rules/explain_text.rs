@@ -8,7 +8,7 @@ use crate::rules::explain::Explanation;
 use crate::rules::limit::{Limit, Rule};
 
 impl Explanation<'_> {
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "domain": self.domain,
             "descriptor": self.asked.iter().map(|entry| json!({"key": entry.key, "value": entry.value})).collect::<Vec<_>>(),
@@ -106,7 +106,7 @@ fn describe(limit: &Limit) -> String {
 }
 
 /// A window as people say it: its unit, or how long it is.
-pub fn window(window_ms: u64) -> String {
+pub(crate) fn window(window_ms: u64) -> String {
     match crate::request::Unit::of_window_ms(window_ms) {
         Some(unit) => unit.word().to_owned(),
         None => length(window_ms),
@@ -114,7 +114,7 @@ pub fn window(window_ms: u64) -> String {
 }
 
 /// How long a window is, as it can be written in a rule: `90d`, `1h 30m`. Months and years are days.
-pub fn length(window_ms: u64) -> String {
+pub(crate) fn length(window_ms: u64) -> String {
     const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
     let mut rest_ms = window_ms;
     let parts = UNITS.map(|(unit, unit_ms)| {

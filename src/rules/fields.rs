@@ -14,13 +14,13 @@ use crate::rules::yaml::{Kind, Node};
 
 /// A value and where it stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Located<T> {
+pub(crate) struct Located<T> {
     pub value: T,
     pub at: Position,
 }
 
 /// Where problems go: the file being read and what has been found so far.
-pub struct Report<'p> {
+pub(crate) struct Report<'p> {
     file: &'p Arc<str>,
     problems: &'p mut Problems,
     /// Unknown keys that have been reported, by where they stand and what was expected there, and what they were probably
@@ -29,36 +29,36 @@ pub struct Report<'p> {
 }
 
 impl<'p> Report<'p> {
-    pub fn new(file: &'p Arc<str>, problems: &'p mut Problems) -> Report<'p> {
+    pub(crate) fn new(file: &'p Arc<str>, problems: &'p mut Problems) -> Report<'p> {
         Report { file, problems, unknown: HashMap::new() }
     }
 
-    pub fn file(&self) -> &'p Arc<str> {
+    pub(crate) fn file(&self) -> &'p Arc<str> {
         self.file
     }
 
-    pub fn error(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+    pub(crate) fn error(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         self.problems.error(self.file, at, message, help);
     }
 
-    pub fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+    pub(crate) fn warning(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         self.problems.warning(self.file, at, message, help);
     }
 
-    pub fn tolerable(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
+    pub(crate) fn tolerable(&mut self, at: Position, message: impl Into<String>, help: impl Into<String>) {
         self.problems.tolerable(self.file, at, message, help);
     }
 }
 
 /// One of the three kinds of map in a rule file, and the keys that belong there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub name: &'static str,
     pub keys: &'static [&'static str],
 }
 
-pub const ROOT: Shape = Shape { name: "a document", keys: &["domain", "descriptors"] };
-pub const DESCRIPTOR: Shape = Shape {
+pub(crate) const ROOT: Shape = Shape { name: "a document", keys: &["domain", "descriptors"] };
+pub(crate) const DESCRIPTOR: Shape = Shape {
     name: "a descriptor",
     keys: &[
         "key",
@@ -75,7 +75,7 @@ pub const DESCRIPTOR: Shape = Shape {
         "metadata",
     ],
 };
-pub const LIMIT: Shape = Shape {
+pub(crate) const LIMIT: Shape = Shape {
     name: "a rate limit",
     keys: &[
         "requests_per_unit",
@@ -93,7 +93,7 @@ pub const LIMIT: Shape = Shape {
         "charge",
     ],
 };
-pub const REPLACES: Shape = Shape { name: "a replaces entry", keys: &["name"] };
+pub(crate) const REPLACES: Shape = Shape { name: "a replaces entry", keys: &["name"] };
 
 /// The keys that envoyproxy/ratelimit knows; it looks for them at every level alike.
 const REFERENCE_KEYS: &[&str] = &[
@@ -122,7 +122,7 @@ struct Field {
 }
 
 /// The fields of one map.
-pub struct Fields {
+pub(crate) struct Fields {
     pub at: Position,
     fields: Vec<Field>,
     /// Known keys that a misspelt one was probably meant to be: they are not missing as well.
@@ -130,13 +130,13 @@ pub struct Fields {
 }
 
 /// A plain `<<`. In quotes it is a key like any other.
-pub fn is_merge_key(key: &Node) -> bool {
+pub(crate) fn is_merge_key(key: &Node) -> bool {
     matches!(&key.kind, Kind::Scalar(scalar) if scalar.plain && scalar.text == "<<")
 }
 
 impl Fields {
     /// Reads a map: merges `<<`, reports keys that are unknown, misplaced or there twice. `None` if it is no map.
-    pub fn read(node: &Node, shape: Shape, report: &mut Report<'_>) -> Option<Fields> {
+    pub(crate) fn read(node: &Node, shape: Shape, report: &mut Report<'_>) -> Option<Fields> {
         let Kind::Map(pairs) = &node.kind else {
             report.error(
                 node.at,
@@ -225,17 +225,17 @@ impl Fields {
     }
 
     /// Whether a key is there, or something that was probably meant to be it.
-    pub fn mentions(&self, key: &str) -> bool {
+    pub(crate) fn mentions(&self, key: &str) -> bool {
         self.get(key).is_some() || self.is_misspelt(key)
     }
 
     /// Whether something else was probably meant to be this key.
-    pub fn is_misspelt(&self, key: &str) -> bool {
+    pub(crate) fn is_misspelt(&self, key: &str) -> bool {
         self.meant.contains(&key)
     }
 
     /// Whether a key that is there can't be read, or is misspelt: what is wrong has been said.
-    pub fn is_spoilt<T>(&self, key: &str, read: Option<&T>) -> bool {
+    pub(crate) fn is_spoilt<T>(&self, key: &str, read: Option<&T>) -> bool {
         read.is_none() && (self.node(key).is_some() || self.is_misspelt(key))
     }
 
@@ -244,17 +244,17 @@ impl Fields {
     }
 
     /// The node of a field that is there and not null.
-    pub fn node(&self, key: &str) -> Option<&Rc<Node>> {
+    pub(crate) fn node(&self, key: &str) -> Option<&Rc<Node>> {
         self.get(key).map(|field| &field.node).filter(|node| !node.is_null())
     }
 
     /// Where the key of a field stands.
-    pub fn key_at(&self, key: &str) -> Option<Position> {
+    pub(crate) fn key_at(&self, key: &str) -> Option<Position> {
         self.get(key).map(|field| field.key_at)
     }
 
     /// A string; numbers and booleans count as their text. Null is the same as absent.
-    pub fn string(&self, key: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+    pub(crate) fn string(&self, key: &str, report: &mut Report<'_>) -> Option<Located<String>> {
         let node = self.node(key)?;
         let Some(scalar) = node.as_scalar() else {
             report.error(node.at, format!("{key} is {}, not a string", node.describe()), format!("write {key}: \"…\""));
@@ -277,7 +277,7 @@ impl Fields {
     }
 
     /// A word that must be one of few: anything that is not text gets the choices as help.
-    pub fn choice(&self, key: &str, help: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+    pub(crate) fn choice(&self, key: &str, help: &str, report: &mut Report<'_>) -> Option<Located<String>> {
         let node = self.node(key)?;
         match node.as_scalar() {
             Some(scalar) if !matches!(scalar.meaning(), Meaning::Float(_)) => {
@@ -291,12 +291,12 @@ impl Fields {
     }
 
     /// A boolean, in the words of YAML 1.2 and 1.1. Absent is false.
-    pub fn boolean(&self, key: &str, report: &mut Report<'_>) -> bool {
+    pub(crate) fn boolean(&self, key: &str, report: &mut Report<'_>) -> bool {
         self.boolean_or_spoilt(key, report).unwrap_or(false)
     }
 
     /// A boolean, or `None` if what is there is none. Absent is false.
-    pub fn boolean_or_spoilt(&self, key: &str, report: &mut Report<'_>) -> Option<bool> {
+    pub(crate) fn boolean_or_spoilt(&self, key: &str, report: &mut Report<'_>) -> Option<bool> {
         let Some(node) = self.node(key) else { return Some(false) };
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
             Meaning::Bool(value) => Some(value),
@@ -313,7 +313,7 @@ impl Fields {
     }
 
     /// A whole number in a range.
-    pub fn number(&self, key: &str, min: u32, report: &mut Report<'_>) -> Option<Located<u32>> {
+    pub(crate) fn number(&self, key: &str, min: u32, report: &mut Report<'_>) -> Option<Located<u32>> {
         let node = self.node(key)?;
         let help = format!("write {key}: N with N from {min} to {}, without quotes", u32::MAX);
         let scalar = node.as_scalar();
@@ -348,7 +348,7 @@ impl Fields {
     }
 
     /// A share between 0 and 1, in thousandths.
-    pub fn permille(&self, key: &str, report: &mut Report<'_>) -> Option<u16> {
+    pub(crate) fn permille(&self, key: &str, report: &mut Report<'_>) -> Option<u16> {
         let node = self.node(key)?;
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
             Meaning::Float(value) => Some(value),
@@ -369,7 +369,7 @@ impl Fields {
     }
 
     /// One of a closed set of words.
-    pub fn word<T: Word + Display>(&self, key: &str, report: &mut Report<'_>) -> Option<Located<T>> {
+    pub(crate) fn word<T: Word + Display>(&self, key: &str, report: &mut Report<'_>) -> Option<Located<T>> {
         let words: Vec<&str> = T::ALL.iter().map(|value| value.word()).collect();
         let help = format!("write {}", list(&words, "or"));
         let text = self.choice(key, &help, report)?;
@@ -383,7 +383,7 @@ impl Fields {
     }
 
     /// The elements of a list; absent and null are empty.
-    pub fn list(&self, key: &str, report: &mut Report<'_>) -> &[Rc<Node>] {
+    pub(crate) fn list(&self, key: &str, report: &mut Report<'_>) -> &[Rc<Node>] {
         let Some(node) = self.node(key) else { return &[] };
         let Kind::List(items) = &node.kind else {
             report.error(

@@ -15,18 +15,18 @@ use crate::rules::scalar::excerpt;
 use crate::rules::yaml::{self, Node};
 
 /// Limits on one descriptor. Each is a counter per key.
-pub const LIMITS_PER_RULE_MAX: usize = 8;
+pub(crate) const LIMITS_PER_RULE_MAX: usize = 8;
 
 /// One document: a domain and its descriptors.
 #[derive(Debug)]
-pub struct DomainFile {
+pub(crate) struct DomainFile {
     pub file: Arc<str>,
     pub domain: Located<String>,
     pub descriptors: Vec<DescriptorFile>,
 }
 
 #[derive(Debug)]
-pub struct DescriptorFile {
+pub(crate) struct DescriptorFile {
     pub at: Position,
     /// Nothing was written below the key: no limits and no nested descriptors, not even broken ones.
     pub is_bare: bool,
@@ -47,13 +47,13 @@ pub struct DescriptorFile {
 }
 
 impl DescriptorFile {
-    pub fn is_pattern(&self) -> bool {
+    pub(crate) fn is_pattern(&self) -> bool {
         self.value.as_ref().is_some_and(|value| value.value.contains('*'))
     }
 }
 
 #[derive(Debug)]
-pub struct LimitFile {
+pub(crate) struct LimitFile {
     pub at: Position,
     pub name: Option<Located<String>>,
     pub replaces: Vec<Located<String>>,
@@ -62,7 +62,7 @@ pub struct LimitFile {
 }
 
 #[derive(Debug)]
-pub struct TermsFile {
+pub(crate) struct TermsFile {
     pub requests_per_unit: u32,
     pub window_ms: u64,
     pub window_at: Position,
@@ -76,7 +76,7 @@ pub struct TermsFile {
 }
 
 /// Reads every document of a file.
-pub fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainFile> {
+pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainFile> {
     let problems_before = problems.count();
     let documents = yaml::documents(file, text, problems);
     let is_readable = problems.count() == problems_before;
@@ -209,7 +209,7 @@ fn key(fields: &Fields, report: &mut Report<'_>) -> Option<Located<String>> {
 }
 
 /// How envoyproxy/ratelimit writes a descriptor in its messages.
-pub fn composite(key: &str, value: Option<&str>) -> String {
+pub(crate) fn composite(key: &str, value: Option<&str>) -> String {
     match value {
         Some(value) => format!("{key}_{value}"),
         None => key.to_owned(),

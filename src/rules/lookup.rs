@@ -13,7 +13,7 @@ const VACANT: u32 = u32::MAX;
 
 /// From a scope and a text to a target. Texts of up to `SHORT` bytes stand in the slot itself.
 #[derive(Debug)]
-pub struct Lookup<T, const SHORT: usize> {
+pub(crate) struct Lookup<T, const SHORT: usize> {
     /// By bucket.
     displacements: Vec<u16>,
     slots: Vec<Slot<T, SHORT>>,
@@ -35,7 +35,7 @@ enum Text<const SHORT: usize> {
 
 /// A text before it is filed. Hashes have to be good in all of their bits.
 #[derive(Clone, Copy, Debug)]
-pub struct Filed<'t, T> {
+pub(crate) struct Filed<'t, T> {
     pub scope: u32,
     pub text: &'t str,
     pub hash: u64,
@@ -50,7 +50,7 @@ impl<T, const SHORT: usize> Default for Lookup<T, SHORT> {
 
 impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
     /// `None` if two hashes are equal, or nearly so: another hash function will do.
-    pub fn new(filed: &[Filed<'_, T>]) -> Option<Lookup<T, SHORT>> {
+    pub(crate) fn new(filed: &[Filed<'_, T>]) -> Option<Lookup<T, SHORT>> {
         let Some(first) = filed.first() else { return Some(Lookup::default()) };
         // A few slots stay free, or the last texts would be sought a place for too long.
         let slots = filed.len() + filed.len() / 16 + 1;
@@ -75,7 +75,7 @@ impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
     }
 
     #[inline]
-    pub fn find(&self, scope: u32, text: &str, hash: u64) -> Option<&T> {
+    pub(crate) fn find(&self, scope: u32, text: &str, hash: u64) -> Option<&T> {
         let displacement = *self.displacements.get(bucket_of(hash, self.displacements.len()))?;
         let slot = self.slots.get(slot_of(hash, displacement, self.slots.len()))?;
         (slot.scope == scope && slot.text.as_bytes() == text.as_bytes()).then_some(&slot.target)

@@ -7,7 +7,7 @@ use crate::rules::scalar::{Meaning, Scalar};
 use crate::rules::yaml::{Kind, Node};
 
 /// Reads the map under `metadata`. Its keys are the operator's own and are not checked.
-pub fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> {
+pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> {
     let Kind::Map(pairs) = &node.kind else {
         report.error(
             node.at,

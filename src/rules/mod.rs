@@ -4,24 +4,24 @@
 //! written) -> [`compile`] (the [`tree`]) -> [`Ruleset::domain`] and [`Domain::find`] on every request.
 
 mod affix_trie;
-pub mod compile;
-pub mod explain;
-pub mod explain_text;
-pub mod fields;
-pub mod file;
+pub(crate) mod compile;
+pub(crate) mod explain;
+pub(crate) mod explain_text;
+pub(crate) mod fields;
+pub(crate) mod file;
 pub mod limit;
-pub mod lint;
-pub mod lookup;
-pub mod metadata;
+pub(crate) mod lint;
+pub(crate) mod lookup;
+pub(crate) mod metadata;
 pub mod policy;
-pub mod problem;
+pub(crate) mod problem;
 pub mod reachable;
-pub mod scalar;
+pub(crate) mod scalar;
 #[cfg(test)]
 mod tests;
 pub mod tree;
-pub mod wildcard;
-pub mod yaml;
+pub(crate) mod wildcard;
+pub(crate) mod yaml;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -78,13 +78,13 @@ pub enum Strictness {
 }
 
 /// Problems of one severity that are kept: whoever has more of them has a broken generator, or means harm.
-pub const LISTED_MAX: usize = 1000;
+pub(crate) const LISTED_MAX: usize = 1000;
 /// The longest message: names from the files are quoted in it.
 const TEXT_BYTES_MAX: usize = 2000;
 
 /// Collects the problems of a load.
 #[derive(Debug, Default)]
-pub struct Problems {
+pub(crate) struct Problems {
     strictness: Strictness,
     errors: Listed,
     warnings: Listed,
@@ -123,15 +123,21 @@ impl Listed {
 }
 
 impl Problems {
-    pub fn new(strictness: Strictness) -> Problems {
+    pub(crate) fn new(strictness: Strictness) -> Problems {
         Problems { strictness, ..Problems::default() }
     }
 
-    pub fn error(&mut self, file: &Arc<str>, position: Position, message: impl Into<String>, help: impl Into<String>) {
+    pub(crate) fn error(
+        &mut self,
+        file: &Arc<str>,
+        position: Position,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
         self.add(file, position, Severity::Error, message.into(), help.into());
     }
 
-    pub fn warning(
+    pub(crate) fn warning(
         &mut self,
         file: &Arc<str>,
         position: Position,
@@ -142,7 +148,7 @@ impl Problems {
     }
 
     /// Something that envoyproxy/ratelimit accepts: an error, or a warning when lenient.
-    pub fn tolerable(
+    pub(crate) fn tolerable(
         &mut self,
         file: &Arc<str>,
         position: Position,
@@ -168,21 +174,21 @@ impl Problems {
     }
 
     /// How often something was found wrong.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    pub fn has_errors(&self) -> bool {
+    pub(crate) fn has_errors(&self) -> bool {
         !self.errors.found.is_empty()
     }
 
     /// Further errors are counted only.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.errors.found.len() >= LISTED_MAX
     }
 
     /// In the order of files and lines, each once; at the end, how many were left out.
-    pub fn into_sorted(self) -> Vec<Problem> {
+    pub(crate) fn into_sorted(self) -> Vec<Problem> {
         let rest = [self.errors.rest(Severity::Error), self.warnings.rest(Severity::Warning)];
         let mut all: Vec<Problem> = self.errors.found.into_iter().chain(self.warnings.found).collect();
         all.sort();

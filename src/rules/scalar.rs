@@ -2,7 +2,7 @@
 
 /// A scalar as written.
 #[derive(Debug)]
-pub struct Scalar {
+pub(crate) struct Scalar {
     pub text: String,
     /// Neither quoted, nor a block, nor tagged as a string: the text may mean a number, a boolean or null.
     pub plain: bool,
@@ -10,7 +10,7 @@ pub struct Scalar {
 
 /// What the text of a plain scalar means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Meaning {
+pub(crate) enum Meaning {
     Null,
     Bool(bool),
     Int(i128),
@@ -22,7 +22,7 @@ pub enum Meaning {
 
 impl Scalar {
     /// Numbers, booleans and null of YAML 1.2's core schema, with the `1_000` and `0b1` of YAML 1.1.
-    pub fn meaning(&self) -> Meaning {
+    pub(crate) fn meaning(&self) -> Meaning {
         if !self.plain {
             return Meaning::Text;
         }
@@ -39,12 +39,12 @@ impl Scalar {
     }
 
     /// The text as an octal number, as YAML 1.1 reads digits behind a zero.
-    pub fn octal(&self) -> Option<i128> {
+    pub(crate) fn octal(&self) -> Option<i128> {
         i128::from_str_radix(&self.text.replace('_', ""), 8).ok()
     }
 
     /// Whether the text is a boolean to YAML 1.1 and a string to YAML 1.2 (`yes`, `off`, `n`), and which.
-    pub fn legacy_bool(&self) -> Option<bool> {
+    pub(crate) fn legacy_bool(&self) -> Option<bool> {
         if !self.plain {
             return None;
         }
@@ -94,7 +94,7 @@ fn float(text: &str) -> Option<f64> {
 }
 
 /// Enough of a text to recognise it in a message.
-pub fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     const CHARS_MAX: usize = 60;
     let mut chars = text.chars().flat_map(char::escape_debug);
     let start: String = chars.by_ref().take(CHARS_MAX).collect();

@@ -23,7 +23,7 @@ const BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A value and where it starts.
 #[derive(Debug)]
-pub struct Node {
+pub(crate) struct Node {
     pub at: Position,
     pub kind: Kind,
     size: Size,
@@ -38,7 +38,7 @@ struct Size {
 }
 
 #[derive(Debug)]
-pub enum Kind {
+pub(crate) enum Kind {
     Scalar(Scalar),
     List(Vec<Rc<Node>>),
     Map(Vec<(Rc<Node>, Rc<Node>)>),
@@ -46,7 +46,7 @@ pub enum Kind {
 
 impl Node {
     /// A few words for messages: what kind of value stands here.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.kind {
             Kind::Map(_) => "a map".into(),
             Kind::List(_) => "a list".into(),
@@ -58,11 +58,11 @@ impl Node {
         }
     }
 
-    pub fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(&self.kind, Kind::Scalar(scalar) if scalar.meaning() == Meaning::Null)
     }
 
-    pub fn as_scalar(&self) -> Option<&Scalar> {
+    pub(crate) fn as_scalar(&self) -> Option<&Scalar> {
         match &self.kind {
             Kind::Scalar(scalar) => Some(scalar),
             _ => None,
@@ -71,7 +71,7 @@ impl Node {
 }
 
 /// The documents of a file. A document with a syntax error is reported and left out; the others are still read.
-pub fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc<Node>> {
+pub(crate) fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc<Node>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
     for (line_offset, chunk) in chunks(text) {
@@ -120,7 +120,7 @@ fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<Node>>, Trouble> {
 
 /// The parser refuses a tab between a colon and a plain value, which YAML allows. From the line it stopped at, those tabs
 /// become spaces, so that positions stay. `None` if that is not what stopped it.
-pub fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
+pub(crate) fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
     let is_culprit = chunk.lines().nth(line.checked_sub(1)?)?.contains(":\t");
     let mend = |(index, text): (usize, &str)| match text.find([':', '"', '\'', '#']) {
         Some(at) if index + 1 >= line && text[at..].starts_with(":\t") => {

@@ -16,7 +16,7 @@ use crate::server::log_budget::LogBudget;
 
 /// How many connections a port has, and what becomes of one more.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub(crate) struct Room {
     pub max: usize,
     pub when_full: WhenFull,
     pub stats: Arc<ConnectionStats>,
@@ -24,7 +24,7 @@ pub struct Room {
 
 /// What a connection does that finds the port full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhenFull {
+pub(crate) enum WhenFull {
     /// The newcomer is closed at once: those that are open are long-lived and in use.
     Refuse,
     /// The oldest is closed: a port for short questions, such as probes, must not be filled by who only sits there.
@@ -32,7 +32,7 @@ pub enum WhenFull {
 }
 
 /// Accepts connections until the drain says to close, then waits for those that are open.
-pub async fn accept<L, S, F>(mut listener: L, port: &'static str, room: Room, mut drain: Drain, serve_one: S)
+pub(crate) async fn accept<L, S, F>(mut listener: L, port: &'static str, room: Room, mut drain: Drain, serve_one: S)
 where
     L: Listen,
     S: Fn(Socket, Drain) -> F,

@@ -15,7 +15,7 @@ const SPARE: usize = 1024;
 
 /// The places of a process.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     in_flight_max: usize,
     in_flight: AtomicUsize,
     /// Of those, requests that wait for Redis.
@@ -29,7 +29,7 @@ pub struct Admission {
 
 /// A request that is open, for as long as this lives.
 #[derive(Debug)]
-pub struct InFlight(Arc<Admission>);
+pub(crate) struct InFlight(Arc<Admission>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
@@ -65,32 +65,32 @@ impl Admission {
     }
 
     /// Requests that are open now.
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// How many may be.
-    pub fn in_flight_max(&self) -> usize {
+    pub(crate) fn in_flight_max(&self) -> usize {
         self.in_flight_max
     }
 
     /// Requests that wait for Redis now.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
     /// Calls of which not all has arrived.
-    pub fn incomplete(&self) -> &Arc<IncompleteCalls> {
+    pub(crate) fn incomplete(&self) -> &Arc<IncompleteCalls> {
         &self.incomplete
     }
 
     /// How many calls of Watch and reflection are open.
-    pub fn lasting(&self) -> &Arc<AtomicUsize> {
+    pub(crate) fn lasting(&self) -> &Arc<AtomicUsize> {
         &self.lasting
     }
 
     /// Admits a request to be read and decided, unless too many are open.
-    pub fn enter_if_room(self: &Arc<Self>) -> Option<InFlight> {
+    pub(crate) fn enter_if_room(self: &Arc<Self>) -> Option<InFlight> {
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let in_flight = InFlight(self.clone());
         (before < self.in_flight_max || self.has_spare_room(before)).then_some(in_flight)
@@ -98,7 +98,7 @@ impl Admission {
 
     /// Admits a request to be read and decided; when too many are open, ends the call that has waited longest for its
     /// message.
-    pub fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<InFlight, NoAnswer> {
         let in_flight = self.enter_if_room();
         if in_flight.is_none() && self.incomplete.end_longest() {
             self.in_flight.fetch_add(1, Ordering::Relaxed);

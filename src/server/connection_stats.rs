@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Plain counters. Each is right by itself; two of them read one after the other may be a moment apart.
 #[derive(Debug, Default)]
-pub struct ConnectionStats {
+pub(crate) struct ConnectionStats {
     open: AtomicU64,
     refused: AtomicU64,
     handshake_failures: AtomicU64,
@@ -13,18 +13,18 @@ pub struct ConnectionStats {
 
 impl ConnectionStats {
     /// Connections that are open now, with those that still have to say what they want.
-    pub fn open(&self) -> u64 {
+    pub(crate) fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
     /// Connections that were closed at once because too many were open.
-    pub fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
     /// Connections that came to nothing: the TLS handshake failed, or HTTP/2 did not begin. Who connects and goes away
     /// without a word, as load balancers do to see whether a port is open, is not among them.
-    pub fn handshake_failures(&self) -> u64 {
+    pub(crate) fn handshake_failures(&self) -> u64 {
         self.handshake_failures.load(Ordering::Relaxed)
     }
 

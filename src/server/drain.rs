@@ -7,7 +7,7 @@
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub(crate) enum Phase {
     Serving,
     /// Unhealthy, but still accepting and answering.
     Announced,
@@ -17,30 +17,30 @@ pub enum Phase {
 
 /// Tells everyone in which phase we are.
 #[derive(Debug)]
-pub struct Drainer(watch::Sender<Phase>);
+pub(crate) struct Drainer(watch::Sender<Phase>);
 
 /// Knows in which phase we are.
 #[derive(Clone, Debug)]
-pub struct Drain(watch::Receiver<Phase>);
+pub(crate) struct Drain(watch::Receiver<Phase>);
 
-pub fn channel() -> (Drainer, Drain) {
+pub(crate) fn channel() -> (Drainer, Drain) {
     let (sender, receiver) = watch::channel(Phase::Serving);
     (Drainer(sender), Drain(receiver))
 }
 
 impl Drainer {
-    pub fn enter(&self, phase: Phase) {
+    pub(crate) fn enter(&self, phase: Phase) {
         self.0.send_replace(phase);
     }
 }
 
 impl Drain {
-    pub fn has_begun(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         *self.0.borrow() > Phase::Serving
     }
 
     /// Waits until connections have to finish.
-    pub async fn closing(&mut self) {
+    pub(crate) async fn closing(&mut self) {
         // The sender lives as long as the service; without it there is nothing left to serve either.
         let _ = self.0.wait_for(|phase| *phase >= Phase::Closing).await;
     }

@@ -10,7 +10,7 @@ use crate::rules::Ruleset;
 
 /// Rules, and the counters that belong to them.
 #[derive(Debug)]
-pub struct InForce {
+pub(crate) struct InForce {
     pub ruleset: Ruleset,
     /// What its limits have admitted and denied.
     pub hits: HitMetrics,

@@ -22,7 +22,7 @@ use crate::server::no_answer::NoAnswer;
 
 /// The calls whose message is still to come, and how much of them there may be.
 #[derive(Debug)]
-pub struct IncompleteCalls {
+pub(crate) struct IncompleteCalls {
     /// How many calls may be open, whether they are complete or not.
     places_max: usize,
     /// What their messages may take together.
@@ -74,22 +74,23 @@ impl IncompleteCalls {
     }
 
     /// Ends the call that has waited longest, so that another one has its place. False if none waits.
-    pub fn end_longest(&self) -> bool {
+    pub(crate) fn end_longest(&self) -> bool {
         self.queue.lock().end_longest(Scarce::Places)
     }
 
     /// What messages that arrive may take together.
-    pub fn bytes_max(&self) -> usize {
+    pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
     /// There is no room for a message.
-    pub fn too_many_bytes(&self) -> NoAnswer {
+    pub(crate) fn too_many_bytes(&self) -> NoAnswer {
         NoAnswer::ArrivingBytes { max: self.bytes_max }
     }
 
     /// Bytes of messages that are reserved now.
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
         self.queue.lock().bytes
     }
 
@@ -104,19 +105,19 @@ impl IncompleteCalls {
 /// A place among those that wait. Held to the end of the message: who sends a byte now and then does not become a newcomer
 /// by it.
 #[derive(Debug)]
-pub struct IncompletePlace {
+pub(crate) struct IncompletePlace {
     calls: Arc<IncompleteCalls>,
     number: u64,
     ended: oneshot::Receiver<Scarce>,
 }
 
 impl IncompletePlace {
-    pub fn take(calls: Arc<IncompleteCalls>) -> IncompletePlace {
+    pub(crate) fn take(calls: Arc<IncompleteCalls>) -> IncompletePlace {
         IncompletePlace::new(calls, true)
     }
 
     /// For a request to the HTTP port, which has few: it gives way only to others' bytes.
-    pub fn of_bytes(calls: Arc<IncompleteCalls>) -> IncompletePlace {
+    pub(crate) fn of_bytes(calls: Arc<IncompleteCalls>) -> IncompletePlace {
         IncompletePlace::new(calls, false)
     }
 
@@ -134,7 +135,7 @@ impl IncompletePlace {
 
     /// Reserves the bytes of the call's message. If that is more than there may be, those give way that have waited longest,
     /// and that may be this call itself.
-    pub fn reserve(&self, bytes: usize) {
+    pub(crate) fn reserve(&self, bytes: usize) {
         let mut waiting = self.calls.queue.lock();
         let Some(call) = waiting.calls.get_mut(&self.number) else { return };
         let before = std::mem::replace(&mut call.bytes, bytes);
@@ -143,7 +144,7 @@ impl IncompletePlace {
     }
 
     /// Ready once the call has to give way.
-    pub fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<NoAnswer> {
+    pub(crate) fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<NoAnswer> {
         Pin::new(&mut self.ended).poll(context).map(|scarce| match scarce {
             Ok(Scarce::Bytes) => self.calls.too_many_bytes(),
             Ok(Scarce::Places) | Err(_) => NoAnswer::Overload { max: self.calls.places_max },

@@ -15,7 +15,7 @@ use tokio_rustls::server::TlsStream;
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     Address(SocketAddr),
     Process { id: Option<i32>, user: u32 },
 }
@@ -32,14 +32,14 @@ impl fmt::Display for Peer {
 
 /// A connection as the system gives it.
 #[derive(Debug)]
-pub enum Socket {
+pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 impl Socket {
     /// Moves the connection to the runtime on which this is called: events of it then come from there.
-    pub fn moved(self) -> io::Result<Socket> {
+    pub(crate) fn moved(self) -> io::Result<Socket> {
         match self {
             Socket::Tcp(stream) => TcpStream::from_std(stream.into_std()?).map(Socket::Tcp),
             Socket::Unix(stream) => UnixStream::from_std(stream.into_std()?).map(Socket::Unix),
@@ -47,7 +47,7 @@ impl Socket {
     }
 
     /// Makes the connection ready for small messages, and says who is at the other end.
-    pub fn prepare(&self) -> io::Result<Peer> {
+    pub(crate) fn prepare(&self) -> io::Result<Peer> {
         match self {
             Socket::Tcp(stream) => {
                 stream.set_nodelay(true)?;
@@ -63,7 +63,7 @@ impl Socket {
 
 /// A connection as HTTP/2 sees it.
 #[derive(Debug)]
-pub enum Line {
+pub(crate) enum Line {
     Plain(Socket),
     /// Apart, because it is many times as large.
     Tls(Box<TlsStream<Socket>>),

@@ -9,7 +9,7 @@ use crate::server::socket_file::{SocketError, SocketFault, SocketFile};
 use crate::server::socket_settings::SocketSettings;
 
 /// Something that accepts connections.
-pub trait Listen: Send {
+pub(crate) trait Listen: Send {
     fn accept(&self) -> impl Future<Output = io::Result<Socket>> + Send;
 
     /// Keeps newcomers from trying, where that can be done before the end. Who has connected can still be accepted.
@@ -25,14 +25,14 @@ impl Listen for TcpListener {
 
 /// A unix socket with its file, which goes with it.
 #[derive(Debug)]
-pub struct UnixSocket {
+pub(crate) struct UnixSocket {
     // Goes first: see `socket_file.rs` on why the socket must be open until then.
     file: Option<SocketFile>,
     listener: UnixListener,
 }
 
 impl UnixSocket {
-    pub fn open(settings: &SocketSettings) -> Result<UnixSocket, SocketError> {
+    pub(crate) fn open(settings: &SocketSettings) -> Result<UnixSocket, SocketError> {
         let (file, listener) = SocketFile::create(settings)?;
         let listener = UnixListener::from_std(listener)
             .map_err(|error| SocketError { path: settings.path.clone(), fault: SocketFault::Io(error) })?;
@@ -53,14 +53,14 @@ impl Listen for UnixSocket {
 
 /// What the gRPC port is on.
 #[derive(Debug)]
-pub enum GrpcListener {
+pub(crate) enum GrpcListener {
     Tcp(TcpListener),
     Unix(UnixSocket),
 }
 
 impl GrpcListener {
     /// Where to point Envoy, as gRPC clients write it.
-    pub fn address(&self) -> io::Result<String> {
+    pub(crate) fn address(&self) -> io::Result<String> {
         match self {
             GrpcListener::Tcp(listener) => Ok(listener.local_addr()?.to_string()),
             GrpcListener::Unix(UnixSocket { file: Some(file), .. }) => Ok(format!("unix:{}", file.path().display())),

@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lines that may be logged. What is left out is counted, and told with the next line.
 #[derive(Debug, Default)]
-pub struct LogBudget(Mutex<Spent>);
+pub(crate) struct LogBudget(Mutex<Spent>);
 
 #[derive(Debug, Default)]
 struct Spent {
@@ -24,7 +24,7 @@ struct Spent {
 
 impl LogBudget {
     /// Asks for a line. The answer is how many were left out before it, or `None` if this one is, too.
-    pub fn take(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut spent = self.0.lock();
         let since = *spent.since.get_or_insert(now);
         let forgiven = (now.saturating_duration_since(since).as_secs() / INTERVAL.as_secs()).min(BURST.into()) as u32;

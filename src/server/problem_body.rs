@@ -10,12 +10,12 @@ use serde_json::json;
 use crate::engine::{Decision, StatusKind};
 use crate::server::answer_options::seconds;
 
-pub const CONTENT_TYPE: &str = "application/problem+json";
+pub(crate) const CONTENT_TYPE: &str = "application/problem+json";
 /// Registered by the draft of the RateLimit headers.
 const TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 /// The body of a denial.
-pub fn problem_body(decision: &Decision<'_>) -> Vec<u8> {
+pub(crate) fn problem_body(decision: &Decision<'_>) -> Vec<u8> {
     let denying = decision.denying().filter_map(|status| match &status.kind {
         StatusKind::Limited(limited) => limited.limit.map(|limit| &*limit.name),
         StatusKind::Unmatched | StatusKind::Unlimited => None,

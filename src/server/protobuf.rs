@@ -38,7 +38,7 @@ enum Fault {
 
 /// What a field holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     Number(u64),
     /// Text, bytes, or a message.
     Bytes(&'a [u8]),
@@ -48,7 +48,7 @@ pub enum Value<'a> {
 
 /// The fields of a message, one after the other.
 #[derive(Clone, Debug)]
-pub struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     /// The outermost message, to say where something is.
     whole: &'a [u8],
     rest: &'a [u8],
@@ -56,18 +56,18 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub fn of(message: &'a [u8]) -> Fields<'a> {
+    pub(crate) fn of(message: &'a [u8]) -> Fields<'a> {
         Fields { whole: message, rest: message, depth: 0 }
     }
 
     /// The fields of a message in this one.
-    pub fn inner(&self, value: Value<'a>) -> Result<Fields<'a>, Malformed> {
+    pub(crate) fn inner(&self, value: Value<'a>) -> Result<Fields<'a>, Malformed> {
         Ok(Fields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
     }
 
     /// Reads the next field, `None` at the end.
     #[inline]
-    pub fn read(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
+    pub(crate) fn read(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -86,12 +86,12 @@ impl<'a> Fields<'a> {
         Ok(Some((number, value)))
     }
 
-    pub fn text(&self, value: Value<'a>) -> Result<&'a str, Malformed> {
+    pub(crate) fn text(&self, value: Value<'a>) -> Result<&'a str, Malformed> {
         let bytes = self.bytes(value)?;
         std::str::from_utf8(bytes).map_err(|_| Malformed { fault: Fault::Text, at: self.place(bytes) })
     }
 
-    pub fn integer(&self, value: Value<'a>) -> Result<u64, Malformed> {
+    pub(crate) fn integer(&self, value: Value<'a>) -> Result<u64, Malformed> {
         match value {
             Value::Number(number) => Ok(number),
             Value::Bytes(_) | Value::Skipped => Err(self.fault(Fault::OtherKind)),
@@ -188,23 +188,23 @@ impl<'a> Fields<'a> {
 }
 
 /// How many bytes a number takes.
-pub const fn number_bytes(number: u64) -> usize {
+pub(crate) const fn number_bytes(number: u64) -> usize {
     // Seven bits a byte, and one byte for zero.
     ((70 - (number | 1).leading_zeros()) / 7) as usize
 }
 
 /// The size of a field that holds a number, which is left out if it is zero. All field numbers here take one byte.
-pub const fn number_field(number: u64) -> usize {
+pub(crate) const fn number_field(number: u64) -> usize {
     if number == 0 { 0 } else { 1 + number_bytes(number) }
 }
 
 /// The size of a field that holds so many bytes.
-pub const fn bytes_field(length: usize) -> usize {
+pub(crate) const fn bytes_field(length: usize) -> usize {
     1 + number_bytes(length as u64) + length
 }
 
 /// Writes fields. Whoever writes a message into a message says its size first.
-pub trait Write {
+pub(crate) trait Write {
     fn number(&mut self, number: u64);
     fn number_field(&mut self, field: u8, number: u64);
     /// The beginning of a message in the message.

@@ -24,7 +24,7 @@ const REFUSED_MAX: usize = 10;
 
 /// Knows how rules are read and judged, and who wants them.
 #[derive(Clone, Debug)]
-pub struct Reloader {
+pub(crate) struct Reloader {
     pub options: Options,
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
@@ -36,7 +36,7 @@ impl Reloader {
     /// Loads rule files and puts them into force if they are good. Returns what was found wrong with them.
     ///
     /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
-    pub fn load(&self, location: &Location) -> Result<Vec<Problem>, Vec<Problem>> {
+    pub(crate) fn load(&self, location: &Location) -> Result<Vec<Problem>, Vec<Problem>> {
         let began = Instant::now();
         self.put(files::load(location, &self.options), began)
     }
@@ -63,19 +63,19 @@ impl Reloader {
     }
 
     /// What this process can't do for the rules in force, a sentence each.
-    pub fn not_honoured(&self) -> Vec<String> {
+    pub(crate) fn not_honoured(&self) -> Vec<String> {
         let sentences = |in_force: Arc<InForce>| self.surroundings.not_honoured(&in_force.ruleset);
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
     /// Loads rule files again and logs what came of it.
-    pub fn reload(&self, location: &Location) {
+    pub(crate) fn reload(&self, location: &Location) {
         // What is wrong is logged and shown.
         let _ = self.change(|| self.load(location));
     }
 
     /// Puts the rules of a management server into force, or says why not. Blocks, as [`Reloader::load`] does.
-    pub fn take(&self, sources: &[RuleText]) -> Result<(), String> {
+    pub(crate) fn take(&self, sources: &[RuleText]) -> Result<(), String> {
         let outcome = self.change(|| {
             let began = Instant::now();
             self.put(Ruleset::load(sources, &self.options), began)
@@ -136,7 +136,7 @@ impl Reloader {
 
 /// Takes a management server's rules, and tells when there are new ones.
 #[derive(Debug)]
-pub struct Following {
+pub(crate) struct Following {
     pub reloader: Reloader,
     pub news: watch::Sender<u64>,
 }
@@ -152,7 +152,7 @@ impl Taker for Following {
 }
 
 /// Errors before warnings, and not too many of them.
-pub fn log(problems: &[Problem]) {
+pub(crate) fn log(problems: &[Problem]) {
     let (errors, warnings): (Vec<&Problem>, Vec<&Problem>) =
         problems.iter().partition(|problem| problem.severity == Severity::Error);
     for problem in errors.iter().chain(&warnings).take(LOGGED_MAX) {

@@ -26,7 +26,7 @@ use crate::server::no_answer::NoAnswer;
 
 /// How requests are read, decided and answered.
 #[derive(Clone, Debug)]
-pub struct ServiceOptions {
+pub(crate) struct ServiceOptions {
     /// How large a request may be.
     pub bounds: Bounds,
     pub modes: Modes,
@@ -43,7 +43,7 @@ pub struct ServiceOptions {
 
 /// Everything that a request needs, shared by all ports.
 #[derive(Debug)]
-pub struct Service {
+pub(crate) struct Service {
     engine: Arc<Engine>,
     rules: RulesInForce,
     options: ServiceOptions,
@@ -63,7 +63,7 @@ pub struct Service {
 
 /// What a first look at a request came to.
 #[derive(Debug)]
-pub enum FirstLook<'r> {
+pub(crate) enum FirstLook<'r> {
     Decided(Decision<'r>),
     /// A store has to be asked.
     Waits(Box<StoreWait>),
@@ -71,7 +71,7 @@ pub enum FirstLook<'r> {
 
 /// What a request that waits for a store holds until it is decided.
 #[derive(Debug)]
-pub struct StoreWait {
+pub(crate) struct StoreWait {
     question: StoreRequest,
     consultation: Consultation,
     began: Instant,
@@ -79,7 +79,7 @@ pub struct StoreWait {
 }
 
 impl Service {
-    pub fn new(engine: Engine, options: ServiceOptions) -> Service {
+    pub(crate) fn new(engine: Engine, options: ServiceOptions) -> Service {
         Service {
             engine: Arc::new(engine),
             rules: RulesInForce::default(),
@@ -95,20 +95,20 @@ impl Service {
     }
 
     /// Takes part in a region from now on.
-    pub fn join(&self, regional: Arc<Regional>) {
+    pub(crate) fn join(&self, regional: Arc<Regional>) {
         self.join_store(&self.regional, regional);
     }
 
-    pub fn regional(&self) -> Option<&Arc<Regional>> {
+    pub(crate) fn regional(&self) -> Option<&Arc<Regional>> {
         self.regional.get()
     }
 
     /// Has strict limits decided by their owner from now on.
-    pub fn join_owner(&self, owner: Arc<Regional>) {
+    pub(crate) fn join_owner(&self, owner: Arc<Regional>) {
         self.join_store(&self.owner, owner);
     }
 
-    pub fn owner(&self) -> Option<&Arc<Regional>> {
+    pub(crate) fn owner(&self) -> Option<&Arc<Regional>> {
         self.owner.get()
     }
 
@@ -131,23 +131,23 @@ impl Service {
     }
 
     /// How long requests have waited for the owner of strict limits.
-    pub fn strict_time(&self) -> &Histogram {
+    pub(crate) fn strict_time(&self) -> &Histogram {
         &self.strict_time
     }
 
     /// The store that should decide gives no answer, so that the policy does.
-    pub fn is_out(&self, reach: Reach) -> bool {
+    pub(crate) fn is_out(&self, reach: Reach) -> bool {
         let regional = reach.store().and_then(|store| self.store(store));
         regional.is_some_and(|regional| matches!(regional.view().asking(reach), Asking::Never(_)))
     }
 
     /// Other regions can't be heard.
-    pub fn is_cut_off(&self) -> bool {
+    pub(crate) fn is_cut_off(&self) -> bool {
         self.global.get().is_some_and(|global| global.is_down())
     }
 
     /// Takes part in the exchange between regions from now on.
-    pub fn join_others(&self, global: Arc<Global>) {
+    pub(crate) fn join_others(&self, global: Arc<Global>) {
         if let Some(in_force) = self.in_force() {
             global.set_rules(&in_force.ruleset);
         }
@@ -155,12 +155,12 @@ impl Service {
         let _ = self.global.set(global);
     }
 
-    pub fn global(&self) -> Option<&Arc<Global>> {
+    pub(crate) fn global(&self) -> Option<&Arc<Global>> {
         self.global.get()
     }
 
     /// Puts rules into force. Requests that are being decided finish with those they began with.
-    pub fn install(&self, ruleset: Ruleset) {
+    pub(crate) fn install(&self, ruleset: Ruleset) {
         for regional in self.stores() {
             regional.set_shortest_window(ruleset.shortest_window_ms());
         }
@@ -172,38 +172,38 @@ impl Service {
     }
 
     /// Forgets what has expired: keys, and rules that no request sees any more. To be called about once a second.
-    pub fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         self.engine.expire(wall_ms());
         self.rules.tidy();
     }
 
     /// The rules in force, for those who look rather than ask.
-    pub fn in_force(&self) -> Option<Arc<InForce>> {
+    pub(crate) fn in_force(&self) -> Option<Arc<InForce>> {
         self.rules.get()
     }
 
-    pub fn has_rules(&self) -> bool {
+    pub(crate) fn has_rules(&self) -> bool {
         self.rules.look().is_some()
     }
 
-    pub fn began(&self) -> Instant {
+    pub(crate) fn began(&self) -> Instant {
         self.began
     }
 
-    pub fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    pub fn options(&self) -> &ServiceOptions {
+    pub(crate) fn options(&self) -> &ServiceOptions {
         &self.options
     }
 
-    pub fn outcomes(&self) -> &Outcomes {
+    pub(crate) fn outcomes(&self) -> &Outcomes {
         &self.outcomes
     }
 
     /// Who may come in, and who may wait.
-    pub fn admission(&self) -> &Arc<Admission> {
+    pub(crate) fn admission(&self) -> &Arc<Admission> {
         &self.admission
     }
 
@@ -340,7 +340,7 @@ impl StoreWait {
 
 /// A service without rules, for tests of what surrounds it.
 #[cfg(test)]
-pub fn idle() -> Arc<Service> {
+pub(crate) fn idle() -> Arc<Service> {
     let answers = AnswerOptions {
         headers: None,
         request_headers: None,

@@ -24,20 +24,20 @@ const BACKLOG: i32 = 4096;
 
 /// Removes the socket's file when it is dropped, if the file is still the socket's.
 #[derive(Debug)]
-pub struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     inode: (u64, u64),
 }
 
 #[derive(Debug, Error)]
 #[error("can't open the unix socket {path}: {fault}, or choose another path with --grpc-uds (GRPC_UDS)")]
-pub struct SocketError {
+pub(crate) struct SocketError {
     pub path: PathBuf,
     pub fault: SocketFault,
 }
 
 #[derive(Debug, Error)]
-pub enum SocketFault {
+pub(crate) enum SocketFault {
     #[error("the directory {0} does not exist: create it")]
     NoDirectory(PathBuf),
     #[error("another process serves it: stop that one")]
@@ -52,7 +52,7 @@ pub enum SocketFault {
 
 impl SocketFile {
     /// Makes the socket, listening and not blocking, and its file.
-    pub fn create(settings: &SocketSettings) -> Result<(SocketFile, UnixListener), SocketError> {
+    pub(crate) fn create(settings: &SocketSettings) -> Result<(SocketFile, UnixListener), SocketError> {
         SocketFile::try_create(settings).map_err(|fault| SocketError { path: settings.path.clone(), fault })
     }
 
@@ -70,7 +70,7 @@ impl SocketFile {
         Ok((SocketFile { path: settings.path.clone(), inode: opened? }, socket.into()))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 /// The most bytes in the path of a socket: 108 on Linux, of which the last is zero.
 const PATH_BYTES_MAX: usize = 107;
 /// The socket is made under a name of this length in the same directory before it gets its own.
-pub const TEMPORARY_NAME_BYTES: usize = 9;
+pub(crate) const TEMPORARY_NAME_BYTES: usize = 9;
 
 #[derive(Args, Clone, Debug)]
 pub struct SocketFlags {
@@ -27,13 +27,13 @@ pub struct SocketFlags {
 
 /// A unix socket that can be made, as far as its setting goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SocketSettings {
+pub(crate) struct SocketSettings {
     pub path: PathBuf,
     pub mode: u32,
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum SocketSettingError {
+pub(crate) enum SocketSettingError {
     #[error("--uds-mode (TIDEGATE_UDS_MODE) is '{0}', which is not a file mode: write octal digits such as 660 or 666")]
     Mode(String),
     #[error(
@@ -54,14 +54,14 @@ pub enum SocketSettingError {
 }
 
 impl SocketSettings {
-    pub fn new(flags: &SocketFlags) -> Result<Option<SocketSettings>, SocketSettingError> {
+    pub(crate) fn new(flags: &SocketFlags) -> Result<Option<SocketSettings>, SocketSettingError> {
         let mode = mode(&flags.uds_mode)?;
         let Some(path) = &flags.grpc_uds else { return Ok(None) };
         Ok(Some(SocketSettings { path: checked(path)?, mode }))
     }
 
     /// The directory that the socket is made in.
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         directory(&self.path)
     }
 }

@@ -100,7 +100,7 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
 const LIKENESS_MIN: f64 = 0.8;
 
 /// One sentence on all settings of the environment that have no effect, if there are any.
-pub fn sentence(environment: &[(String, String)]) -> Option<String> {
+pub(crate) fn sentence(environment: &[(String, String)]) -> Option<String> {
     let is_set = |(name, idle): &&(&str, &str)| {
         let value = environment.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str());
         let is_idle =
@@ -118,7 +118,7 @@ pub fn sentence(environment: &[(String, String)]) -> Option<String> {
 }
 
 /// One sentence on each `TIDEGATE_` variable that no command knows: most likely a typing error.
-pub fn unknown(environment: &[(String, String)], known: &[String]) -> Vec<String> {
+pub(crate) fn unknown(environment: &[(String, String)], known: &[String]) -> Vec<String> {
     let is_ineffective = |name: &str| GROUPS.iter().any(|(names, _)| names.iter().any(|(other, _)| *other == name));
     let is_unknown = |name: &&str| name.starts_with("TIDEGATE_") && !is_kubernetes(name) && !is_ineffective(name);
     let names = environment.iter().map(|(name, _)| name.as_str()).filter(is_unknown);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const NO_LIMIT_BYTES: u64 = 1 << 53;
 
 /// In bytes; `None` if there is no limit, or none that can be read.
-pub fn memory_limit() -> Option<u64> {
+pub(crate) fn memory_limit() -> Option<u64> {
     memory_limit_below(Path::new("/"))
 }
 

@@ -9,11 +9,11 @@
 //! process or to several parts, and what puts them together. So this folder may import all parts that serve, and none of
 //! them imports it.
 
-pub mod ineffective;
-pub mod memory_limit;
-pub mod outages;
-pub mod serve_flags;
-pub mod sharing;
+pub(crate) mod ineffective;
+pub(crate) mod memory_limit;
+pub(crate) mod outages;
+pub(crate) mod serve_flags;
+pub(crate) mod sharing;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -51,7 +51,7 @@ const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// What the service runs on.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub http_addr: SocketAddr,
     /// `/json` is served.
     pub has_http_json: bool,
@@ -85,14 +85,14 @@ pub struct Settings {
 
 /// The second place that metrics are served at.
 #[derive(Clone, Debug)]
-pub struct PrometheusPort {
+pub(crate) struct PrometheusPort {
     pub addr: SocketAddr,
     pub path: String,
 }
 
 /// A setting that can't be used.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum SettingError {
+pub(crate) enum SettingError {
     #[error("--{flag} ({env}) is '{value}', which is not an IP address: write 0.0.0.0, 127.0.0.1, :: or the like")]
     Address { flag: &'static str, env: &'static str, value: String },
     #[error("--{flag} ({env}) is {value}: write a number from {min} to {max}")]
@@ -123,7 +123,7 @@ pub enum SettingError {
 
 impl Settings {
     /// Checks the flags as a whole.
-    pub fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
+    pub(crate) fn new(flags: &ServeFlags) -> Result<Settings, SettingError> {
         let rules = RuleSource::new(flags.config_type, &flags.rules, &flags.xds)?;
         let headers = LimitHeaders {
             limit: header_name("limit-limit-header", "LIMIT_LIMIT_HEADER", &flags.limit_limit_header)?,

@@ -27,7 +27,7 @@ pub struct OutageFlags {
 
 /// What outages are noticed by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutageSettings {
+pub(crate) struct OutageSettings {
     /// Of a Redis: the region's own, and the owner of strict limits.
     pub breaker: BreakerOptions,
     /// MySQL is given up after so long.
@@ -35,7 +35,7 @@ pub struct OutageSettings {
 }
 
 impl OutageSettings {
-    pub fn new(flags: &OutageFlags) -> Result<OutageSettings, DurationError> {
+    pub(crate) fn new(flags: &OutageFlags) -> Result<OutageSettings, DurationError> {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         let outage_after = duration_within(
             ("origin-outage-after", "TIDEGATE_ORIGIN_OUTAGE_AFTER"),

@@ -29,7 +29,7 @@ pub struct SharingFlags {
 
 /// Whom counts are shared with.
 #[derive(Clone, Debug)]
-pub struct SharingSettings {
+pub(crate) struct SharingSettings {
     /// The region's Redis. `None`: the process counts alone.
     pub redis: Option<RedisSettings>,
     /// The regions and what they share. `None`: counts stay in the region.
@@ -45,7 +45,7 @@ pub struct SharingSettings {
 }
 
 impl SharingSettings {
-    pub fn new(flags: &SharingFlags, secret: &SecretFlags) -> Result<SharingSettings, SettingError> {
+    pub(crate) fn new(flags: &SharingFlags, secret: &SecretFlags) -> Result<SharingSettings, SettingError> {
         let outages = OutageSettings::new(&flags.outages)?;
         let owner = OwnerSettings::new(&flags.owner, &flags.redis)?;
         let global = GlobalSettings::new(&flags.global)?;
@@ -63,7 +63,7 @@ impl SharingSettings {
     }
 
     /// How far limits can reach.
-    pub fn layers(&self) -> Layers {
+    pub(crate) fn layers(&self) -> Layers {
         let is_regional = self.redis.is_some();
         let place = self.names.as_ref().map_or(RegionIndex::ONLY, RegionNames::place);
         let owner = match &self.owner.redis {
@@ -81,7 +81,7 @@ impl SharingSettings {
     }
 
     /// What rules have to fit into.
-    pub fn surroundings(&self) -> Surroundings {
+    pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
             layers: self.layers(),
             has_store: self.redis.is_some() || self.global.is_some() || self.owner.redis.is_some(),
@@ -90,12 +90,12 @@ impl SharingSettings {
     }
 
     /// Whether anything says where the rules are to hold.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.surroundings().has_store || self.names.is_some()
     }
 
     /// What is harmless, but hardly what was meant, a sentence each.
-    pub fn warnings(&self, flags: &SharingFlags) -> Vec<String> {
+    pub(crate) fn warnings(&self, flags: &SharingFlags) -> Vec<String> {
         let alone = match (&self.redis, &self.global) {
             (None, Some(global)) => Some(format!(
                 "MYSQL_URL without REDIS_URL: this process has to be the only one of region {}, others would not add up",

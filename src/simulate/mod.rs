@@ -6,11 +6,11 @@
 //! requests walk over the stores as those of the server do, `regional/model.rs` is its Redis, [`faults`] says what goes wrong,
 //! [`oracle`] knows what was admitted, and [`digest`] tells whether two runs were the same.
 
-pub mod digest;
-pub mod faults;
-pub mod oracle;
+pub(crate) mod digest;
+pub(crate) mod faults;
+pub(crate) mod oracle;
 pub mod process;
-pub mod random;
+pub(crate) mod random;
 #[cfg(test)]
 mod tests;
 pub mod world;

@@ -30,13 +30,13 @@ const GATHER: Duration = Duration::from_millis(20);
 
 /// Tells when any of some files has changed. Stops looking when it is dropped.
 #[derive(Debug)]
-pub struct Changes(reports::Receiver<()>);
+pub(crate) struct Changes(reports::Receiver<()>);
 
 impl Changes {
     /// Looks at the paths that the function returns, which is asked each time anew. They need not exist.
     ///
     /// The first look is taken before this returns: what is read afterwards and changes later is reported.
-    pub fn of(paths: impl Fn() -> Vec<PathBuf> + Send + 'static) -> Changes {
+    pub(crate) fn of(paths: impl Fn() -> Vec<PathBuf> + Send + 'static) -> Changes {
         // One report that nobody has fetched yet says it all.
         let (sender, receiver) = reports::channel(1);
         let looker = Looker { seen: look(&paths), paths, reports: sender };
@@ -48,7 +48,7 @@ impl Changes {
     }
 
     /// Waits for the next change. May be dropped and called again without missing one.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             // Nobody looks, so there is nothing to tell.
             std::future::pending().await

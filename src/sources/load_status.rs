@@ -13,11 +13,11 @@ const PROBLEMS_MAX: usize = 1000;
 
 /// The state of the rules, for `/config/status`, metrics and the log.
 #[derive(Debug, Default)]
-pub struct ConfigStatus(Mutex<Config>);
+pub(crate) struct ConfigStatus(Mutex<Config>);
 
 /// What there is to say, at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Config {
+pub(crate) struct Config {
     /// How many rulesets have come into force; 0 before the first.
     pub generation: u64,
     /// When the rules in force came into force.
@@ -31,7 +31,7 @@ pub struct Config {
 
 /// One attempt to load rules.
 #[derive(Clone, Debug, Serialize)]
-pub struct LoadAttempt {
+pub(crate) struct LoadAttempt {
     pub at_s: u64,
     pub ok: bool,
     pub took_ms: u64,
@@ -43,7 +43,7 @@ pub struct LoadAttempt {
 
 impl ConfigStatus {
     /// Rules have come into force: so many domains, and rules.
-    pub fn succeeded(&self, (domains, rules): (usize, usize), problems: Vec<Problem>, took: Duration) {
+    pub(crate) fn succeeded(&self, (domains, rules): (usize, usize), problems: Vec<Problem>, took: Duration) {
         let mut config = self.0.lock();
         config.generation += 1;
         config.loads_succeeded += 1;
@@ -53,13 +53,13 @@ impl ConfigStatus {
     }
 
     /// Rules were refused; those in force stay.
-    pub fn failed(&self, problems: Vec<Problem>, took: Duration) {
+    pub(crate) fn failed(&self, problems: Vec<Problem>, took: Duration) {
         let mut config = self.0.lock();
         config.loads_failed += 1;
         config.last_attempt = Some(LoadAttempt::new(false, problems, took));
     }
 
-    pub fn read(&self) -> Config {
+    pub(crate) fn read(&self) -> Config {
         self.0.lock().clone()
     }
 }
@@ -76,6 +76,6 @@ impl LoadAttempt {
 }
 
 /// Whole seconds since the epoch.
-pub fn now_s() -> u64 {
+pub(crate) fn now_s() -> u64 {
     wall_time().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -1,11 +1,11 @@
 //! Where rules come from, when files change, and what rules have to fit into.
 
-pub mod changes;
+pub(crate) mod changes;
 pub mod files;
-pub mod load_status;
-pub mod path_snapshot;
-pub mod rule_source;
-pub mod runtime;
-pub mod settings;
-pub mod surroundings;
-pub mod xds;
+pub(crate) mod load_status;
+pub(crate) mod path_snapshot;
+pub(crate) mod rule_source;
+pub(crate) mod runtime;
+pub(crate) mod settings;
+pub(crate) mod surroundings;
+pub(crate) mod xds;

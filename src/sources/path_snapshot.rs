@@ -17,7 +17,7 @@ const LINKS_MAX: usize = 40;
 
 /// The steps that a path takes, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trail(Vec<Step>);
+pub(crate) struct Trail(Vec<Step>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Step {
@@ -67,7 +67,7 @@ impl Found {
 }
 
 impl Trail {
-    pub fn of(path: &Path) -> Trail {
+    pub(crate) fn of(path: &Path) -> Trail {
         let mut steps = Vec::new();
         // Where we stand, free of links, and the names still to go.
         let mut here = match path.is_absolute() {
@@ -110,7 +110,7 @@ impl Trail {
 
     /// The directories in which something has to happen for the trail to change, as far as it is not a directory that
     /// itself goes away: those that hold a link, and the one where the trail ends.
-    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn directories(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().flat_map(|step| {
             let parent = match step.found {
                 Found::Directory { .. } => None,

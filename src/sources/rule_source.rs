@@ -11,7 +11,7 @@ use crate::sources::xds::settings::{XdsFlags, XdsSettingError, XdsSettings};
 
 /// Where rules come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RuleSource {
+pub(crate) enum RuleSource {
     /// They are read, and read again when they change.
     Files(Location),
     /// A management server sends them.
@@ -19,7 +19,7 @@ pub enum RuleSource {
 }
 
 impl RuleSource {
-    pub fn new(kind: RulesType, files: &RuleFlags, server: &XdsFlags) -> Result<RuleSource, XdsSettingError> {
+    pub(crate) fn new(kind: RulesType, files: &RuleFlags, server: &XdsFlags) -> Result<RuleSource, XdsSettingError> {
         match kind {
             RulesType::File => Ok(RuleSource::Files(files.location())),
             RulesType::Xds => Ok(RuleSource::Server(Box::new(XdsSettings::new(server)?))),
@@ -38,7 +38,7 @@ impl fmt::Display for RuleSource {
 
 /// What tells of new rules.
 #[derive(Debug)]
-pub enum RuleNews {
+pub(crate) enum RuleNews {
     /// There may be new ones in the files.
     Files(Location, Changes),
     /// Counts the server's rules that have come into force.
@@ -47,13 +47,13 @@ pub enum RuleNews {
 
 impl RuleNews {
     /// Watches the files from now on.
-    pub fn of_files(location: &Location) -> RuleNews {
+    pub(crate) fn of_files(location: &Location) -> RuleNews {
         let watched = location.clone();
         RuleNews::Files(location.clone(), Changes::of(move || watched.watched()))
     }
 
     /// Waits for the next change.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         match self {
             RuleNews::Files(_, changes) => changes.next().await,
             RuleNews::Server(news) => {

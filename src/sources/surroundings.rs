@@ -9,7 +9,7 @@ use crate::rules::policy::{OnOutage, Scope};
 use crate::rules::{Domain, Loaded, Ruleset, lint};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     pub layers: Layers,
     /// Counts leave the process: to Redis, to MySQL or to the owner of strict limits.
     pub has_store: bool,
@@ -19,7 +19,7 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// Refuses rules that would not hold here.
-    pub fn refuse(&self, loaded: &mut Loaded) {
+    pub(crate) fn refuse(&self, loaded: &mut Loaded) {
         if self.has_store && !self.has_secret {
             lint::refuse_sensitive(loaded);
         }
@@ -29,7 +29,7 @@ impl Surroundings {
     }
 
     /// What can't be done for the rules here, a sentence each.
-    pub fn not_honoured(&self, ruleset: &Ruleset) -> Vec<String> {
+    pub(crate) fn not_honoured(&self, ruleset: &Ruleset) -> Vec<String> {
         not_honoured(ruleset, &self.layers)
     }
 }

@@ -4,7 +4,7 @@
 //! server's messages into what a rule file says, so that both are read by the same code, and [`subscription`] knows what to
 //! tell the server.
 
-pub mod message;
-pub mod settings;
-pub mod stream;
-pub mod subscription;
+pub(crate) mod message;
+pub(crate) mod settings;
+pub(crate) mod stream;
+pub(crate) mod subscription;

@@ -5,13 +5,13 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 
 /// Numbers from 0, each standing for a key.
-pub struct Choice {
+pub(super) struct Choice {
     random: SmallRng,
     spread: Spread,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Spread {
+pub(super) enum Spread {
     One,
     Uniform {
         keys: u64,
@@ -21,7 +21,7 @@ pub enum Spread {
 }
 
 impl Spread {
-    pub fn new(keys: u64, skew: Option<f64>) -> Result<Spread, String> {
+    pub(super) fn new(keys: u64, skew: Option<f64>) -> Result<Spread, String> {
         match skew {
             _ if keys == 1 => Ok(Spread::One),
             None => Ok(Spread::Uniform { keys }),
@@ -31,11 +31,11 @@ impl Spread {
 }
 
 impl Choice {
-    pub fn new(spread: Spread, seed: u64) -> Choice {
+    pub(super) fn new(spread: Spread, seed: u64) -> Choice {
         Choice { random: SmallRng::seed_from_u64(seed), spread }
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         match self.spread {
             Spread::One => 0,
             Spread::Uniform { keys } => self.random.random_range(0..keys),

@@ -30,7 +30,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What the connections of a thread share.
-pub struct Site {
+pub(super) struct Site {
     pub plan: Arc<Plan>,
     pub choice: RefCell<Choice>,
     pub pace: Pace,
@@ -66,7 +66,7 @@ impl Site {
 }
 
 /// Puts load on a connection, and on the next one when it ends, until the run is over.
-pub async fn keep_asking(site: Rc<Site>, first: Link) {
+pub(super) async fn keep_asking(site: Rc<Site>, first: Link) {
     let mut opened = Some(first);
     let mut pause = PAUSE_MIN;
     while !site.pace.is_over() {
@@ -99,7 +99,7 @@ async fn rest(pause: Duration) -> Duration {
 }
 
 /// An open connection, and the bytes that go over it.
-pub struct Link {
+pub(super) struct Link {
     stream: Box<dyn Stream>,
     connection: Connection,
     /// The first so many bytes have come and are not yet a whole frame.
@@ -113,7 +113,7 @@ pub struct Link {
 
 impl Link {
     /// Connects, and returns when the server has shown that it speaks HTTP/2.
-    pub async fn open(plan: &Plan) -> Result<Link, ConnectError> {
+    pub(super) async fn open(plan: &Plan) -> Result<Link, ConnectError> {
         plan.target.open_raw(|stream| Link::greet(stream, plan)).await
     }
 

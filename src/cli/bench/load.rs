@@ -26,7 +26,7 @@ use crate::cli::client::connect::{ConnectError, Target};
 const LATE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// What all threads work on.
-pub struct Plan {
+pub(super) struct Plan {
     pub target: Target,
     pub blocks: RequestBlocks,
     pub template: Template,
@@ -40,7 +40,7 @@ pub struct Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Phase {
+pub(super) enum Phase {
     /// Connections are being opened.
     Opening,
     Running(Start),
@@ -48,14 +48,14 @@ pub enum Phase {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
+pub(super) struct Start {
     pub at: Instant,
     /// What begins earlier is warm-up, and not counted.
     pub counted_from: Instant,
 }
 
 /// A thread of the load.
-pub struct Worker {
+pub(super) struct Worker {
     pub tally: Arc<Mutex<Tally>>,
     /// Requests that are due, where there is a rate.
     pub due: Arc<Semaphore>,
@@ -66,7 +66,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn start(plan: Arc<Plan>, number: usize, phase: watch::Receiver<Phase>) -> anyhow::Result<Worker> {
+    pub(super) fn start(plan: Arc<Plan>, number: usize, phase: watch::Receiver<Phase>) -> anyhow::Result<Worker> {
         let tally = Arc::new(Mutex::new(Tally::new()?));
         let due = Arc::new(Semaphore::new(0));
         let (tell_opened, opened) = oneshot::channel();

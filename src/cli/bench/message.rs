@@ -11,7 +11,7 @@ use crate::cli::client::exchange::framed;
 
 /// What every request of a run has in common.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub(super) struct Shape {
     pub domain: String,
     pub key: String,
     pub descriptors: usize,
@@ -36,13 +36,13 @@ impl Shape {
 }
 
 /// A framed message, and where in it the last digit of each value stands.
-pub struct Template {
+pub(super) struct Template {
     bytes: BytesMut,
     value_ends: Vec<usize>,
 }
 
 impl Template {
-    pub fn new(shape: &Shape) -> Template {
+    pub(super) fn new(shape: &Shape) -> Template {
         let of = |digit: &str| framed(&shape.request(|_| digit.repeat(shape.value_bytes)));
         let (zeros, ones) = (of("0"), of("1"));
         // Where two messages that differ only in their values differ, there are the values.
@@ -52,12 +52,12 @@ impl Template {
         Template { bytes: zeros, value_ends }
     }
 
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
     /// Appends the message with these numbers as values.
-    pub fn write(&self, out: &mut Vec<u8>, mut number: impl FnMut() -> u64) {
+    pub(super) fn write(&self, out: &mut Vec<u8>, mut number: impl FnMut() -> u64) {
         let start = out.len();
         out.extend_from_slice(&self.bytes);
         for end in &self.value_ends {

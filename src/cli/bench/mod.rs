@@ -41,7 +41,7 @@ use crate::flag_value::duration;
 use crate::observe::process::ProcessFigures;
 use crate::request::VALUE_BYTES_MAX;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   tidegate bench                                          # port 8081, the example rules
   tidegate bench --keys 1000000 --zipf 1.1 --server-pid $(pidof ratelimit)
   tidegate bench --addr ratelimit:8081 --rate 20000       # latency at a given load
@@ -155,7 +155,7 @@ fn warm_up(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
     let plan = plan(flags)?;
     if let Some(pid) = flags.server_pid {
         anyhow::ensure!(

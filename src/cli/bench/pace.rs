@@ -19,14 +19,14 @@ const NAP_MAX: Duration = Duration::from_millis(20);
 
 /// Times at a fixed distance.
 #[derive(Clone, Copy, Debug)]
-pub struct Beat {
+pub(super) struct Beat {
     first: Instant,
     distance_ns: f64,
 }
 
 impl Beat {
     /// The times of one thread out of several that share a rate, each a little after the one before.
-    pub fn new(start: Instant, rate: f64, thread: usize, threads: usize) -> Beat {
+    pub(super) fn new(start: Instant, rate: f64, thread: usize, threads: usize) -> Beat {
         let first = start + Duration::from_secs_f64(thread as f64 / rate);
         Beat { first, distance_ns: 1e9 * threads as f64 / rate }
     }
@@ -45,7 +45,7 @@ impl Beat {
 }
 
 /// The pace of one thread's requests.
-pub struct Pace {
+pub(super) struct Pace {
     beat: Option<OpenLoop>,
     /// When requests began that were not processed: their turn comes first.
     again: RefCell<Vec<Instant>>,
@@ -61,13 +61,13 @@ struct OpenLoop {
 
 impl Pace {
     /// With times to keep, of which the permits say which have come, or as fast as answers come.
-    pub fn new(beat: Option<(Beat, Arc<Semaphore>)>) -> Pace {
+    pub(super) fn new(beat: Option<(Beat, Arc<Semaphore>)>) -> Pace {
         let beat = beat.map(|(beat, due)| OpenLoop { beat, due, taken: Cell::new(0) });
         Pace { beat, again: RefCell::default(), is_over: Cell::new(false) }
     }
 
     /// The next request, if there is one now, and since when it is due.
-    pub fn take(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn take(&self, now: Instant) -> Option<Instant> {
         if self.is_over.get() {
             return None;
         }
@@ -79,7 +79,7 @@ impl Pace {
 
     /// Waits for a request to be due, and takes it; `None` when the run is over. In a closed loop nothing becomes due by
     /// time, and this waits for good.
-    pub async fn wait(&self) -> Option<Instant> {
+    pub(super) async fn wait(&self) -> Option<Instant> {
         let Some(open) = &self.beat else { return pending().await };
         open.due.acquire().await.ok()?.forget();
         Some(self.begin(Instant::now()))
@@ -96,7 +96,7 @@ impl Pace {
     }
 
     /// Puts back a request that was not processed.
-    pub fn put_back(&self, begun: Instant) {
+    pub(super) fn put_back(&self, begun: Instant) {
         self.again.borrow_mut().push(begun);
         if let Some(open) = &self.beat {
             open.due.add_permits(1);
@@ -104,26 +104,26 @@ impl Pace {
     }
 
     /// No more requests. Returns how many were due and never sent.
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.is_over.set(true);
         let Some(open) = &self.beat else { return 0 };
         open.due.close();
         open.due.available_permits() as u64
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.is_over.get()
     }
 }
 
 /// Makes requests due as their times come, in a thread of its own: the runtime's timers are good to a millisecond, a
 /// sleeping thread to a tenth of that.
-pub struct Pacer {
+pub(super) struct Pacer {
     is_over: Arc<AtomicBool>,
 }
 
 impl Pacer {
-    pub fn start(beats: Vec<(Beat, Arc<Semaphore>)>) -> io::Result<Pacer> {
+    pub(super) fn start(beats: Vec<(Beat, Arc<Semaphore>)>) -> io::Result<Pacer> {
         let is_over = Arc::new(AtomicBool::new(false));
         let told = is_over.clone();
         let mut released = vec![0; beats.len()];

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 use crate::cli::bench::tally::Tally;
 use crate::cli::latency::millis;
 
-pub struct Progress {
+pub(super) struct Progress {
     is_terminal: bool,
     last: (Instant, u64),
     width: usize,
 }
 
 impl Progress {
-    pub fn new() -> Progress {
+    pub(super) fn new() -> Progress {
         Progress { is_terminal: stderr().is_terminal(), last: (Instant::now(), 0), width: 0 }
     }
 
     /// How often to show it.
-    pub fn interval(&self) -> Duration {
+    pub(super) fn interval(&self) -> Duration {
         Duration::from_secs(if self.is_terminal { 1 } else { 5 })
     }
 
     /// Shows what has been counted so far.
-    pub fn show(&mut self, tally: &Tally) {
+    pub(super) fn show(&mut self, tally: &Tally) {
         let now = Instant::now();
         let (before, answers) = self.last;
         let per_s = (tally.answers() - answers) as f64 / (now - before).as_secs_f64().max(1e-9);
@@ -33,12 +33,12 @@ impl Progress {
     }
 
     /// Counting starts afresh.
-    pub fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.last = (Instant::now(), 0);
     }
 
     /// Makes room for the report.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         if self.is_terminal {
             let _ = write!(stderr(), "\r{:width$}\r", "", width = self.width);
         }

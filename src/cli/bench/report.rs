@@ -9,7 +9,7 @@ use crate::cli::bench::BenchFlags;
 use crate::cli::bench::tally::Tally;
 use crate::cli::check::plural;
 
-pub struct Report<'a> {
+pub(super) struct Report<'a> {
     pub flags: &'a BenchFlags,
     pub threads: usize,
     /// How long requests were counted.
@@ -31,7 +31,7 @@ impl Report<'_> {
         used.filter(|_| answers > 0).map(|used| used.as_secs_f64() * 1e6 / answers as f64)
     }
 
-    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let tally = &self.tally;
         writeln!(out, "{}", self.title())?;
         let seconds = self.lasted.as_secs_f64();
@@ -89,7 +89,7 @@ impl Report<'_> {
         self.client_cpu.is_some_and(|used| used.as_secs_f64() > 0.9 * available)
     }
 
-    pub fn as_json(&self) -> Value {
+    pub(super) fn as_json(&self) -> Value {
         let (flags, tally) = (self.flags, &self.tally);
         let tenth = |figure: f64| (figure * 10.0).round() / 10.0;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

@@ -9,18 +9,18 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use crate::cli::latency::Latency;
 
 /// A connection that could not be opened.
-pub const CONNECT: &str = "connect";
+pub(super) const CONNECT: &str = "connect";
 /// A server that closes connections before it has processed anything on them.
-pub const TURNED_AWAY: &str = "turned_away";
+pub(super) const TURNED_AWAY: &str = "turned_away";
 /// A request that was due (`--rate`), but there was no connection or no stream free to send it.
-pub const UNSENT: &str = "unsent";
+pub(super) const UNSENT: &str = "unsent";
 /// A request that was on a connection when that broke.
-pub const BROKEN: &str = "connection_broke";
+pub(super) const BROKEN: &str = "connection_broke";
 /// A request without an answer when the run had been over for a while.
-pub const UNANSWERED: &str = "unanswered";
+pub(super) const UNANSWERED: &str = "unanswered";
 
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub(super) struct Tally {
     pub ok: u64,
     pub over_limit: u64,
     pub unknown: u64,
@@ -30,11 +30,11 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn new() -> anyhow::Result<Tally> {
+    pub(super) fn new() -> anyhow::Result<Tally> {
         Ok(Tally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: Latency::new()? })
     }
 
-    pub fn answered(&mut self, verdict: Code, took: Duration) {
+    pub(super) fn answered(&mut self, verdict: Code, took: Duration) {
         match verdict {
             Code::Ok => self.ok += 1,
             Code::OverLimit => self.over_limit += 1,
@@ -43,14 +43,14 @@ impl Tally {
         self.latency.record(took);
     }
 
-    pub fn failed(&mut self, kind: &'static str, count: u64) {
+    pub(super) fn failed(&mut self, kind: &'static str, count: u64) {
         if count > 0 {
             *self.errors.entry(kind).or_default() += count;
         }
     }
 
     /// Adds what another has seen.
-    pub fn add(&mut self, other: &Tally) {
+    pub(super) fn add(&mut self, other: &Tally) {
         self.ok += other.ok;
         self.over_limit += other.over_limit;
         self.unknown += other.unknown;
@@ -60,18 +60,18 @@ impl Tally {
         self.latency.add(&other.latency);
     }
 
-    pub fn answers(&self) -> u64 {
+    pub(super) fn answers(&self) -> u64 {
         self.ok + self.over_limit + self.unknown
     }
 
-    pub fn errors_total(&self) -> u64 {
+    pub(super) fn errors_total(&self) -> u64 {
         self.errors.values().sum()
     }
 }
 
 /// The overall code of an encoded RateLimitResponse, the rest of which is only skipped. A message without the field says
 /// UNKNOWN; `None` is no message at all.
-pub fn verdict(mut message: &[u8]) -> Option<Code> {
+pub(super) fn verdict(mut message: &[u8]) -> Option<Code> {
     const OVERALL_CODE: u32 = 1;
     while !message.is_empty() {
         let (tag, wire_type) = decode_key(&mut message).ok()?;

@@ -14,7 +14,7 @@ use crate::cli::latency::{micros, millis};
 use crate::request::typed::TypedDescriptor;
 
 /// An answer beside what was asked.
-pub struct CallAnswer<'a> {
+pub(super) struct CallAnswer<'a> {
     pub descriptors: &'a [TypedDescriptor],
     pub response: &'a RateLimitResponse,
     pub took: Duration,
@@ -22,7 +22,7 @@ pub struct CallAnswer<'a> {
 
 impl CallAnswer<'_> {
     /// In full, for one call.
-    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let response = self.response;
         writeln!(out, "{} in {}", code(response.overall_code), millis(self.took))?;
         let asked: Vec<String> = self.statuses().map(|(descriptor, _)| descriptor).collect();
@@ -48,14 +48,14 @@ impl CallAnswer<'_> {
     }
 
     /// In one line, for one call of many.
-    pub fn print_short(&self, out: &mut impl Write, number: u64) -> io::Result<()> {
+    pub(super) fn print_short(&self, out: &mut impl Write, number: u64) -> io::Result<()> {
         let remaining: Vec<String> =
             self.statuses().map(|(descriptor, status)| format!("{descriptor}: {}", describe_short(status))).collect();
         let verdict = code(self.response.overall_code);
         writeln!(out, "{number:6}  {verdict:10}  {:>9}  {}", millis(self.took), remaining.join("; "))
     }
 
-    pub fn as_json(&self, number: u64) -> Value {
+    pub(super) fn as_json(&self, number: u64) -> Value {
         let statuses: Vec<Value> =
             self.statuses().map(|(descriptor, status)| status_as_json(&descriptor, status)).collect();
         let headers = |headers: &[HeaderValue]| -> Vec<Value> {
@@ -83,7 +83,7 @@ impl CallAnswer<'_> {
 }
 
 /// The name of a verdict.
-pub fn code(number: i32) -> &'static str {
+pub(super) fn code(number: i32) -> &'static str {
     Code::try_from(number).unwrap_or(Code::Unknown).as_str_name()
 }
 

@@ -36,7 +36,7 @@ use crate::request::typed::TypedDescriptor;
 use crate::request::{LimitOverride, Unit};
 use crate::server::rls::unit_number;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   tidegate call --domain edge remote_address=203.0.113.7
   tidegate call --domain edge --repeat 20 --rate 5 tier=free path=/api/items,method=POST
   tidegate call --addr https://ratelimit:8081 --ca ca.pem --domain api --own-hits 0 api_key=alice
@@ -124,7 +124,7 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-pub fn run(flags: &CallFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &CallFlags) -> anyhow::Result<Exit> {
     let caller = Caller::new(flags)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     runtime.block_on(calls(flags, caller))

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cli::check::plural;
 use crate::cli::latency::Latency;
 
-pub struct Summary {
+pub(super) struct Summary {
     pub answered: BTreeMap<&'static str, u64>,
     /// By gRPC code.
     pub errors: BTreeMap<&'static str, u64>,
@@ -17,26 +17,26 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn new() -> anyhow::Result<Summary> {
+    pub(super) fn new() -> anyhow::Result<Summary> {
         // Both verdicts are shown, also when one of them was never heard.
         let answered = BTreeMap::from([("OK", 0), ("OVER_LIMIT", 0)]);
         Ok(Summary { answered, errors: BTreeMap::new(), latency: Latency::new()? })
     }
 
-    pub fn answered(&mut self, verdict: &'static str, took: Duration) {
+    pub(super) fn answered(&mut self, verdict: &'static str, took: Duration) {
         *self.answered.entry(verdict).or_default() += 1;
         self.latency.record(took);
     }
 
-    pub fn failed(&mut self, code: &'static str) {
+    pub(super) fn failed(&mut self, code: &'static str) {
         *self.errors.entry(code).or_default() += 1;
     }
 
-    pub fn calls(&self) -> u64 {
+    pub(super) fn calls(&self) -> u64 {
         self.answered.values().chain(self.errors.values()).sum()
     }
 
-    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let counted = |counts: &BTreeMap<&str, u64>| {
             counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
@@ -50,7 +50,7 @@ impl Summary {
         }
     }
 
-    pub fn as_json(&self) -> Value {
+    pub(super) fn as_json(&self) -> Value {
         let mut fields = self.latency.as_json();
         fields.insert("calls".into(), json!(self.calls()));
         for (verdict, count) in &self.answered {

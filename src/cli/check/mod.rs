@@ -35,7 +35,7 @@ pub struct CheckFlags {
     pub output: Output,
 }
 
-pub fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
     let sharing = SharingSettings::new(&flags.sharing, &flags.rules.secret)?;
     let options = flags.rules.options()?;
     let mut loaded = files::load(&flags.rules.location(), &options);
@@ -90,7 +90,7 @@ fn report(flags: &CheckFlags, loaded: &Loaded, remarks: &[String], policies: &[P
 }
 
 /// Prints problems, only the errors if there are too many for all: a broken generator should not flood a terminal.
-pub fn print(out: &mut impl Write, problems: &[Problem]) -> std::io::Result<()> {
+pub(crate) fn print(out: &mut impl Write, problems: &[Problem]) -> std::io::Result<()> {
     let (errors, warnings) = counts(problems);
     let is_too_many = problems.len() > LISTED_MAX && errors > 0;
     for problem in problems.iter().filter(|it| !is_too_many || it.severity == Severity::Error) {
@@ -103,12 +103,12 @@ pub fn print(out: &mut impl Write, problems: &[Problem]) -> std::io::Result<()> 
 }
 
 /// How many errors and warnings there are.
-pub fn counts(problems: &[Problem]) -> (usize, usize) {
+pub(crate) fn counts(problems: &[Problem]) -> (usize, usize) {
     let errors = problems.iter().filter(|problem| problem.severity == Severity::Error).count();
     (errors, problems.len() - errors)
 }
 
 /// `1 rule`, `2 rules`.
-pub fn plural(count: usize, noun: &str) -> String {
+pub(crate) fn plural(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

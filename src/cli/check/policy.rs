@@ -49,7 +49,7 @@ impl fmt::Display for Said {
 
 /// One limit of a rule, or a rule that has none because it is unlimited.
 #[derive(Debug)]
-pub struct PolicyRow<'r> {
+pub(super) struct PolicyRow<'r> {
     domain: &'r str,
     rule: &'r Rule,
     limit: Option<LimitPolicy<'r>>,
@@ -87,7 +87,7 @@ impl<'r> LimitPolicy<'r> {
 }
 
 /// Every limit of every rule, domains by name, rules in the order of declaration.
-pub fn rows<'r>(ruleset: &'r Ruleset, written: &Written) -> Vec<PolicyRow<'r>> {
+pub(super) fn rows<'r>(ruleset: &'r Ruleset, written: &Written) -> Vec<PolicyRow<'r>> {
     ruleset.domains().flat_map(|domain| rows_of(domain, written)).collect()
 }
 
@@ -112,7 +112,7 @@ fn rows_of<'r>(domain: &'r Domain, written: &Written) -> Vec<PolicyRow<'r>> {
 }
 
 impl PolicyRow<'_> {
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let limit = self.limit.as_ref();
         let terms = limit.map(|it| &it.limit.terms);
         json!({
@@ -215,14 +215,14 @@ impl PolicyRow<'_> {
 }
 
 /// The rows for people.
-pub fn table(rows: &[PolicyRow<'_>]) -> String {
+pub(super) fn table(rows: &[PolicyRow<'_>]) -> String {
     let head = ["domain", "rule", "limit", "algorithm", "class", "scope", "on_outage", "slack", ""];
     let cells: Vec<[String; 9]> = rows.iter().map(PolicyRow::cells).collect();
     aligned(head, &cells)
 }
 
 /// What the words of the table mean that are in no rule file, a line each; none if there are none.
-pub fn legend(rows: &[PolicyRow<'_>]) -> String {
+pub(super) fn legend(rows: &[PolicyRow<'_>]) -> String {
     let limits = || rows.iter().filter_map(|row| row.limit.as_ref());
     let has_source = |source| limits().any(|it| it.scope.source == source || it.on_outage.source == source);
     let mut lines = Vec::new();

@@ -4,7 +4,7 @@
 const WIDTH_MAX: usize = 60;
 
 /// Lines under a head, columns two spaces apart, without a newline at the end.
-pub fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
+pub(super) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
     let head = head.map(str::to_owned);
     let width = |column: usize| {
         let widths = std::iter::once(&head).chain(rows).map(|row| row[column].chars().count());

@@ -13,18 +13,18 @@ use crate::rules::{Domain, Ruleset};
 
 /// The fields that stand in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fields {
+pub(super) struct Fields {
     pub scope: bool,
     pub on_outage: bool,
 }
 
 /// The fields of every limit, by the place of its rule and its window, which no other limit of the rule has.
 #[derive(Debug, Default)]
-pub struct Written(BTreeMap<(FilePosition, u64), Fields>);
+pub(super) struct Written(BTreeMap<(FilePosition, u64), Fields>);
 
 impl Written {
     /// Reads the files that the rules are from.
-    pub fn read(ruleset: &Ruleset, strictness: Strictness) -> anyhow::Result<Written> {
+    pub(super) fn read(ruleset: &Ruleset, strictness: Strictness) -> anyhow::Result<Written> {
         let files: BTreeSet<&Arc<str>> = ruleset.domains().flat_map(Domain::rules).map(|rule| &rule.at.file).collect();
         let mut written = Written::default();
         for name in files {
@@ -34,7 +34,7 @@ impl Written {
         Ok(written)
     }
 
-    pub fn gather_file(&mut self, name: &Arc<str>, text: &str, strictness: Strictness) {
+    pub(super) fn gather_file(&mut self, name: &Arc<str>, text: &str, strictness: Strictness) {
         // They have been reported when the rules were loaded.
         let mut problems = Problems::new(strictness);
         for domain in file::read(name, text, &mut problems) {
@@ -51,7 +51,7 @@ impl Written {
         descriptor.descriptors.iter().for_each(|child| self.gather(name, child));
     }
 
-    pub fn fields(&self, place: &FilePosition, window_ms: u64) -> Fields {
+    pub(super) fn fields(&self, place: &FilePosition, window_ms: u64) -> Fields {
         self.0.get(&(place.clone(), window_ms)).copied().unwrap_or_default()
     }
 }

@@ -8,7 +8,7 @@ use tonic::Code;
 use crate::cli::client::connect::ConnectError;
 use crate::cli::client::exchange::Failure;
 
-pub fn on_connect(error: &ConnectError) -> &'static str {
+pub(crate) fn on_connect(error: &ConnectError) -> &'static str {
     match error {
         ConnectError::Lookup { .. } => "is the name right, and known here? An IP address works without lookup",
         ConnectError::Connect { source, .. } => match source.kind() {
@@ -26,7 +26,7 @@ pub fn on_connect(error: &ConnectError) -> &'static str {
     }
 }
 
-pub fn on_failure(failure: &Failure) -> &'static str {
+pub(crate) fn on_failure(failure: &Failure) -> &'static str {
     match failure {
         Failure::Closed | Failure::Refused => {
             "the server closes connections as soon as they are used; its log may say why"

@@ -20,14 +20,14 @@ use crate::cli::client::tls::Tls;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The one method of the service.
-pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(crate) const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// Answers are small and read at once: the windows are there never to be waited for.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// A server, and what is needed to speak with it.
-pub struct Target {
+pub(crate) struct Target {
     pub place: ServerTarget,
     tls: Option<Tls>,
     /// The head of every call.
@@ -35,10 +35,10 @@ pub struct Target {
 }
 
 /// An open connection: a handle to send on. A task of its own drives it until the last handle is gone.
-pub type Sender = SendRequest<Bytes>;
+pub(crate) type Sender = SendRequest<Bytes>;
 
 #[derive(Debug, Error)]
-pub enum ConnectError {
+pub(crate) enum ConnectError {
     #[error("can't find the host '{host}': {source}")]
     Lookup { host: String, source: io::Error },
     #[error("can't connect to {place}: {source}")]
@@ -54,12 +54,12 @@ pub enum ConnectError {
 }
 
 /// Whatever bytes go over.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Target {
-    pub fn new(flags: &ServerFlags) -> anyhow::Result<Target> {
+    pub(crate) fn new(flags: &ServerFlags) -> anyhow::Result<Target> {
         let place = flags.addr.place.clone();
         let tls = flags.tls.resolve(&flags.addr)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -73,7 +73,7 @@ impl Target {
     }
 
     /// Connects, and returns once the server has answered a ping: what can be found out without a request, is.
-    pub async fn open(&self, streams: usize) -> Result<Sender, ConnectError> {
+    pub(crate) async fn open(&self, streams: usize) -> Result<Sender, ConnectError> {
         match timeout(CONNECT_TIMEOUT, self.try_open(streams)).await {
             Ok(opened) => opened,
             Err(_) => Err(ConnectError::Timeout { place: self.place.clone() }),
@@ -107,7 +107,7 @@ impl Target {
     }
 
     /// Connects, and lets someone else speak HTTP/2: returns when the future that it makes does.
-    pub async fn open_raw<T, F>(&self, greet: impl FnOnce(Box<dyn Stream>) -> F) -> Result<T, ConnectError>
+    pub(crate) async fn open_raw<T, F>(&self, greet: impl FnOnce(Box<dyn Stream>) -> F) -> Result<T, ConnectError>
     where
         F: Future<Output = io::Result<T>>,
     {
@@ -118,7 +118,7 @@ impl Target {
         }
     }
 
-    pub fn is_secure(&self) -> bool {
+    pub(crate) fn is_secure(&self) -> bool {
         self.tls.is_some()
     }
 

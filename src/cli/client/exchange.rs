@@ -13,14 +13,14 @@ use tonic::Code;
 use crate::cli::client::connect::Sender;
 
 /// A flag and a length come before every gRPC message.
-pub const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// Far above any answer; what is longer is not one.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, Error)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// The connection takes no more requests; nothing was sent.
     #[error("the connection closed before the request was sent")]
     Closed,
@@ -49,7 +49,7 @@ impl From<h2::Error> for Failure {
 }
 
 /// A message with its prefix, ready to be sent.
-pub fn framed(message: &impl prost::Message) -> BytesMut {
+pub(crate) fn framed(message: &impl prost::Message) -> BytesMut {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
     bytes.put_u8(0);
@@ -60,7 +60,7 @@ pub fn framed(message: &impl prost::Message) -> BytesMut {
 }
 
 /// Sends a framed message and returns the answer's message, without its prefix.
-pub async fn ask(sender: &mut Sender, head: Request<()>, message: Bytes) -> Result<Bytes, Failure> {
+pub(crate) async fn ask(sender: &mut Sender, head: Request<()>, message: Bytes) -> Result<Bytes, Failure> {
     poll_fn(|context| sender.poll_ready(context)).await.map_err(|_| Failure::Closed)?;
     let (response, mut body) = sender.send_request(head, false).map_err(|_| Failure::Closed)?;
     body.send_data(message, true)?;
@@ -140,7 +140,7 @@ fn percent_decoded(text: &[u8]) -> String {
 }
 
 /// The name of a code as the gRPC documentation writes it.
-pub const fn name(code: Code) -> &'static str {
+pub(crate) const fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

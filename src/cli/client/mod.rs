@@ -3,11 +3,11 @@
 //! On `h2` itself rather than on tonic's channel: a load generator has to cost less than the server it measures, errors
 //! arrive here before anybody has flattened them into a status, and it is known whether a request was processed.
 
-pub mod address;
-pub mod advice;
-pub mod connect;
-pub mod exchange;
-pub mod tls;
+pub(crate) mod address;
+pub(crate) mod advice;
+pub(crate) mod connect;
+pub(crate) mod exchange;
+pub(crate) mod tls;
 
 use clap::Args;
 

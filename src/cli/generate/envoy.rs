@@ -62,7 +62,7 @@ impl Service {
 
 /// A bootstrap around the parts.
 #[derive(Clone, Debug)]
-pub struct Around {
+pub(crate) struct Around {
     pub listen_port: u16,
     /// Proxies in front whose X-Forwarded-For is believed.
     pub trusted_hops: u32,
@@ -70,7 +70,7 @@ pub struct Around {
 }
 
 /// The parts, each with the place that it belongs to, or all of them in place.
-pub fn document(plan: &Plan, service: &Service, around: Option<&Around>) -> String {
+pub(crate) fn document(plan: &Plan, service: &Service, around: Option<&Around>) -> String {
     let (filter, cluster) = (element(&filter(plan, CLUSTER, None)), element(&cluster(CLUSTER, service)));
     let rate_limits = rate_limits(plan);
     match around {
@@ -93,7 +93,7 @@ clusters:
 }
 
 /// The filter.
-pub fn filter(plan: &Plan, cluster: &str, authority: Option<&str>) -> String {
+pub(crate) fn filter(plan: &Plan, cluster: &str, authority: Option<&str>) -> String {
     let mut why = String::new();
     if !plan.denying.is_empty() {
         let _ = writeln!(why, "  # Rules that deny in an outage: {}.", in_comment(&plan.denying.join(", ")));
@@ -131,7 +131,7 @@ typed_config:
 }
 
 /// The actions, as a list.
-pub fn rate_limits(plan: &Plan) -> String {
+pub(crate) fn rate_limits(plan: &Plan) -> String {
     let mut text = String::new();
     for descriptor in &plan.descriptors {
         let _ = writeln!(text, "# {}", in_comment(&descriptor.rules.join(", ")));

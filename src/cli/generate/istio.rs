@@ -29,7 +29,7 @@ impl Context {
 
 /// Where the filters apply.
 #[derive(Clone, Debug)]
-pub struct Mesh {
+pub(crate) struct Mesh {
     pub name: String,
     pub namespace: String,
     pub context: Context,
@@ -51,7 +51,7 @@ impl Mesh {
 }
 
 /// Two EnvoyFilters: the filter, and the actions on every virtual host.
-pub fn documents(plan: &Plan, mesh: &Mesh) -> [String; 2] {
+pub(crate) fn documents(plan: &Plan, mesh: &Mesh) -> [String; 2] {
     let cluster = format!("outbound|{}||{}", mesh.port, mesh.host);
     let context = mesh.context.word();
     let of_filter = format!(

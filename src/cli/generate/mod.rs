@@ -1,8 +1,8 @@
 //! `tidegate gen`: what Envoy has to be configured with to send exactly the descriptors that the rules wait for, so that
 //! nobody writes it by hand, twice.
 
-pub mod envoy;
-pub mod istio;
+pub(crate) mod envoy;
+pub(crate) mod istio;
 pub mod plan;
 pub mod source;
 

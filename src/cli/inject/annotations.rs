@@ -26,7 +26,7 @@ pub enum AnnotationError {
 }
 
 /// Whether the pod wants a sidecar; `None` if it does not say.
-pub fn wish(annotations: Option<&Map<String, Value>>) -> Result<Option<bool>, AnnotationError> {
+pub(crate) fn wish(annotations: Option<&Map<String, Value>>) -> Result<Option<bool>, AnnotationError> {
     let wrong = |value: String| {
         Err(AnnotationError::Value { name: INJECT, value, expected: "\"true\" or \"false\", with the quotes" })
     };
@@ -79,13 +79,13 @@ impl Sidecar {
 }
 
 /// How many keys a sidecar holds.
-pub fn keys_max(typed: &str) -> Result<u64, String> {
+pub(crate) fn keys_max(typed: &str) -> Result<u64, String> {
     let number = typed.parse().ok().filter(|number| (1..=100_000_000).contains(number));
     number.ok_or_else(|| format!("'{typed}' is no number of keys: write one from 1 to 100000000"))
 }
 
 /// Whatever has a name in Kubernetes.
-pub fn object_name(typed: &str) -> Result<String, String> {
+pub(crate) fn object_name(typed: &str) -> Result<String, String> {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
     match !typed.is_empty() && typed.len() <= 253 && typed.chars().all(is_name) {
         true => Ok(typed.to_owned()),

@@ -13,7 +13,7 @@ use crate::cli::inject::workload::{Addition, Step, value_at};
 use crate::cli::yaml::{element, indented, yaml};
 
 /// The text with the addition, after which the document is to say what is meant; `None` if there is no place for it.
-pub fn added(text: &str, addition: &Addition, meant: &Value) -> Option<String> {
+pub(super) fn added(text: &str, addition: &Addition, meant: &Value) -> Option<String> {
     let document = InsertionPoint::of(text)?;
     let editor = Editor { text };
     match addition {

@@ -13,13 +13,13 @@ use crate::rules::yaml::without_tabs_after_colons;
 
 /// A value, and the bytes of the text that it is written in.
 #[derive(Debug)]
-pub struct InsertionPoint {
+pub(super) struct InsertionPoint {
     pub span: Range<usize>,
     pub kind: Kind,
 }
 
 #[derive(Debug)]
-pub enum Kind {
+pub(super) enum Kind {
     Scalar(String),
     /// What it stands for is written elsewhere.
     Alias,
@@ -29,7 +29,7 @@ pub enum Kind {
 
 /// How a map or a list is written.
 #[derive(Clone, Copy, Debug)]
-pub enum Style {
+pub(super) enum Style {
     /// Line by line; the first key or dash is at this byte.
     Block(usize),
     /// Between brackets.
@@ -38,7 +38,7 @@ pub enum Style {
 
 impl InsertionPoint {
     /// The places of a document that has been read before: how deeply it nests is not looked at again.
-    pub fn of(text: &str) -> Option<InsertionPoint> {
+    pub(super) fn of(text: &str) -> Option<InsertionPoint> {
         match Reader::new(text).document() {
             Err(Some(line)) => {
                 // Bytes stay where they are.
@@ -49,7 +49,7 @@ impl InsertionPoint {
         }
     }
 
-    pub fn at(&self, path: &[Step]) -> Option<&InsertionPoint> {
+    pub(super) fn at(&self, path: &[Step]) -> Option<&InsertionPoint> {
         path.iter().try_fold(self, |place, step| match (&place.kind, step) {
             (_, Step::Key(name)) => place.field(name).map(|(_, value)| value),
             (Kind::List(_, elements), Step::Index(index)) => elements.get(*index),
@@ -58,7 +58,7 @@ impl InsertionPoint {
     }
 
     /// The key and the value of a field; of fields with the same key, the last one counts.
-    pub fn field(&self, name: &str) -> Option<(&InsertionPoint, &InsertionPoint)> {
+    pub(super) fn field(&self, name: &str) -> Option<(&InsertionPoint, &InsertionPoint)> {
         let Kind::Map(_, fields) = &self.kind else { return None };
         let is_named = |key: &InsertionPoint| matches!(&key.kind, Kind::Scalar(text) if text == name);
         fields.iter().rev().find(|(key, _)| is_named(key)).map(|(key, value)| (key, value))

@@ -13,7 +13,7 @@ use crate::cli::yaml::{read as read_document, yaml};
 
 /// A document of a file, as text and as what it says.
 #[derive(Debug)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     /// What separates it from the one before, if there is something.
     pub separator: String,
     pub text: String,
@@ -24,21 +24,21 @@ pub struct Manifest {
 /// A file that can't be read.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("line {line}: {error}")]
-pub struct ManifestError {
+pub(crate) struct ManifestError {
     line: usize,
     error: String,
 }
 
 /// Whether the comments are still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub(crate) enum Written {
     InPlace,
     Anew,
 }
 
 /// Splits a file into its documents. A line that begins with three dashes is never part of one, but a document may begin on
 /// it.
-pub fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
+pub(crate) fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
     let (mark, file) = match file.strip_prefix('\u{feff}') {
         Some(rest) => ("\u{feff}", rest),
         None => ("", file),
@@ -67,7 +67,7 @@ pub fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
 
 impl Manifest {
     /// Makes the additions.
-    pub fn add(&mut self, additions: &[Addition]) -> Written {
+    pub(crate) fn add(&mut self, additions: &[Addition]) -> Written {
         let edited = if self.is_merged { None } else { edited(&self.text, &self.value, additions) };
         let mut meant = self.value.clone();
         additions.iter().for_each(|addition| addition.apply(&mut meant));

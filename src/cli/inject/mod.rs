@@ -1,11 +1,11 @@
 //! `tidegate inject`: puts the sidecar beside the workloads of manifests.
 
-pub mod annotations;
+pub(crate) mod annotations;
 mod editor;
 mod layout;
-pub mod manifest;
-pub mod sidecar;
-pub mod workload;
+pub(crate) mod manifest;
+pub(crate) mod sidecar;
+pub(crate) mod workload;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::cli::inject::workload::Workload;
 use crate::cli::{Exit, Output};
 use crate::observe::logging::say;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   tidegate inject -f deploy.yaml | kubectl apply -f -
   kustomize build . | tidegate inject -f - --env-secret redis > all.yaml
 
@@ -85,7 +85,7 @@ pub struct InjectFlags {
 }
 
 /// Nothing is printed unless everything could be injected.
-pub fn run(flags: &InjectFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &InjectFlags) -> anyhow::Result<Exit> {
     let sidecar = flags.sidecar.sidecar();
     let mut manifests = Vec::new();
     let mut reports = Vec::new();

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::engine::table::weight::SHARED_KEY_BYTES;
 
 /// The container's name, by which it is found again.
-pub const CONTAINER: &str = "tidegate";
-pub const SOCKET_VOLUME: &str = "tidegate-socket";
-pub const RULES_VOLUME: &str = "tidegate-rules";
-pub const SOCKET_DIRECTORY: &str = "/run/tidegate";
+pub(crate) const CONTAINER: &str = "tidegate";
+pub(crate) const SOCKET_VOLUME: &str = "tidegate-socket";
+pub(crate) const RULES_VOLUME: &str = "tidegate-rules";
+pub(crate) const SOCKET_DIRECTORY: &str = "/run/tidegate";
 const RULES_DIRECTORY: &str = "/etc/tidegate/rules";
 /// Away from 8080, where workloads often are.
 const HTTP_PORT: i32 = 18080;
@@ -133,6 +133,6 @@ impl Sidecar {
 }
 
 /// Where the workload finds the socket.
-pub fn workload_mount() -> Value {
+pub(crate) fn workload_mount() -> Value {
     json!({"name": SOCKET_VOLUME, "mountPath": SOCKET_DIRECTORY})
 }

@@ -12,14 +12,14 @@ use crate::cli::yaml::in_comment;
 
 /// On the way to a place in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     Key(&'static str),
     Index(usize),
 }
 
 /// Something to add. Nothing is ever taken away or replaced.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Addition {
+pub(crate) enum Addition {
     /// A field that is not there, in the map at the path.
     Field { at: Vec<Step>, key: &'static str, value: Value },
     /// One more element of the list at the path, behind the others or before them.
@@ -28,7 +28,7 @@ pub enum Addition {
 
 /// Why a document can't be changed.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum WorkloadError {
+pub(crate) enum WorkloadError {
     #[error("{kind} '{name}' has no {what}: is it complete?")]
     Incomplete { kind: String, name: String, what: &'static str },
     #[error("{kind} '{name}': {what} is not a list")]
@@ -52,7 +52,7 @@ pub enum WorkloadError {
 
 /// A document that has pods in it.
 #[derive(Debug)]
-pub struct Workload<'a> {
+pub(crate) struct Workload<'a> {
     kind: &'a str,
     name: String,
     document: &'a Value,
@@ -64,7 +64,7 @@ pub struct Workload<'a> {
 
 impl<'a> Workload<'a> {
     /// The workloads of a document: none, one, or those of a list.
-    pub fn all(document: &'a Value) -> Vec<Workload<'a>> {
+    pub(crate) fn all(document: &'a Value) -> Vec<Workload<'a>> {
         let mut found = Vec::new();
         Workload::collect(Vec::new(), document, &mut found);
         found
@@ -84,7 +84,7 @@ impl<'a> Workload<'a> {
     }
 
     /// `None` for documents without pods.
-    pub fn of(document: &'a Value) -> Option<Workload<'a>> {
+    pub(crate) fn of(document: &'a Value) -> Option<Workload<'a>> {
         Workload::below(Vec::new(), document)
     }
 
@@ -115,18 +115,18 @@ impl<'a> Workload<'a> {
     }
 
     /// What people call it.
-    pub fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         in_comment(format!("{} {}", self.kind, self.name).trim_end())
     }
 
     /// The annotations of its pods.
-    pub fn annotations(&self) -> Option<&'a Map<String, Value>> {
+    pub(crate) fn annotations(&self) -> Option<&'a Map<String, Value>> {
         let pod = &self.spec[..self.spec.len() - 1];
         value_at(self.document, pod)?.get("metadata")?.get("annotations")?.as_object()
     }
 
     /// What is missing, nothing if the sidecar is there already.
-    pub fn additions(&self, sidecar: &Sidecar) -> Result<Vec<Addition>, WorkloadError> {
+    pub(crate) fn additions(&self, sidecar: &Sidecar) -> Result<Vec<Addition>, WorkloadError> {
         let (kind, name) = (self.kind.to_owned(), self.name.clone());
         let Some(spec) = value_at(self.document, &self.spec).and_then(Value::as_object) else {
             return Err(WorkloadError::Incomplete { kind, name, what: "spec of its pods" });
@@ -256,7 +256,7 @@ fn mounts_socket(container: &Value) -> bool {
     mounts.into_iter().flatten().any(|mount| name_of(mount) == Some(SOCKET_VOLUME))
 }
 
-pub fn value_at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
+pub(crate) fn value_at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
     path.iter().try_fold(document, |value, step| match step {
         Step::Key(key) => value.get(key),
         Step::Index(index) => value.get(index),
@@ -265,7 +265,7 @@ pub fn value_at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
 
 impl Addition {
     /// Makes the addition; a document that has no such place stays as it is.
-    pub fn apply(&self, document: &mut Value) {
+    pub(crate) fn apply(&self, document: &mut Value) {
         let (Addition::Field { at, .. } | Addition::Element { at, .. }) = self;
         let place = at.iter().try_fold(document, |value, step| match step {
             Step::Key(key) => value.get_mut(key),
@@ -283,7 +283,7 @@ impl Addition {
     }
 
     /// A step of a JSON patch.
-    pub fn to_patch(&self) -> Value {
+    pub(crate) fn to_patch(&self) -> Value {
         let (at, last, value) = match self {
             Addition::Field { at, key, value } => (at, *key, value),
             Addition::Element { at, value, is_first } => (at, if *is_first { "0" } else { "-" }, value),

@@ -8,7 +8,7 @@ use crate::cli::status::report::time;
 use crate::observe::layers::LayerName;
 
 #[derive(Debug, Deserialize)]
-pub struct Layer {
+pub(super) struct Layer {
     layer: String,
     is_up: bool,
     down_for_s: Option<f64>,
@@ -18,7 +18,7 @@ pub struct Layer {
 
 impl Layer {
     /// What follows from it, if it is down.
-    pub fn problem(&self) -> Option<String> {
+    pub(super) fn problem(&self) -> Option<String> {
         // A layer that this command does not know yet is one of the region's, as far as it can tell.
         let follows = LayerName::of_word(&self.layer).unwrap_or(LayerName::Regional).outage_in_full();
         let Layer { layer, place, .. } = self;
@@ -29,7 +29,7 @@ impl Layer {
         time(self.down_for_s.unwrap_or_default() as u64)
     }
 
-    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let Layer { layer, lost, place, .. } = self;
         let state = if self.is_up { "up".to_owned() } else { format!("down for {}", self.down_for()) };
         writeln!(out, "  layer     {layer} is {state}, at {place}; given up {lost} times")

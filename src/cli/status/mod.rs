@@ -20,7 +20,7 @@ use crate::cli::{Exit, Output};
 use crate::flag_value::duration;
 use crate::observe::logging::say;
 
-pub const EXAMPLES: &str = "Examples:
+pub(crate) const EXAMPLES: &str = "Examples:
   tidegate status
   tidegate status --addr 10.0.0.7:6070 --output json
   kubectl exec deploy/tidegate -- tidegate status
@@ -43,7 +43,7 @@ pub struct StatusFlags {
     pub output: Output,
 }
 
-pub fn run(flags: &StatusFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &StatusFlags) -> anyhow::Result<Exit> {
     let (document, stats) = match read(flags) {
         Ok(read) => read,
         Err(error) => {

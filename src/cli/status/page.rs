@@ -47,7 +47,7 @@ impl FromStr for AdminAddress {
 
 /// Why there is no page.
 #[derive(Debug, Error)]
-pub enum PageError {
+pub(super) enum PageError {
     #[error("{address} is not known: {fault}")]
     Unknown { address: AdminAddress, fault: std::io::Error },
     #[error("nobody answers at {address}: {fault}")]
@@ -64,7 +64,7 @@ pub enum PageError {
 
 impl PageError {
     /// What to do about it.
-    pub fn hint(&self) -> &'static str {
+    pub(super) fn hint(&self) -> &'static str {
         match self {
             PageError::Unknown { .. } => "write an address that this machine can resolve, as --addr 127.0.0.1:6070",
             PageError::Connect { .. } => {
@@ -87,7 +87,7 @@ impl PageError {
 }
 
 /// Reads a page, all in all within the time.
-pub fn get(address: &AdminAddress, path: &str, within: Duration) -> Result<String, PageError> {
+pub(super) fn get(address: &AdminAddress, path: &str, within: Duration) -> Result<String, PageError> {
     let until = Instant::now() + within;
     let failed = |fault: std::io::Error| match is_late(&fault) {
         true => PageError::Late { address: address.clone(), within },

@@ -11,7 +11,7 @@ use crate::cli::status::report::time;
 
 /// What `/stats` says about the exchange between regions.
 #[derive(Debug, Deserialize)]
-pub struct Global {
+pub(super) struct Global {
     region: String,
     mysql: Mysql,
     regions: Vec<Seen>,
@@ -57,7 +57,7 @@ struct Turn {
 }
 
 impl Global {
-    pub fn problems(&self) -> Vec<String> {
+    pub(super) fn problems(&self) -> Vec<String> {
         let why = self.mysql.last_error.as_ref().map_or("it does not answer", |error| &error.text);
         let mut problems = Vec::new();
         for (name, turn) in &self.turns {
@@ -79,7 +79,7 @@ impl Global {
         problems
     }
 
-    pub fn print(&self, out: &mut impl Write, now_s: u64) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write, now_s: u64) -> io::Result<()> {
         let (told, silent): (Vec<&Seen>, Vec<&Seen>) =
             self.regions.iter().partition(|seen| seen.changed_ago_ms.is_some());
         writeln!(out, "  regions   {} configured, this one is {}", self.configured(), self.region)?;

@@ -14,7 +14,7 @@ use crate::cli::status::regions::Global;
 
 /// The part of `/stats` that is shown.
 #[derive(Debug, Deserialize)]
-pub struct Stats {
+pub(super) struct Stats {
     version: String,
     now_s: u64,
     uptime_s: u64,
@@ -113,12 +113,12 @@ struct Calls {
 }
 
 impl Stats {
-    pub fn read(document: &Value) -> Result<Stats, serde_json::Error> {
+    pub(super) fn read(document: &Value) -> Result<Stats, serde_json::Error> {
         Stats::deserialize(document)
     }
 
     /// What is degraded, and what follows from it. Empty if all is well.
-    pub fn problems(&self) -> Vec<String> {
+    pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.config.generation == 0 {
             problems.push("no rules are loaded: every call gets UNAVAILABLE".into());
@@ -136,7 +136,7 @@ impl Stats {
     }
 
     /// For people.
-    pub fn print(&self, out: &mut impl Write, address: &str, problems: &[String]) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut impl Write, address: &str, problems: &[String]) -> io::Result<()> {
         let state = if problems.is_empty() { "healthy" } else { "degraded" };
         writeln!(out, "{state}: tidegate {} at {address}, up {}", self.version, time(self.uptime_s))?;
         for problem in problems {

@@ -1,7 +1,7 @@
 //! `tidegate webhook`: pods get their sidecar when they are made.
 
 mod request;
-pub mod review;
+pub(crate) mod review;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub struct WebhookFlags {
     pub log_format: LogFormat,
 }
 
-pub fn run(flags: &WebhookFlags) -> anyhow::Result<Exit> {
+pub(crate) fn run(flags: &WebhookFlags) -> anyhow::Result<Exit> {
     logging::start(flags.log_level, flags.log_format);
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(flags))?;
     Ok(Exit::Success)

@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "a question has no answer yet")]
-pub struct AdmissionReview {
+pub(super) struct AdmissionReview {
     pub request: Option<AdmissionRequest>,
     response: Option<AdmissionResponse>,
 }
@@ -19,7 +19,7 @@ pub struct AdmissionReview {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "most fields are only held to their types")]
-pub struct AdmissionRequest {
+pub(super) struct AdmissionRequest {
     /// By which the answer is told from others.
     pub uid: String,
     /// What the object is, after conversion to what the webhook is registered for.
@@ -43,7 +43,7 @@ pub struct AdmissionRequest {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct GroupVersionKind {
+pub(super) struct GroupVersionKind {
     /// Empty for what has been there from the beginning, such as pods.
     pub group: String,
     pub version: String,
@@ -52,7 +52,7 @@ pub struct GroupVersionKind {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum Operation {
+pub(super) enum Operation {
     Create,
     Update,
     Delete,

@@ -19,7 +19,7 @@ const API_VERSION: &str = "admission.k8s.io/v1";
 
 /// A review that can't be answered as one.
 #[derive(Debug, Error)]
-pub enum ReviewError {
+pub(crate) enum ReviewError {
     #[error("the body is not an AdmissionReview: {0}")]
     NotAReview(serde_json::Error),
     #[error("the body is {kind} of {api_version}: AdmissionReview of {API_VERSION} is understood")]
@@ -30,19 +30,19 @@ pub enum ReviewError {
 
 /// The answer, and what is to be logged about it.
 #[derive(Debug)]
-pub struct ReviewResponse {
+pub(crate) struct ReviewResponse {
     pub review: Value,
     pub what: Review,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Review {
+pub(crate) enum Review {
     Unchanged,
     Injected,
     Denied(String),
 }
 
-pub fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, ReviewError> {
+pub(crate) fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, ReviewError> {
     let raw: Value = serde_json::from_slice(body).map_err(ReviewError::NotAReview)?;
     let text = |field: &str| raw.get(field).and_then(Value::as_str).unwrap_or("nothing").to_owned();
     if text("kind") != KIND || text("apiVersion") != API_VERSION {
@@ -74,7 +74,7 @@ pub fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, ReviewErro
 }
 
 /// The answer to what can't be answered as a review: to nobody, because whose it is can't be read.
-pub fn refusal(error: &ReviewError) -> Value {
+pub(crate) fn refusal(error: &ReviewError) -> Value {
     let status = json!({"status": "Failure", "reason": "InvalidRequest", "message": error.to_string()});
     in_review(&json!({"uid": "", "allowed": false, "status": status}))
 }

@@ -11,7 +11,7 @@ use crate::rules::policy::Algorithm;
 
 /// The state of one key.
 #[derive(Clone, Debug)]
-pub enum Counter {
+pub(crate) enum Counter {
     /// Sliding and fixed windows.
     Windowed(Cells),
     Exact(SubCells),
@@ -20,7 +20,7 @@ pub enum Counter {
 
 /// What a counter says at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub(crate) struct Look {
     /// How many hits fit now; below zero when more was charged than the limit.
     pub available: i64,
     /// The key's own time, at or after the caller's.
@@ -57,7 +57,7 @@ fn look_gcra(bucket: &mut Bucket, terms: &Terms, now_ms: u64) -> Look {
 }
 
 impl Counter {
-    pub fn new(terms: &Terms, now_ms: u64) -> Counter {
+    pub(crate) fn new(terms: &Terms, now_ms: u64) -> Counter {
         match terms.algorithm {
             Algorithm::SlidingWindow | Algorithm::FixedWindow => Counter::Windowed(Cells::new(now_ms, terms.window_ms)),
             Algorithm::ExactWindow => Counter::Exact(SubCells::new(now_ms, terms.window_ms)),
@@ -67,7 +67,7 @@ impl Counter {
 
     /// Brings the counter up to `now` and reads it.
     #[inline(always)]
-    pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
+    pub(crate) fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         match self {
             Counter::Windowed(cells) => {
                 let now_ms = cells.rotate(now_ms, terms.window_ms);
@@ -80,7 +80,7 @@ impl Counter {
     }
 
     /// The first moment at which so many hits are admitted if nothing else arrives; `None` if they never are.
-    pub fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
+    pub(crate) fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
         let limit = u64::from(terms.limit);
         match self {
             Counter::Windowed(cells) => cells.admits_at(look.now_ms, terms.window_ms, weighing(terms), limit, hits),
@@ -92,7 +92,7 @@ impl Counter {
     /// When an admitted request's limit starts afresh: the end of the fixed window, or when the bucket, with so many more
     /// hits in it, is empty again.
     #[inline]
-    pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
+    pub(crate) fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.ends_at_ms(terms.window_ms),
             Counter::Exact(_) => window_end_ms(terms, look.now_ms),
@@ -101,7 +101,7 @@ impl Counter {
     }
 
     #[inline]
-    pub fn add(&mut self, terms: &Terms, hits: u64) {
+    pub(crate) fn add(&mut self, terms: &Terms, hits: u64) {
         match self {
             Counter::Windowed(cells) => cells.add(hits),
             Counter::Exact(cells) => cells.add(hits),
@@ -110,7 +110,7 @@ impl Counter {
     }
 
     /// Gives hits back, and says how many of them were not there.
-    pub fn refund(&mut self, terms: &Terms, hits: u64) -> u64 {
+    pub(crate) fn refund(&mut self, terms: &Terms, hits: u64) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.refund(hits, weighing(terms)),
             Counter::Exact(cells) => cells.refund(hits),
@@ -123,7 +123,7 @@ impl Counter {
     }
 
     /// The number of the newest cell. A bucket has only one.
-    pub fn sequence(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.sequence,
             Counter::Exact(cells) => cells.newest(),
@@ -132,7 +132,7 @@ impl Counter {
     }
 
     /// How many cells back the cell with this number is, if it still counts.
-    pub fn place_of(&self, sequence: u64) -> Option<usize> {
+    pub(crate) fn place_of(&self, sequence: u64) -> Option<usize> {
         let back = usize::try_from(self.sequence().checked_sub(sequence)?).ok()?;
         let cells = match self {
             Counter::Windowed(_) => 2,
@@ -143,7 +143,7 @@ impl Counter {
     }
 
     /// Cells that a decision takes into account.
-    pub fn cells_that_count(&self, terms: &Terms) -> usize {
+    pub(crate) fn cells_that_count(&self, terms: &Terms) -> usize {
         match (self, weighing(terms)) {
             (Counter::Windowed(_), Weighing::Sliding) => 2,
             (Counter::Windowed(_), Weighing::Fixed) | (Counter::Gcra(_), _) => 1,
@@ -152,7 +152,7 @@ impl Counter {
     }
 
     /// How long ago the newest cell began.
-    pub fn elapsed_ms(&self, terms: &Terms, now_ms: u64) -> u64 {
+    pub(crate) fn elapsed_ms(&self, terms: &Terms, now_ms: u64) -> u64 {
         let began_ms = match self {
             Counter::Windowed(cells) => cells.sequence.saturating_mul(terms.window_ms),
             Counter::Exact(cells) => cells.newest_began_ms(terms.window_ms),
@@ -197,7 +197,7 @@ impl Counter {
 
     /// What it takes beside the slot.
     #[inline]
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Counter::Exact(cells) => cells.heap_bytes(),
             Counter::Windowed(_) | Counter::Gcra(_) => 0,
@@ -205,7 +205,7 @@ impl Counter {
     }
 
     /// From here on the counter is as good as a fresh one.
-    pub fn expires_at_ms(&self, terms: &Terms) -> u64 {
+    pub(crate) fn expires_at_ms(&self, terms: &Terms) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.expires_at_ms(terms.window_ms),
             Counter::Exact(cells) => cells.expires_at_ms(terms.window_ms),
@@ -217,7 +217,7 @@ impl Counter {
 }
 
 /// The end of the fixed window that a moment is in.
-pub fn window_end_ms(terms: &Terms, now_ms: u64) -> u64 {
+pub(crate) fn window_end_ms(terms: &Terms, now_ms: u64) -> u64 {
     (now_ms / terms.window_ms + 1).saturating_mul(terms.window_ms)
 }
 

@@ -14,7 +14,7 @@ pub(crate) const CELLS: usize = PARTS as usize + 1;
 
 /// The sub-cells of a key. Cell `i`, counted from the epoch, lives at `i % 17`; those from `newest - 16` on are live.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SubCells {
+pub(crate) struct SubCells {
     newest: u64,
     counts: Counts,
 }
@@ -88,13 +88,13 @@ fn slot(cell: u64) -> usize {
 }
 
 impl SubCells {
-    pub fn new(now_ms: u64, window_ms: u64) -> SubCells {
+    pub(crate) fn new(now_ms: u64, window_ms: u64) -> SubCells {
         SubCells { newest: cell_at(now_ms, window_ms), counts: Counts::NONE }
     }
 
     /// Moves to the sub-cell of `now` and returns the key's own time; the clock running backwards is treated as in
     /// [`super::window::Cells::rotate`].
-    pub fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
+    pub(crate) fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
         let cell = cell_at(now_ms, window_ms);
         if cell < self.newest {
             let start_ms = starts_at_ms(self.newest, window_ms);
@@ -120,21 +120,21 @@ impl SubCells {
     }
 
     /// The number of the current sub-cell.
-    pub fn newest(&self) -> u64 {
+    pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
 
-    pub fn newest_began_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn newest_began_ms(&self, window_ms: u64) -> u64 {
         starts_at_ms(self.newest, window_ms)
     }
 
     /// The sub-cell with this number, which must be live.
-    pub fn cell(&self, cell: u64) -> Cell {
+    pub(crate) fn cell(&self, cell: u64) -> Cell {
         self.counts.get(slot(cell))
     }
 
     /// Changes the sub-cell that is so many before the newest.
-    pub fn merge<T>(&mut self, back: usize, change: impl FnOnce(&mut Cell) -> T) -> T {
+    pub(crate) fn merge<T>(&mut self, back: usize, change: impl FnOnce(&mut Cell) -> T) -> T {
         let slot = slot(self.newest - back as u64);
         let mut cell = self.counts.get(slot);
         let changed = change(&mut cell);
@@ -142,7 +142,7 @@ impl SubCells {
         changed
     }
 
-    pub fn effective(&self) -> u64 {
+    pub(crate) fn effective(&self) -> u64 {
         match &self.counts {
             Counts::Few(hits) => hits.iter().map(|hits| u64::from(*hits)).sum(),
             Counts::Many(cells) => cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count())),
@@ -150,14 +150,14 @@ impl SubCells {
     }
 
     /// What it takes beside the slot.
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         match &self.counts {
             Counts::Few(_) => 0,
             Counts::Many(_) => heap_bytes(size_of::<[Cell; CELLS]>()),
         }
     }
 
-    pub fn admits_at(&self, now_ms: u64, window_ms: u64, limit: u64, hits: u64) -> Option<u64> {
+    pub(crate) fn admits_at(&self, now_ms: u64, window_ms: u64, limit: u64, hits: u64) -> Option<u64> {
         let room = limit.checked_sub(hits)?;
         let mut left = self.counts.all().fold(0u128, |sum, cell| sum + u128::from(cell.count()));
         if left <= u128::from(room) {
@@ -174,24 +174,24 @@ impl SubCells {
         None
     }
 
-    pub fn add(&mut self, hits: u64) {
+    pub(crate) fn add(&mut self, hits: u64) {
         self.merge(0, |cell| cell.add(hits));
     }
 
     /// Takes from the newest sub-cell on backwards; the excess is lost.
-    pub fn refund(&mut self, mut hits: u64) -> u64 {
+    pub(crate) fn refund(&mut self, mut hits: u64) -> u64 {
         for back in 0..CELLS {
             hits = self.merge(back, |cell| cell.refund(hits));
         }
         hits
     }
 
-    pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn expires_at_ms(&self, window_ms: u64) -> u64 {
         self.cell_expires_at_ms(self.newest, window_ms)
     }
 
     /// From here on a sub-cell counts no more.
-    pub fn cell_expires_at_ms(&self, cell: u64, window_ms: u64) -> u64 {
+    pub(crate) fn cell_expires_at_ms(&self, cell: u64, window_ms: u64) -> u64 {
         starts_at_ms(cell + CELLS as u64, window_ms)
     }
 }

@@ -6,11 +6,11 @@
 
 /// How many times its burst and its limit a bucket holds at most. What was charged beyond that is forgiven, so that one
 /// report of nonsense does not deny a key for years; a window forgives after two. The origin holds as much.
-pub const DEBT_TIMES: u64 = 10;
+pub(crate) const DEBT_TIMES: u64 = 10;
 
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     /// When the level was last brought up to date.
     at_ms: u64,
     // Two halves of a u128, whose alignment would widen every slot.
@@ -20,7 +20,7 @@ pub struct Bucket {
 
 /// What a bucket drains by and holds.
 #[derive(Clone, Copy, Debug)]
-pub struct Rate {
+pub(crate) struct Rate {
     pub limit: u32,
     pub window_ms: u64,
     pub burst: u32,
@@ -32,14 +32,14 @@ impl Rate {
     }
 
     /// How long so many hits take to drain.
-    pub fn drains_in_ns(&self, hits: u64) -> u64 {
+    pub(crate) fn drains_in_ns(&self, hits: u64) -> u64 {
         const MS_NS: u128 = 1_000_000;
         let time_ns = (self.cost(hits) * MS_NS).checked_div(self.limit.into());
         time_ns.and_then(|time_ns| u64::try_from(time_ns).ok()).unwrap_or(u64::MAX)
     }
 
     /// How many hits it holds at most.
-    pub fn most(&self) -> u64 {
+    pub(crate) fn most(&self) -> u64 {
         DEBT_TIMES * (u64::from(self.burst) + u64::from(self.limit))
     }
 
@@ -49,12 +49,12 @@ impl Rate {
 }
 
 impl Bucket {
-    pub fn new(now_ms: u64) -> Bucket {
+    pub(crate) fn new(now_ms: u64) -> Bucket {
         Bucket { at_ms: now_ms, level_high: 0, level_low: 0 }
     }
 
     /// When the level was last brought up to date.
-    pub fn at_ms(&self) -> u64 {
+    pub(crate) fn at_ms(&self) -> u64 {
         self.at_ms
     }
 
@@ -69,7 +69,7 @@ impl Bucket {
 
     /// Drains up to `now` and returns the key's own time, which never runs backwards; a clock that is behind by more than
     /// a window was wrong before, and the level stays.
-    pub fn drain(&mut self, now_ms: u64, rate: &Rate) -> u64 {
+    pub(crate) fn drain(&mut self, now_ms: u64, rate: &Rate) -> u64 {
         if now_ms < self.at_ms {
             if now_ms.saturating_add(rate.window_ms) < self.at_ms {
                 self.at_ms = now_ms;
@@ -83,7 +83,7 @@ impl Bucket {
     }
 
     /// How many hits fit now; below zero when more was charged than fits.
-    pub fn available(&self, rate: &Rate) -> i64 {
+    pub(crate) fn available(&self, rate: &Rate) -> i64 {
         let window_ms = u128::from(rate.window_ms);
         let (level, capacity) = (self.level(), rate.capacity());
         if level <= capacity {
@@ -93,7 +93,7 @@ impl Bucket {
     }
 
     /// The first moment at which so many hits fit if nothing else arrives; `None` if they never do.
-    pub fn admits_at(&self, rate: &Rate, hits: u64) -> Option<u64> {
+    pub(crate) fn admits_at(&self, rate: &Rate, hits: u64) -> Option<u64> {
         let needed = self.level() + rate.cost(hits);
         if needed <= rate.capacity() {
             return Some(self.at_ms);
@@ -105,12 +105,12 @@ impl Bucket {
     }
 
     /// When the bucket is empty again, with so many more hits in it.
-    pub fn empty_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
+    pub(crate) fn empty_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
         self.after(self.level().saturating_add(rate.cost(hits)), rate)
     }
 
     /// When it would be, without so many of the hits in it.
-    pub fn empty_without_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
+    pub(crate) fn empty_without_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
         self.after(self.level().saturating_sub(rate.cost(hits)), rate)
     }
 
@@ -122,31 +122,31 @@ impl Bucket {
     }
 
     /// Takes over a level, in whole hits and parts of one, that drains from a moment on.
-    pub fn set(&mut self, from_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
+    pub(crate) fn set(&mut self, from_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
         self.at_ms = from_ms;
         self.set_level(rate.cost(whole).saturating_add(rest.into()));
     }
 
     /// The level in whole hits, rounded up.
-    pub fn hits_within(&self, rate: &Rate) -> u64 {
+    pub(crate) fn hits_within(&self, rate: &Rate) -> u64 {
         u64::try_from(self.level().div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
     }
 
     /// The level without so many of the hits in it, in whole hits and parts of one.
-    pub fn level_without(&self, hits: u64, rate: &Rate) -> (u64, u64) {
+    pub(crate) fn level_without(&self, hits: u64, rate: &Rate) -> (u64, u64) {
         let level = self.level().saturating_sub(rate.cost(hits));
         let window_ms = u128::from(rate.window_ms);
         (u64::try_from(level / window_ms).unwrap_or(u64::MAX), (level % window_ms) as u64)
     }
 
     /// Above ten windows' worth and ten bursts, what is there stays as it is.
-    pub fn add(&mut self, rate: &Rate, hits: u64) {
+    pub(crate) fn add(&mut self, rate: &Rate, hits: u64) {
         let before = self.level();
         let most = rate.cost(rate.most());
         self.set_level(before.saturating_add(rate.cost(hits)).min(most.max(before)));
     }
 
-    pub fn refund(&mut self, rate: &Rate, hits: u64) {
+    pub(crate) fn refund(&mut self, rate: &Rate, hits: u64) {
         self.set_level(self.level().saturating_sub(rate.cost(hits)));
     }
 }

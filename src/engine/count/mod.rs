@@ -3,10 +3,10 @@
 //! [`counter`] is the door; behind it are two windows that slide or stand ([`window`]), sub-windows ([`exact`]) and a bucket
 //! that drains ([`gcra`]).
 
-pub mod counter;
-pub mod exact;
-pub mod gcra;
-pub mod window;
+pub(crate) mod counter;
+pub(crate) mod exact;
+pub(crate) mod gcra;
+pub(crate) mod window;
 
 /// Hits as a signed number. No count comes near the largest.
 #[inline(always)]

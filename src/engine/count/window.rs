@@ -38,7 +38,7 @@ impl Cell {
 
 /// The current and the previous cell of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cells {
+pub(crate) struct Cells {
     pub sequence: u64,
     pub current: Cell,
     pub previous: Cell,
@@ -46,13 +46,13 @@ pub struct Cells {
 
 /// Whether the previous window still weighs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weighing {
+pub(crate) enum Weighing {
     Sliding,
     Fixed,
 }
 
 impl Cells {
-    pub fn new(now_ms: u64, window_ms: u64) -> Cells {
+    pub(crate) fn new(now_ms: u64, window_ms: u64) -> Cells {
         Cells { sequence: now_ms / window_ms, ..Cells::default() }
     }
 
@@ -60,7 +60,7 @@ impl Cells {
     /// the key, the key waits at the start of its window. Behind by more than a window, the clock was wrong before and is
     /// right now: the key moves back with its counts.
     #[inline]
-    pub fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
+    pub(crate) fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
         // Nearly always still the same window, and a multiplication tells so much faster than a division.
         let start_ms = self.sequence * window_ms;
         if now_ms >= start_ms && now_ms - start_ms < window_ms {
@@ -87,7 +87,7 @@ impl Cells {
 
     /// What counts against the limit at a time within the current window.
     #[inline]
-    pub fn effective(&self, now_ms: u64, window_ms: u64, weighing: Weighing) -> u64 {
+    pub(crate) fn effective(&self, now_ms: u64, window_ms: u64, weighing: Weighing) -> u64 {
         let current = self.current.count();
         match weighing {
             Weighing::Fixed => current,
@@ -103,7 +103,14 @@ impl Cells {
     }
 
     /// The first moment at which so many hits are admitted if nothing else arrives; `None` if they never are.
-    pub fn admits_at(&self, now_ms: u64, window_ms: u64, weighing: Weighing, limit: u64, hits: u64) -> Option<u64> {
+    pub(crate) fn admits_at(
+        &self,
+        now_ms: u64,
+        window_ms: u64,
+        weighing: Weighing,
+        limit: u64,
+        hits: u64,
+    ) -> Option<u64> {
         // What may be counted at that moment, besides the hits.
         let room = limit.checked_sub(hits)?;
         let start_ms = self.sequence * window_ms;
@@ -124,22 +131,22 @@ impl Cells {
     }
 
     /// The end of the current window.
-    pub fn ends_at_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn ends_at_ms(&self, window_ms: u64) -> u64 {
         (self.sequence + 1).saturating_mul(window_ms)
     }
 
-    pub fn add(&mut self, hits: u64) {
+    pub(crate) fn add(&mut self, hits: u64) {
         self.current.add(hits);
     }
 
     /// Takes from the current window, then from the previous one; the excess, which it says, is lost.
-    pub fn refund(&mut self, hits: u64, weighing: Weighing) -> u64 {
+    pub(crate) fn refund(&mut self, hits: u64, weighing: Weighing) -> u64 {
         let rest = self.current.refund(hits);
         if weighing == Weighing::Sliding { self.previous.refund(rest) } else { rest }
     }
 
     /// From here on the cells say nothing any more.
-    pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn expires_at_ms(&self, window_ms: u64) -> u64 {
         (self.sequence + 2).saturating_mul(window_ms)
     }
 }

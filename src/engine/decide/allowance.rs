@@ -9,7 +9,7 @@
 
 /// What the rule takes into account besides the key's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Headroom {
+pub(super) struct Headroom {
     pub limit: u32,
     /// Thousandths of the limit.
     pub slack_permille: u16,
@@ -33,7 +33,7 @@ impl Headroom {
     }
 
     /// Hits that may be pending on the key while so many are available.
-    pub fn allowance(&self, available: i64) -> u64 {
+    pub(super) fn allowance(&self, available: i64) -> u64 {
         let slack = u64::from(self.limit) * u64::from(self.slack_permille) / 1000;
         let half = available.max(0).unsigned_abs() / 2;
         slack.min(half) / u64::from(self.processes())

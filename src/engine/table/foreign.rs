@@ -80,7 +80,7 @@ pub(in crate::engine) struct Foreign {
 }
 
 impl Foreign {
-    pub fn new(sequence: u64) -> Foreign {
+    pub(crate) fn new(sequence: u64) -> Foreign {
         Foreign { after_newest: after(sequence), hits: [Column::default(); CELLS], refunds: None }
     }
 
@@ -89,7 +89,7 @@ impl Foreign {
     }
 
     /// What it takes beside its place.
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.refunds.as_ref().map_or(0, |_| heap_bytes(size_of::<[Column; CELLS]>()))
     }
 
@@ -134,7 +134,7 @@ impl Foreign {
     }
 
     /// Takes over what the table says about a cell. True if others have told more than was known.
-    pub fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
+    pub(crate) fn import(&mut self, sequence: u64, current: u64, others: Counts, row: Counts) -> bool {
         let Some(back) = self.place_of(sequence, current) else { return false };
         let before = self.cell_at(back);
         let after = ForeignCell {
@@ -148,7 +148,7 @@ impl Foreign {
     }
 
     /// The table has been told this about a cell.
-    pub fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
+    pub(crate) fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
         if let Some(back) = self.place_of(sequence, current) {
             let cell = self.cell_at(back);
             self.set_cell_at(back, ForeignCell { told: cell.told.max(counts), ..cell });
@@ -156,12 +156,12 @@ impl Foreign {
     }
 
     /// The other regions' count of a cell.
-    pub fn others(&self, sequence: u64) -> u64 {
+    pub(crate) fn others(&self, sequence: u64) -> u64 {
         self.cell(sequence).others.count()
     }
 
     /// This process has accepted hits in a cell.
-    pub fn accept(&mut self, sequence: u64, hits: u64) {
+    pub(crate) fn accept(&mut self, sequence: u64, hits: u64) {
         let back = self.newest().checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
         if let Some([.., since]) = back.and_then(|back| self.hits.get_mut(back)) {
             *since = since.saturating_add(hits);
@@ -169,30 +169,30 @@ impl Foreign {
     }
 
     /// What the region has counted in a cell at least: its row, and what is too new to be in it.
-    pub fn row(&self, sequence: u64) -> Counts {
+    pub(crate) fn row(&self, sequence: u64) -> Counts {
         let ForeignCell { row, since, .. } = self.cell(sequence);
         if row.hits == 0 { row } else { Counts { hits: row.hits.saturating_add(since), ..row } }
     }
 
     /// From here on nothing of it counts any more.
-    pub fn expires_at_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn expires_at_ms(&self, window_ms: u64) -> u64 {
         self.newest().saturating_add(2).saturating_mul(window_ms)
     }
 
     /// From here on nothing counts any more that other regions have counted; 0 if they have counted nothing.
-    pub fn others_until_ms(&self, window_ms: u64) -> u64 {
+    pub(crate) fn others_until_ms(&self, window_ms: u64) -> u64 {
         let newest = (0..CELLS).find(|back| self.hits[*back][0] > 0);
         newest.map_or(0, |back| self.newest().saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
     }
 
     /// Another region has counted in this cell or in the one before.
-    pub fn is_contested(&self, sequence: u64) -> bool {
+    pub(crate) fn is_contested(&self, sequence: u64) -> bool {
         let is_present = |sequence: u64| self.cell(sequence).others.hits > 0;
         is_present(sequence) || sequence.checked_sub(1).is_some_and(is_present)
     }
 
     /// The table may have lost what it was told: nothing is taken for granted.
-    pub fn forget_told(&mut self) {
+    pub(crate) fn forget_told(&mut self) {
         for back in 0..CELLS {
             self.set_cell_at(back, ForeignCell { told: Counts::default(), ..self.cell_at(back) });
         }
@@ -246,7 +246,7 @@ impl PublishRule {
     }
 
     /// The cells to publish, by their sequences.
-    pub fn cells(&self, cells: &Cells, foreign: Option<&Foreign>) -> [Option<(u64, Counts)>; 2] {
+    pub(super) fn cells(&self, cells: &Cells, foreign: Option<&Foreign>) -> [Option<(u64, Counts)>; 2] {
         let of_cell = |cell: &Cell, sequence: u64| Some((sequence, self.of_cell(cell, sequence, foreign)?));
         let previous = match (self.weighing, cells.sequence.checked_sub(1)) {
             (Weighing::Sliding, Some(before)) => of_cell(&cells.previous, before),
@@ -278,7 +278,7 @@ impl View<'_> {
     }
 
     #[inline(always)]
-    pub fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
+    pub(crate) fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         let look = self.counter.look(terms, now_ms);
         if self.foreign.is_none() { look } else { self.look_foreign(look, terms) }
     }
@@ -289,7 +289,7 @@ impl View<'_> {
         self.lifted().map_or(look, |mut lifted| lifted.look(terms, look.now_ms))
     }
 
-    pub fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
+    pub(crate) fn admits_at(&self, terms: &Terms, look: &Look, hits: u64) -> Option<u64> {
         match self.lifted() {
             Some(lifted) => lifted.admits_at(terms, look, hits),
             None => self.counter.admits_at(terms, look, hits),
@@ -297,7 +297,7 @@ impl View<'_> {
     }
 
     #[inline]
-    pub fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
+    pub(crate) fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
         self.counter.resets_at_ms(terms, look, more_hits)
     }
 }

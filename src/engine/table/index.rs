@@ -11,11 +11,11 @@ const SLOT_BITS: u32 = 11;
 const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 
 /// The part of a hash that the index uses: its home below, and above it what tells it from others that live there.
-pub type Tag = u16;
+pub(super) type Tag = u16;
 
 /// Finds slots by hash.
 #[derive(Debug, Default)]
-pub struct Index {
+pub(super) struct Index {
     /// `0` is free. At most three quarters are taken, so that a search ends soon.
     words: Option<Box<[u16; WORDS]>>,
 }
@@ -35,11 +35,11 @@ fn home(tag: Tag) -> usize {
 
 impl Index {
     /// Slots are numbered below this.
-    pub const SLOTS_MAX: usize = WORDS / 4 * 3;
+    pub(super) const SLOTS_MAX: usize = WORDS / 4 * 3;
 
     /// The slot with this hash that `is_it` accepts.
     #[inline(always)]
-    pub fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(super) fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let words = self.words.as_deref()?;
         let mut at = home(tag);
         loop {
@@ -55,7 +55,7 @@ impl Index {
     }
 
     /// Adds a slot that is not there yet.
-    pub fn insert(&mut self, slot: u32, tag: Tag) {
+    pub(super) fn insert(&mut self, slot: u32, tag: Tag) {
         assert!((slot as usize) < Index::SLOTS_MAX, "a full index would be searched for ever");
         let words = self.words.get_or_insert_with(|| Box::new([0; WORDS]));
         let mut at = home(tag);
@@ -66,7 +66,7 @@ impl Index {
     }
 
     /// Removes a slot and closes the gap, so that lookups need no tombstones. `tag_of` knows the tag of every slot.
-    pub fn remove(&mut self, slot: u32, tag_of: impl Fn(u32) -> Tag) {
+    pub(super) fn remove(&mut self, slot: u32, tag_of: impl Fn(u32) -> Tag) {
         let Some(words) = self.words.as_deref_mut() else { return };
         let wanted = word(tag_of(slot), slot);
         let mut gap = home(tag_of(slot));

@@ -16,7 +16,7 @@ const SOUGHT_MAX: usize = 16_384;
 
 /// What may be missing.
 #[derive(Debug, Default)]
-pub struct Missing {
+pub(super) struct Missing {
     /// Until when something matters that was left out or given up.
     until_ms: AtomicU64,
     /// A full read has begun and not ended.
@@ -26,28 +26,28 @@ pub struct Missing {
 
 impl Missing {
     /// Counts that matter until then are not here.
-    pub fn leave_out(&self, until_ms: u64) {
+    pub(super) fn leave_out(&self, until_ms: u64) {
         self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 
     /// A full read begins. What was left out before will be read again; only what is left out from now on is missing after it.
-    pub fn begin_reading(&self) {
+    pub(super) fn begin_reading(&self) {
         self.is_unread.store(true, Ordering::Relaxed);
         self.until_ms.store(0, Ordering::Relaxed);
     }
 
     /// All of it was heard.
-    pub fn end_reading(&self) {
+    pub(super) fn end_reading(&self) {
         self.is_unread.store(false, Ordering::Relaxed);
     }
 
     /// Whether a key that is new here may lack counts.
-    pub fn is_any(&self, now_ms: u64) -> bool {
+    pub(super) fn is_any(&self, now_ms: u64) -> bool {
         self.is_unread.load(Ordering::Relaxed) || self.until_ms.load(Ordering::Relaxed) > now_ms
     }
 
     /// Has a key looked up. False if too many wait already.
-    pub fn seek(&self, at: SlotRef) -> bool {
+    pub(super) fn seek(&self, at: SlotRef) -> bool {
         let has_room = self.sought.len() < SOUGHT_MAX;
         if has_room {
             self.sought.push(at);
@@ -56,12 +56,12 @@ impl Missing {
     }
 
     /// The key to look up next.
-    pub fn next(&self) -> Option<SlotRef> {
+    pub(super) fn next(&self) -> Option<SlotRef> {
         self.sought.pop()
     }
 
     /// How many keys wait to be looked up.
-    pub fn sought(&self) -> usize {
+    pub(super) fn sought(&self) -> usize {
         self.sought.len()
     }
 }

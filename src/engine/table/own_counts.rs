@@ -16,7 +16,7 @@ const UNSEATED: u64 = u64::MAX;
 
 /// What this process has added to one cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnCount {
+pub(super) struct OwnCount {
     /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.
     pub own: u64,
     /// The highest total that the origin has answered with. Above `own` when a check arrived whose caller had given up.
@@ -27,30 +27,30 @@ pub struct OwnCount {
 
 impl OwnCount {
     /// A cell that this process may have held before, and forgotten.
-    pub const UNKNOWN: OwnCount = OwnCount { own: 0, acked: UNSEATED, epoch: 0 };
+    pub(super) const UNKNOWN: OwnCount = OwnCount { own: 0, acked: UNSEATED, epoch: 0 };
     /// A cell that this process has added nothing to: its field can't be there yet.
-    pub const BEGUN: OwnCount = OwnCount { own: 0, acked: 0, epoch: 0 };
+    pub(super) const BEGUN: OwnCount = OwnCount { own: 0, acked: 0, epoch: 0 };
 
-    pub fn is_seated(&self) -> bool {
+    pub(super) fn is_seated(&self) -> bool {
         self.acked != UNSEATED
     }
 
-    pub fn acked(&self) -> u64 {
+    pub(super) fn acked(&self) -> u64 {
         if self.is_seated() { self.acked } else { 0 }
     }
 
-    pub fn pending(&self) -> u64 {
+    pub(super) fn pending(&self) -> u64 {
         self.own.saturating_sub(self.acked())
     }
 
-    pub fn add(&mut self, hits: u64) {
+    pub(super) fn add(&mut self, hits: u64) {
         self.own = self.own.saturating_add(hits).min(COUNT_MAX);
     }
 }
 
 /// What this process has added to each of a counter's cells, the newest first.
 #[derive(Clone, Debug)]
-pub enum OwnCounts {
+pub(super) enum OwnCounts {
     Windows([OwnCount; 2]),
     Exact(SubCellCounts),
     /// `version` is everything that was ever added at the origin: it tells a late answer from a new one.
@@ -65,7 +65,7 @@ pub enum OwnCounts {
 
 impl OwnCounts {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, is_first: bool) -> OwnCounts {
+    pub(super) fn new(counter: &Counter, is_first: bool) -> OwnCounts {
         let count = if is_first { OwnCount::BEGUN } else { OwnCount::UNKNOWN };
         match counter {
             Counter::Windowed(_) => OwnCounts::Windows([count; 2]),
@@ -74,7 +74,7 @@ impl OwnCounts {
         }
     }
 
-    pub fn cells(&self) -> usize {
+    pub(super) fn cells(&self) -> usize {
         match self {
             OwnCounts::Windows(_) => 2,
             OwnCounts::Exact(_) => EXACT_CELLS,
@@ -82,7 +82,7 @@ impl OwnCounts {
         }
     }
 
-    pub fn get(&self, at: usize) -> OwnCount {
+    pub(super) fn get(&self, at: usize) -> OwnCount {
         match self {
             OwnCounts::Windows(counts) => counts[at],
             OwnCounts::Exact(counts) => counts.get(at),
@@ -90,12 +90,12 @@ impl OwnCounts {
         }
     }
 
-    pub fn all(&self) -> impl DoubleEndedIterator<Item = OwnCount> + ExactSizeIterator {
+    pub(super) fn all(&self) -> impl DoubleEndedIterator<Item = OwnCount> + ExactSizeIterator {
         (0..self.cells()).map(|at| self.get(at))
     }
 
     #[inline]
-    pub fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut OwnCount) -> T) -> T {
+    pub(super) fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut OwnCount) -> T) -> T {
         match self {
             OwnCounts::Windows(counts) => change(&mut counts[at]),
             OwnCounts::Exact(counts) => counts.change(at, change),
@@ -103,12 +103,12 @@ impl OwnCounts {
         }
     }
 
-    pub fn change_all(&mut self, mut change: impl FnMut(usize, &mut OwnCount)) {
+    pub(super) fn change_all(&mut self, mut change: impl FnMut(usize, &mut OwnCount)) {
         (0..self.cells()).for_each(|at| self.change(at, |count| change(at, count)));
     }
 
     /// Moves on by so many cells: those that begin now are seated, since this process has added nothing to them.
-    pub fn advance(&mut self, steps: usize) {
+    pub(super) fn advance(&mut self, steps: usize) {
         let steps = steps.min(self.cells());
         match self {
             OwnCounts::Windows(counts) => {
@@ -122,7 +122,7 @@ impl OwnCounts {
 
     /// Hits that the origin does not know of.
     #[inline]
-    pub fn pending(&self) -> u64 {
+    pub(super) fn pending(&self) -> u64 {
         match self {
             OwnCounts::Windows([newest, before]) => newest.pending().saturating_add(before.pending()),
             OwnCounts::Exact(counts) => counts.pending(),
@@ -131,7 +131,7 @@ impl OwnCounts {
     }
 
     #[inline]
-    pub fn are_seated(&self) -> bool {
+    pub(super) fn are_seated(&self) -> bool {
         match self {
             OwnCounts::Windows(counts) => counts.iter().all(OwnCount::is_seated),
             OwnCounts::Exact(counts) => counts.are_seated(),
@@ -140,7 +140,7 @@ impl OwnCounts {
     }
 
     /// What they take on the heap.
-    pub fn heap_bytes(&self) -> usize {
+    pub(super) fn heap_bytes(&self) -> usize {
         match self {
             OwnCounts::Exact(counts) => counts.heap_bytes(),
             OwnCounts::Windows(_) | OwnCounts::Bucket { .. } => 0,
@@ -151,7 +151,7 @@ impl OwnCounts {
 /// What this process has added to each of seventeen sub-cells. Few keys are used in all of them: only the counts that say
 /// something are kept.
 #[derive(Clone, Debug)]
-pub struct SubCellCounts {
+pub(super) struct SubCellCounts {
     /// A bit for each sub-cell whose count is kept, the newest lowest; the counts stand in this order.
     kept: u32,
     /// A bit for each of the others that is [`OwnCount::UNKNOWN`]; the rest is [`OwnCount::BEGUN`].

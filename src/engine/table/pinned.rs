@@ -6,24 +6,24 @@ use crate::engine::steps;
 
 /// A set that a large request adds to as it goes: it may have thousands of keys in one shard.
 #[derive(Debug, Default)]
-pub struct Pinned(BTreeSet<u32>);
+pub(crate) struct Pinned(BTreeSet<u32>);
 
 impl Pinned {
-    pub fn none() -> &'static Pinned {
+    pub(crate) fn none() -> &'static Pinned {
         static NONE: Pinned = Pinned(BTreeSet::new());
         &NONE
     }
 
-    pub fn add(&mut self, slot: u32) {
+    pub(crate) fn add(&mut self, slot: u32) {
         steps::count();
         self.0.insert(slot);
     }
 
-    pub fn contains(&self, slot: u32) -> bool {
+    pub(crate) fn contains(&self, slot: u32) -> bool {
         self.0.contains(&slot)
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 }

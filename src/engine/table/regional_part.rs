@@ -21,7 +21,7 @@ use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
 /// How long an answer of the origin is good for.
-pub const FRESH_MS: u64 = 5000;
+pub(crate) const FRESH_MS: u64 = 5000;
 /// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
 const OLD_VIEW_MS: u64 = 200;
 /// How long a key decides from memory after a read of it has failed.
@@ -44,7 +44,7 @@ const UNHEARD: u8 = 4;
 const UNASKED: u8 = 8;
 
 /// Nanoseconds of a millisecond.
-pub const MS_NS: u64 = 1_000_000;
+pub(crate) const MS_NS: u64 = 1_000_000;
 
 /// Refunds that this process was asked for in a cell, and those that the origin has answered with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub(in crate::engine) struct RegionalPart {
 
 /// How current the view of a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Freshness {
+pub(crate) enum Freshness {
     Fresh,
     /// The origin could not be read a moment ago: memory decides.
     Unreadable,
@@ -128,7 +128,13 @@ pub enum Freshness {
 
 impl RegionalPart {
     /// `is_first`: this process has certainly never held the key before, so it has no field at the origin.
-    pub fn new(counter: &Counter, store: Store, generation: u16, is_sensitive: bool, is_first: bool) -> RegionalPart {
+    pub(crate) fn new(
+        counter: &Counter,
+        store: Store,
+        generation: u16,
+        is_sensitive: bool,
+        is_first: bool,
+    ) -> RegionalPart {
         RegionalPart {
             own: OwnCounts::new(counter, is_first),
             sequence: counter.sequence() as u32,
@@ -149,33 +155,33 @@ impl RegionalPart {
     }
 
     /// Counts the keys that its slot has held.
-    pub fn generation(&self) -> u16 {
+    pub(crate) fn generation(&self) -> u16 {
         self.generation
     }
 
     /// Where its counts are shared.
     #[inline]
-    pub fn store(&self) -> Store {
+    pub(crate) fn store(&self) -> Store {
         self.store
     }
 
     /// The values of its identifier leave the process only as a keyed digest.
     #[inline]
-    pub fn is_sensitive(&self) -> bool {
+    pub(crate) fn is_sensitive(&self) -> bool {
         self.is_sensitive
     }
 
     #[inline]
-    pub fn set_sensitive(&mut self, is_sensitive: bool) {
+    pub(crate) fn set_sensitive(&mut self, is_sensitive: bool) {
         self.is_sensitive = is_sensitive;
     }
 
     /// Stands in the queue of what other regions should know.
-    pub fn is_noted(&self) -> bool {
+    pub(crate) fn is_noted(&self) -> bool {
         self.is_noted
     }
 
-    pub fn set_noted(&mut self, is_noted: bool) {
+    pub(crate) fn set_noted(&mut self, is_noted: bool) {
         self.is_noted = is_noted;
     }
 
@@ -186,19 +192,19 @@ impl RegionalPart {
     }
 
     /// Stands in the queue of what its store is to be told.
-    pub fn is_queued(&self) -> bool {
+    pub(crate) fn is_queued(&self) -> bool {
         self.sync.is_queued()
     }
 
     /// To be told even though nothing is pending.
     #[inline]
-    pub fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.sync.is_wanted()
     }
 
     /// Has the key told with the next message, whether anything is pending or not.
     #[inline]
-    pub fn want(&mut self) {
+    pub(crate) fn want(&mut self) {
         self.sync.want();
     }
 
@@ -219,7 +225,7 @@ impl RegionalPart {
 
     /// From now on another store shares the counts. It is told what this process has accepted, but for what it knows from
     /// before.
-    pub fn move_to(&mut self, store: Store) {
+    pub(crate) fn move_to(&mut self, store: Store) {
         self.store = store;
         let mut all = std::mem::take(self.refunds_mut());
         self.own.change_all(|at, count| {
@@ -254,7 +260,7 @@ impl RegionalPart {
     }
 
     /// What this process alone has accepted, as a counter of its own. A bucket does not tell who filled it.
-    pub fn own_counts(&self, counter: &Counter) -> Counter {
+    pub(crate) fn own_counts(&self, counter: &Counter) -> Counter {
         let own = |at: usize| {
             let asked = self.refunds().map_or(0, |all| all[at].asked);
             let hits = self.own.get(at).own;
@@ -271,7 +277,7 @@ impl RegionalPart {
 
     /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
     /// it, so this is kept beside it, and no store is told. The hits are in the bucket already.
-    pub fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
+    pub(crate) fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
         let rate = rate(terms);
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
         if let OwnCounts::Bucket { held_until_ns, .. } = &mut self.own {
@@ -284,12 +290,12 @@ impl RegionalPart {
     }
 
     /// When a bucket is empty, if other processes have done as this one.
-    pub fn held_until_ns(&self) -> u64 {
+    pub(crate) fn held_until_ns(&self) -> u64 {
         if let OwnCounts::Bucket { held_until_ns, .. } = &self.own { *held_until_ns } else { 0 }
     }
 
     /// Brings a counter and its part up to `now_ms` and reads the counter.
-    pub fn look(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) -> Look {
+    pub(crate) fn look(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) -> Look {
         let look = counter.look(terms, now_ms);
         self.follow(counter);
         look
@@ -298,7 +304,7 @@ impl RegionalPart {
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
     /// clock was wrong and the key has moved back, this process may have held its cells before: what the origin has not
     /// heard of moves with the counts, and the rest has to be read.
-    pub fn follow(&mut self, counter: &Counter) {
+    pub(crate) fn follow(&mut self, counter: &Counter) {
         let sequence = counter.sequence() as u32;
         if sequence == self.sequence {
             return;
@@ -326,7 +332,7 @@ impl RegionalPart {
     }
 
     /// Hits that the origin does not know of.
-    pub fn pending(&self) -> u64 {
+    pub(crate) fn pending(&self) -> u64 {
         self.own.pending()
     }
 
@@ -335,12 +341,12 @@ impl RegionalPart {
     }
 
     /// Something would be lost with this key.
-    pub fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         self.pending() > 0 || self.pending_refunds()
     }
 
     /// The process knows its fields in all cells.
-    pub fn is_seated(&self) -> bool {
+    pub(crate) fn is_seated(&self) -> bool {
         self.own.are_seated()
     }
 
@@ -359,17 +365,17 @@ impl RegionalPart {
     }
 
     /// The number of holders was told twice, some time apart, and had hardly grown.
-    pub fn are_holders_settled(&self) -> bool {
+    pub(crate) fn are_holders_settled(&self) -> bool {
         self.marks & HOLDERS_SETTLED != 0
     }
 
     /// Processes that hold the key, as the store last told; 0 if it never has.
-    pub fn holders(&self) -> u32 {
+    pub(crate) fn holders(&self) -> u32 {
         self.holders.into()
     }
 
     /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
-    pub fn add(&mut self, sequence: u64, hits: u64) {
+    pub(crate) fn add(&mut self, sequence: u64, hits: u64) {
         self.own.change(0, |count| count.add(hits));
         if let Some([refunds, ..]) = self.known_refunds_mut() {
             // The origin would take them from what is told together with them.
@@ -380,7 +386,7 @@ impl RegionalPart {
 
     /// Hits that the process has accepted in a cell, which has this number. Other regions may count it, whether a store does
     /// or not.
-    pub fn accept(&mut self, sequence: u64, hits: u64) {
+    pub(crate) fn accept(&mut self, sequence: u64, hits: u64) {
         if let Some(foreign) = self.known_foreign() {
             foreign.accept(sequence, hits);
         }
@@ -388,7 +394,7 @@ impl RegionalPart {
 
     /// A refund that the process was asked for, and how much of it was not there. The origin takes it from what is there,
     /// whatever the view says.
-    pub fn refund(&mut self, hits: u64, missing: u64) {
+    pub(crate) fn refund(&mut self, hits: u64, missing: u64) {
         let refunds = &mut self.refunds_mut()[0];
         refunds.asked = refunds.asked.saturating_add(hits).min(COUNT_MAX);
         let pending = refunds.asked.saturating_sub(refunds.acked);
@@ -404,7 +410,7 @@ impl RegionalPart {
     }
 
     /// How current the view of the key is.
-    pub fn freshness(&self, mono_ms: u64) -> Freshness {
+    pub(crate) fn freshness(&self, mono_ms: u64) -> Freshness {
         let is_good = self.fresh_for_ms(mono_ms) > 0;
         match (is_good, self.is_failed) {
             (true, true) => Freshness::Unreadable,
@@ -415,17 +421,17 @@ impl RegionalPart {
     }
 
     /// Others may have added much since the origin last answered.
-    pub fn is_view_old(&self, mono_ms: u64) -> bool {
+    pub(crate) fn is_view_old(&self, mono_ms: u64) -> bool {
         FRESH_MS - self.fresh_for_ms(mono_ms) >= OLD_VIEW_MS
     }
 
     /// The origin answered about a second ago or longer.
-    pub fn is_second_old(&self, mono_ms: u64) -> bool {
+    pub(crate) fn is_second_old(&self, mono_ms: u64) -> bool {
         FRESH_MS - self.fresh_for_ms(mono_ms) >= 1000
     }
 
     /// The origin gave no answer: memory decides for a moment, and the view is no fresher for it.
-    pub fn unreadable(&mut self, mono_ms: u64) {
+    pub(crate) fn unreadable(&mut self, mono_ms: u64) {
         if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
             self.fresh_until_ms = (mono_ms + RETRY_MS) as u32;
             self.is_failed = true;
@@ -433,19 +439,19 @@ impl RegionalPart {
     }
 
     /// The origin has denied so many hits: for so long it would deny them again.
-    pub fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
+    pub(crate) fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
         // Where nothing at all was left, one hit is too many.
         self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
         self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
 
     /// Ends the pause: the store is asked again.
-    pub fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         self.paused_hits = 0;
     }
 
     /// How long requests of so many hits are denied without asking, because the origin has just denied as many.
-    pub fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
+    pub(crate) fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
         let is_meant = self.paused_hits > 0 && hits >= u64::from(self.paused_hits);
         let left = u64::from(self.paused_until.wrapping_sub((mono_ms / PAUSE_UNIT_MS) as u32));
         let left_ms = (left * PAUSE_UNIT_MS).saturating_sub(mono_ms % PAUSE_UNIT_MS);
@@ -453,44 +459,44 @@ impl RegionalPart {
     }
 
     /// What is known from other regions.
-    pub fn foreign(&self) -> Option<&Foreign> {
+    pub(crate) fn foreign(&self) -> Option<&Foreign> {
         self.rare.as_ref()?.foreign.as_ref()
     }
 
     /// What is known from other regions, made if nothing is.
-    pub fn foreign_mut(&mut self, sequence: u64) -> &mut Foreign {
+    pub(crate) fn foreign_mut(&mut self, sequence: u64) -> &mut Foreign {
         self.rare.get_or_insert_default().foreign.get_or_insert_with(|| Foreign::new(sequence))
     }
 
     /// What is known from other regions, if anything is.
-    pub fn known_foreign(&mut self) -> Option<&mut Foreign> {
+    pub(crate) fn known_foreign(&mut self) -> Option<&mut Foreign> {
         self.rare.as_mut()?.foreign.as_mut()
     }
 
     /// Whether counts of other regions may be missing and have not been looked up.
     #[inline(always)]
-    pub fn is_unheard(&self) -> bool {
+    pub(crate) fn is_unheard(&self) -> bool {
         self.marks & UNHEARD != 0
     }
 
-    pub fn set_unheard(&mut self, is_unheard: bool) {
+    pub(crate) fn set_unheard(&mut self, is_unheard: bool) {
         self.marks = if is_unheard { self.marks | UNHEARD } else { self.marks & !UNHEARD };
     }
 
     /// A request asks for the key. True if none has before, and only other regions had.
-    pub fn ask(&mut self) -> bool {
+    pub(crate) fn ask(&mut self) -> bool {
         let is_unasked = self.marks & UNASKED != 0;
         self.marks &= !UNASKED;
         is_unasked
     }
 
     /// The key is made because other regions have counted it.
-    pub fn set_unasked(&mut self) {
+    pub(crate) fn set_unasked(&mut self) {
         self.marks |= UNASKED;
     }
 
     /// What others should know of the key, if anything.
-    pub fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
+    pub(crate) fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Some(cells) = counter.windows() else { return [None, None] };
         let notable = PublishRule {
             limit: terms.limit,
@@ -502,7 +508,7 @@ impl RegionalPart {
     }
 
     /// Others may have given hits back.
-    pub fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
+    pub(crate) fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
         let mut view = View { counter, foreign: self.foreign(), is_cut_off: false };
         if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
             self.resume();
@@ -510,7 +516,7 @@ impl RegionalPart {
     }
 
     /// Other regions do not count the key any more.
-    pub fn leave_foreign(&mut self) {
+    pub(crate) fn leave_foreign(&mut self) {
         if let Some(rare) = &mut self.rare {
             rare.foreign = None;
         }
@@ -518,13 +524,13 @@ impl RegionalPart {
 
     /// It has what most keys have not.
     #[inline]
-    pub fn has_more_beside(&self) -> bool {
+    pub(crate) fn has_more_beside(&self) -> bool {
         self.rare.is_some()
     }
 
     /// What it takes beside its place in the list.
     #[inline]
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.own.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
     }
 }

@@ -74,19 +74,19 @@ impl Slot {
             && self.identifier.as_bytes() == key.identifier
     }
 
-    pub fn key(&self) -> Key<'_> {
+    pub(crate) fn key(&self) -> Key<'_> {
         let Slot { space, window_ms, algorithm, .. } = *self;
         Key { space, window_ms, algorithm, identifier: self.identifier.as_bytes() }
     }
 
     /// The terms of the last decision.
-    pub fn terms(&self) -> Terms {
+    pub(crate) fn terms(&self) -> Terms {
         Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
     }
 
     /// Remembers that it was used, and under which terms. True if they are others than the last time.
     #[inline(always)]
-    pub fn touch(&mut self, terms: &Terms) -> bool {
+    pub(crate) fn touch(&mut self, terms: &Terms) -> bool {
         let is_changed = (self.limit, self.burst) != (terms.limit, terms.burst);
         self.limit = terms.limit;
         self.burst = terms.burst;
@@ -199,7 +199,7 @@ impl Sweep {
 
 /// A key that is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemovedKey {
+pub(crate) struct RemovedKey {
     /// Only other regions had asked for it.
     pub is_unasked: bool,
     /// What it took beside its slot.
@@ -208,7 +208,7 @@ pub struct RemovedKey {
 
 /// What a part of a sweep came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SweepOutcome {
+pub(crate) struct SweepOutcome {
     /// Keys that had expired.
     pub removed: usize,
     /// Of those, keys that nobody here had asked for.
@@ -239,56 +239,56 @@ impl Default for Shard {
 
 impl Shard {
     #[inline(always)]
-    pub fn slot(&mut self, number: u32) -> &mut Slot {
+    pub(crate) fn slot(&mut self, number: u32) -> &mut Slot {
         &mut self.slots[number as usize]
     }
 
     /// A slot, and its part in the region if the table is shared.
     #[inline(always)]
-    pub fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut RegionalPart>) {
+    pub(crate) fn both(&mut self, number: u32) -> (&mut Slot, Option<&mut RegionalPart>) {
         (&mut self.slots[number as usize], self.parts.get_mut(number as usize))
     }
 
     /// A slot and its part, if the slot still holds the key that is meant.
-    pub fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut RegionalPart)> {
+    pub(crate) fn at(&mut self, at: SlotRef) -> Option<(&mut Slot, &mut RegionalPart)> {
         let (slot, part) = self.both(at.slot);
         let part = part.filter(|part| part.generation == at.generation)?;
         slot.is_taken.then_some((slot, part))
     }
 
     #[inline(always)]
-    pub fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
+    pub(crate) fn find(&self, key: &Key<'_>, hash: u64) -> Option<u32> {
         self.index.find(tag(hash), |slot| self.slots[slot as usize].is(key))
     }
 
     /// How many slots there are, taken or not.
-    pub fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
     /// Whether a key is over its limit.
-    pub fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
+    pub(crate) fn is_over(&mut self, number: u32, now_ms: u64) -> bool {
         let (slot, part) = self.both(number);
         slot.is_over(part.and_then(|part| part.foreign()), now_ms)
     }
 
     /// Every slot that is taken.
-    pub fn taken(&self) -> Vec<u32> {
+    pub(crate) fn taken(&self) -> Vec<u32> {
         (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].is_taken).collect()
     }
 
     /// There is room for no other key, however few the table has.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.notes.free.is_empty() && self.slots.len() == Index::SLOTS_MAX
     }
 
     /// When something may have expired, in whole seconds; never too late.
-    pub fn next_due_s(&self) -> u32 {
+    pub(crate) fn next_due_s(&self) -> u32 {
         self.notes.next_due_s
     }
 
     /// Adds a key. The shard must not be full.
-    pub fn insert(&mut self, entry: NewKey<'_>, part: Option<RegionalPart>, now_ms: u64) -> u32 {
+    pub(crate) fn insert(&mut self, entry: NewKey<'_>, part: Option<RegionalPart>, now_ms: u64) -> u32 {
         let weight = entry.weight();
         let NewKey { key, hash, terms, counter, is_global, .. } = entry;
         let slot = Slot {
@@ -356,7 +356,7 @@ impl Shard {
     }
 
     /// Forgets a key.
-    pub fn remove(&mut self, number: u32) -> RemovedKey {
+    pub(crate) fn remove(&mut self, number: u32) -> RemovedKey {
         let tags = &self.notes.tags;
         self.index.remove(number, |slot| tags[slot as usize]);
         let (slot, part) = self.both(number);
@@ -373,7 +373,7 @@ impl Shard {
     }
 
     /// Removes what has expired, but looks at a few slots only and goes on there the next time.
-    pub fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> SweepOutcome {
+    pub(crate) fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> SweepOutcome {
         let now_s = floor_s(now_ms);
         let mut swept = SweepOutcome::default();
         if self.notes.next_due_s > now_s {
@@ -415,7 +415,7 @@ impl Shard {
     }
 
     /// Nothing here can be given up: all was over its limit a moment ago.
-    pub fn is_barren(&self, now_ms: u64) -> bool {
+    pub(crate) fn is_barren(&self, now_ms: u64) -> bool {
         // More than it lasts: the clock was set back since.
         (1..=BARREN_MS).contains(&self.notes.barren_until_ms.saturating_sub(now_ms))
     }
@@ -456,7 +456,7 @@ impl Shard {
     ///
     /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
     /// replace each other rather than them.
-    pub fn victim(&mut self, now_ms: u64, pinned: &Pinned, need: Need) -> Option<u32> {
+    pub(crate) fn victim(&mut self, now_ms: u64, pinned: &Pinned, need: Need) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
@@ -497,7 +497,7 @@ impl Shard {
     }
 
     /// Any slot at all, over its limit or not: the last resort.
-    pub fn sacrifice(&mut self, pinned: &Pinned, need: Need) -> Option<u32> {
+    pub(crate) fn sacrifice(&mut self, pinned: &Pinned, need: Need) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
         }
@@ -514,7 +514,7 @@ impl Shard {
 
     /// Slots that the hand has come to since the start.
     #[cfg(test)]
-    pub fn looks(&self) -> u64 {
+    pub(crate) fn looks(&self) -> u64 {
         self.notes.looks
     }
 }
@@ -525,7 +525,7 @@ fn tag(hash: u64) -> Tag {
 }
 
 /// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
-pub fn floor_s(at_ms: u64) -> u32 {
+pub(super) fn floor_s(at_ms: u64) -> u32 {
     u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
 }
 

@@ -20,7 +20,7 @@ const KEY_CELLS: u64 = 3;
 /// for the smallest stack.
 const STATEMENT_KEYS: usize = 84;
 /// Statements of one turn; what is left is for the next.
-pub const TURN_STATEMENTS: usize = 24;
+pub(crate) const TURN_STATEMENTS: usize = 24;
 
 /// Keys that are looked up by one statement.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(5);
 /// No lock is worth waiting for longer.
 const LOCK_WAIT_MAX_S: u64 = 2;
 
-pub struct Connections {
+pub(super) struct Connections {
     settings: MysqlSettings,
     slots: Semaphore,
     /// The one used last is taken first, so that those that are not needed grow old.
@@ -39,26 +39,26 @@ struct Idle {
 }
 
 /// A connection in use. Dropped, it is closed; [`Lease::end`] gives it back.
-pub struct Lease<'a> {
+pub(super) struct Lease<'a> {
     connections: &'a Connections,
     pub connection: MySqlConnection,
     _slot: SemaphorePermit<'a>,
 }
 
 impl Connections {
-    pub fn new(settings: MysqlSettings, statement_max: Duration) -> Connections {
+    pub(super) fn new(settings: MysqlSettings, statement_max: Duration) -> Connections {
         // The client library looks for the process' own cryptography to verify with. Fails only if it is set already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Connections { settings, slots: Semaphore::new(CONNECTIONS_MAX), idle: Mutex::default(), statement_max }
     }
 
     /// How long connecting, and an ordinary statement, may take.
-    pub fn timeout(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         self.settings.timeout
     }
 
     /// A connection that works, within the time for connecting.
-    pub async fn lease(&self) -> Result<Lease<'_>, StoreError> {
+    pub(super) async fn lease(&self) -> Result<Lease<'_>, StoreError> {
         let within = self.settings.timeout;
         let leasing = async {
             // Never closed, so it can't fail.
@@ -96,7 +96,7 @@ impl Connections {
     }
 
     /// Says goodbye on all connections that nobody uses.
-    pub async fn close(&self) {
+    pub(super) async fn close(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
         for Idle { connection, .. } in idle {
             // Whoever does not hear it notices anyway.
@@ -107,7 +107,7 @@ impl Connections {
 
 impl Lease<'_> {
     /// Ends the use of the connection with what came of it: `None`, the time was up.
-    pub fn end<T>(self, outcome: Option<Result<T, StoreError>>, within: Duration) -> Result<T, StoreError> {
+    pub(super) fn end<T>(self, outcome: Option<Result<T, StoreError>>, within: Duration) -> Result<T, StoreError> {
         let Lease { connections, connection, _slot } = self;
         // Halfway through an answer, nobody knows what the next bytes belong to.
         let outcome = outcome.unwrap_or(Err(StoreError::Timeout { within }));

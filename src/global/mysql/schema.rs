@@ -56,7 +56,7 @@ type Columns = BTreeMap<String, (String, u64)>;
 type Indexes = BTreeMap<String, (Vec<String>, bool)>;
 
 /// Fails with everything that is missing.
-pub async fn check(connection: &mut MySqlConnection) -> Result<(), StoreError> {
+pub(crate) async fn check(connection: &mut MySqlConnection) -> Result<(), StoreError> {
     let (mut columns, mut indexes) = (Columns::new(), Indexes::new());
     for [name, kind, bytes] in texts(connection, statement::columns()).await? {
         columns.insert(name, (kind, bytes.parse().unwrap_or(0)));
@@ -120,7 +120,7 @@ async fn texts(connection: &mut MySqlConnection, sql: String) -> Result<Vec<[Str
 
 /// Applies what is missing and says what that was. Of several processes that do it at once, one does it and the others
 /// wait.
-pub async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, StoreError> {
+pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, StoreError> {
     // The lock is given up with the connection, too, whatever happens in between.
     let lock = format!("SELECT GET_LOCK(CONCAT('tidegate.', LEFT(SHA1(DATABASE()), 32)), {MIGRATING_WAIT_S})");
     let is_locked: Option<i64> = sqlx::raw_sql(AssertSqlSafe(lock)).fetch_one(&mut *connection).await?.try_get(0)?;

@@ -14,7 +14,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 impl Regional {
     /// A clean stop: tells everything that is pending, then takes this process's fields out, so that others divide what
     /// is left among fewer.
-    pub async fn leave(self: &Arc<Self>) {
+    pub(crate) async fn leave(self: &Arc<Self>) {
         self.is_leaving.store(true, Ordering::Relaxed);
         let until = Instant::now() + LEAVE_TIMEOUT;
         while self.region.is_behind() && Instant::now() < until {

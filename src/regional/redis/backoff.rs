@@ -6,20 +6,20 @@ const FIRST: Duration = Duration::from_millis(50);
 
 /// Doubles from 50 ms on; the first attempt waits for nothing.
 #[derive(Debug, Default)]
-pub struct Backoff {
+pub(super) struct Backoff {
     next: Duration,
 }
 
 impl Backoff {
     /// `luck` from 0 to 1 takes away up to half, so that processes that lost Redis together do not return together.
-    pub fn next(&mut self, longest: Duration, luck: f64) -> Duration {
+    pub(super) fn next(&mut self, longest: Duration, luck: f64) -> Duration {
         let now = self.next.min(longest);
         self.next = (now * 2).max(FIRST);
         now.mul_f64(1.0 - luck.clamp(0.0, 1.0) / 2.0)
     }
 
     /// Connections have held for a while.
-    pub fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.next = Duration::ZERO;
     }
 }

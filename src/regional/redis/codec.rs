@@ -18,19 +18,19 @@ use crate::engine::table::foreign::Counts;
 use crate::regional::call::{AskVerdict, COUNT_MAX, Call, Measure, OriginKey, Part, ProcessId, Reply};
 
 /// Serves a [`Call`].
-pub static ORIGIN: &str = include_str!("scripts/origin.lua");
+pub(crate) static ORIGIN: &str = include_str!("scripts/origin.lua");
 
 /// Serves heartbeats.
-pub static BEAT: &str = include_str!("scripts/beat.lua");
+pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
 
 /// Takes a process's fields out.
-pub static LEAVE: &str = include_str!("scripts/leave.lua");
+pub(crate) static LEAVE: &str = include_str!("scripts/leave.lua");
 
 /// Where the origin keeps the live processes.
-pub const PROCESSES_KEY: &str = "tidegate:processes";
+pub(crate) const PROCESSES_KEY: &str = "tidegate:processes";
 
 /// Where the owner of strict limits keeps the live processes. It may be a region's origin too.
-pub const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
+pub(crate) const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
 
 fn processes_key(store: Store) -> &'static str {
     match store {
@@ -40,13 +40,13 @@ fn processes_key(store: Store) -> &'static str {
 }
 
 /// Where the origin keeps its incarnation: in the slot of a Cluster that the processes are in.
-pub fn incarnation_key(store: Store) -> String {
+pub(crate) fn incarnation_key(store: Store) -> String {
     format!("tidegate:incarnation:{{{}}}", processes_key(store))
 }
 
 /// What a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invocation {
+pub(crate) struct Invocation {
     pub keys: Vec<Vec<u8>>,
     pub args: Vec<Vec<u8>>,
 }
@@ -67,23 +67,23 @@ pub struct Beat {
 /// The origin answered something that no script of ours answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the origin answered {found} instead of {expected}")]
-pub struct BadReply {
+pub(crate) struct BadReply {
     pub expected: &'static str,
     pub found: String,
 }
 
 /// The key of a window's cell. The braces are a Cluster's hash tag: all cells of a key are in one slot.
-pub fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
+pub(crate) fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
     format!("tidegate:{{{}}}:{sequence}", Tag(key)).into_bytes()
 }
 
 /// The key of a bucket.
-pub fn bucket_key(key: &OriginKey) -> Vec<u8> {
+pub(crate) fn bucket_key(key: &OriginKey) -> Vec<u8> {
     format!("tidegate:{{{}}}:g", Tag(key)).into_bytes()
 }
 
 /// Where a bucket keeps the fields of the generation before.
-pub fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
+pub(crate) fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
     format!("tidegate:{{{}}}:b", Tag(key)).into_bytes()
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn bounded_update(update: &CellUpdate, window_ms: u64) -> CellUpdate 
 }
 
 /// Writes a call for [`ORIGIN`].
-pub fn encode(call: &Call) -> Invocation {
+pub(crate) fn encode(call: &Call) -> Invocation {
     let mut keys = Vec::new();
     let mut numbers = Numbers::new();
     numbers.extend([call.nonce.into(), call.charges.into(), call.parts.len() as u64]);
@@ -183,12 +183,12 @@ fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
 }
 
 /// Writes a heartbeat for [`BEAT`].
-pub fn encode_beat(store: Store, process: ProcessId) -> Invocation {
+pub(crate) fn encode_beat(store: Store, process: ProcessId) -> Invocation {
     encode_sign(store, process, "beat")
 }
 
 /// Writes a process's last sign for [`BEAT`].
-pub fn encode_leave(store: Store, process: ProcessId) -> Invocation {
+pub(crate) fn encode_leave(store: Store, process: ProcessId) -> Invocation {
     encode_sign(store, process, "leave")
 }
 
@@ -222,7 +222,7 @@ impl Numbers {
 }
 
 /// Reads what [`ORIGIN`] answered to a call.
-pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
+pub(crate) fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     let mut answer = ReplyReader::new(value)?;
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
@@ -260,7 +260,7 @@ fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<Cell
 }
 
 /// Reads what [`BEAT`] answered.
-pub fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
+pub(crate) fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
     let mut answer = ReplyReader::new(value)?;
     let beat = Beat {
         was_known: answer.flag()?,

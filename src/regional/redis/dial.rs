@@ -41,7 +41,7 @@ const CLUSTER_RETRY_WAIT_MAX_MS: u64 = 20;
 const CLUSTER_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is read from files for a dial.
-pub struct Fresh {
+pub(super) struct Fresh {
     pub credentials: Option<Credentials>,
     pub sentinel_credentials: Option<Credentials>,
     pub tls: Option<FreshTls>,
@@ -51,14 +51,14 @@ pub struct Fresh {
 
 /// Read once for all connections of a dial.
 #[derive(Clone)]
-pub struct FreshTls {
+pub(super) struct FreshTls {
     files: Arc<TlsFiles>,
     config: Arc<ClientConfig>,
 }
 
 impl Fresh {
     /// The same for sentinels, which have logins of their own and no databases.
-    pub fn for_sentinels(&self) -> Fresh {
+    pub(super) fn for_sentinels(&self) -> Fresh {
         Fresh {
             credentials: self.sentinel_credentials.clone(),
             sentinel_credentials: None,
@@ -70,7 +70,7 @@ impl Fresh {
 }
 
 /// Connects and makes sure that the other side answers.
-pub async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> {
+pub(super) async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> {
     let fresh = read(settings).await?;
     let within = settings.connect_timeout;
     // Each round has the time of a connect: sentinels and then a server; the named nodes of a Cluster, its slots, and
@@ -125,7 +125,7 @@ async fn read(settings: &RedisSettings) -> Result<Fresh, OriginError> {
 }
 
 /// One server by TCP, with TLS if that is on.
-pub async fn single(node: &Node, credentials: Option<&Credentials>, fresh: &Fresh) -> Result<Link, OriginError> {
+pub(super) async fn single(node: &Node, credentials: Option<&Credentials>, fresh: &Fresh) -> Result<Link, OriginError> {
     let broken = |fault: std::io::Error| OriginError::Broken(fault.to_string()).at(node);
     let stream = TcpStream::connect((node.host.as_str(), node.port)).await.map_err(broken)?;
     configure(&stream).map_err(broken)?;

@@ -28,7 +28,7 @@ pub enum OriginError {
 
 /// What a failure says about the connection that it came over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkState {
+pub(super) enum LinkState {
     /// Nothing.
     Keep,
     /// Another might do better; this one serves until there is one.

@@ -42,7 +42,7 @@ impl Lane {
 }
 
 /// A connection in use.
-pub struct Live {
+pub(super) struct Live {
     pub link: Link,
     id: u64,
     since: Instant,
@@ -72,7 +72,7 @@ pub struct LastError {
     pub at: SystemTime,
 }
 
-pub struct Lanes {
+pub(super) struct Lanes {
     settings: RedisSettings,
     checks: ArcSwapOption<Live>,
     replays: ArcSwapOption<Live>,
@@ -89,7 +89,7 @@ struct Failures {
 }
 
 impl Lanes {
-    pub fn new(settings: RedisSettings) -> Arc<Lanes> {
+    pub(super) fn new(settings: RedisSettings) -> Arc<Lanes> {
         Arc::new(Lanes {
             settings,
             checks: ArcSwapOption::empty(),
@@ -100,7 +100,7 @@ impl Lanes {
         })
     }
 
-    pub fn settings(&self) -> &RedisSettings {
+    pub(super) fn settings(&self) -> &RedisSettings {
         &self.settings
     }
 
@@ -112,12 +112,12 @@ impl Lanes {
     }
 
     /// The lane's connection, if it has one now.
-    pub fn live(&self, lane: Lane) -> Result<Arc<Live>, OriginError> {
+    pub(super) fn live(&self, lane: Lane) -> Result<Arc<Live>, OriginError> {
         self.slot(lane).load_full().ok_or(OriginError::Down)
     }
 
     /// Waits for an answer, and draws from it what it says about the connection.
-    pub async fn answer<T>(
+    pub(super) async fn answer<T>(
         &self,
         lane: Lane,
         live: &Live,
@@ -164,7 +164,7 @@ impl Lanes {
     }
 
     /// Puts a connection into use, unless the lane has one that serves better: see [`Link::is_whole`].
-    pub async fn offer(self: &Arc<Lanes>, lane: Lane, link: Link) {
+    pub(super) async fn offer(self: &Arc<Lanes>, lane: Lane, link: Link) {
         if self.slot(lane).load().is_some() {
             let is_whole = tokio::time::timeout(self.settings.connect_timeout, link.is_whole()).await;
             if !matches!(is_whole, Ok(Ok(true))) {
@@ -196,7 +196,7 @@ impl Lanes {
     }
 
     /// Keeps the lanes filled, for good.
-    pub async fn keep_connected(self: Arc<Lanes>) {
+    pub(super) async fn keep_connected(self: Arc<Lanes>) {
         let mut backoff = Backoff::default();
         loop {
             let full_since = Instant::now();
@@ -225,7 +225,7 @@ impl Lanes {
     }
 
     /// Remembers a failure, and logs it unless it was logged just before.
-    pub fn note(&self, error: &OriginError) {
+    pub(super) fn note(&self, error: &OriginError) {
         let text = error.to_string();
         let mut failures = self.failures.lock();
         let is_logged = |(logged, at): &(String, Instant)| *logged == text && at.elapsed() < LOGGED_EVERY;
@@ -236,7 +236,7 @@ impl Lanes {
         failures.last = Some(LastError { text, reason: error.reason(), at: wall_time() });
     }
 
-    pub fn status(&self) -> ConnectionStatus {
+    pub(super) fn status(&self) -> ConnectionStatus {
         let lives = Lane::ALL.map(|lane| self.slot(lane).load_full());
         let connected_since = match &lives {
             [Some(checks), Some(replays)] => Some(checks.since_wall.max(replays.since_wall)),

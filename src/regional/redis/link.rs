@@ -21,7 +21,7 @@ const CLUSTER_COMMANDS_AT_A_TIME: usize = 64;
 /// Commands of one pipeline: its replies are held until the last is there.
 const PIPELINE_COMMANDS_MAX: usize = 1000;
 
-pub enum Link {
+pub(super) enum Link {
     Single {
         connection: MultiplexedConnection,
         driver: Driver,
@@ -31,14 +31,14 @@ pub enum Link {
 }
 
 /// The task that reads and writes a connection: they end together.
-pub struct Driver {
+pub(super) struct Driver {
     task: AbortHandle,
     /// Its other end is held by the task.
     gone: watch::Receiver<()>,
 }
 
 impl Driver {
-    pub fn spawn(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
+    pub(super) fn spawn(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
         let (held, gone) = watch::channel(());
         let task = tokio::spawn(async move {
             driver.await;
@@ -56,12 +56,12 @@ impl Drop for Driver {
 }
 
 impl Link {
-    pub fn is_cluster(&self) -> bool {
+    pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Link::Cluster(_))
     }
 
     /// Ends when the connection is gone; for a Cluster never, because it is not gone as a whole.
-    pub fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
         let gone = match self {
             Link::Single { driver, .. } => Some(driver.gone.clone()),
             Link::Cluster(_) => None,
@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// One command, to the node of its key.
-    pub async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
+    pub(super) async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
         let answer = match self {
             Link::Single { connection, .. } => connection.clone().send_packed_command(command).await,
             Link::Cluster(connection) => connection.clone().req_packed_command(command).await,
@@ -85,7 +85,7 @@ impl Link {
     }
 
     /// Of a Cluster any one node: it must not fail as a whole because one is down.
-    pub async fn ping(&self) -> Result<(), OriginError> {
+    pub(super) async fn ping(&self) -> Result<(), OriginError> {
         match self {
             Link::Single { .. } => self.query(&redis::cmd("PING")).await?,
             Link::Cluster(connection) => {
@@ -98,7 +98,7 @@ impl Link {
 
     /// Whether every primary of the Cluster answers. One that does not would hold up calls to the others too, because
     /// the client library connects to it while calls wait; over a connection from before, only its own calls fail.
-    pub async fn is_whole(&self) -> Result<bool, OriginError> {
+    pub(super) async fn is_whole(&self) -> Result<bool, OriginError> {
         let Link::Cluster(connection) = self else { return Ok(true) };
         let anywhere = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
         let slots = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
@@ -112,7 +112,7 @@ impl Link {
     }
 
     /// Runs a script, and waits until so many replicas have what it wrote.
-    pub async fn replicated_script(
+    pub(super) async fn replicated_script(
         &self,
         script: &Script,
         keys: &[Vec<u8>],
@@ -138,7 +138,12 @@ impl Link {
     }
 
     /// Runs a script by its digest, and with its source where it is not known yet, which also makes it known.
-    pub async fn script(&self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Result<Value, OriginError> {
+    pub(super) async fn script(
+        &self,
+        script: &Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+    ) -> Result<Value, OriginError> {
         let command = |verb: &str, what: &str| evaluation(verb, what, keys, args);
         match self.query(&command("EVALSHA", script.hash())).await {
             Err(OriginError::Refused { code, .. }) if code == "NOSCRIPT" => {
@@ -149,7 +154,7 @@ impl Link {
     }
 
     /// All commands, with their answers in the same order. The first that is refused fails them, but all are sent.
-    pub async fn commands(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, OriginError> {
+    pub(super) async fn commands(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, OriginError> {
         let answers = match self {
             Link::Single { connection, .. } => pipelined(connection.clone(), &commands).await?,
             Link::Cluster(connection) => scattered(connection, commands).await?,
@@ -158,7 +163,7 @@ impl Link {
     }
 
     /// A section of INFO, from the server or from every primary of the Cluster.
-    pub async fn info(&self, section: &str) -> Result<Vec<String>, OriginError> {
+    pub(super) async fn info(&self, section: &str) -> Result<Vec<String>, OriginError> {
         let command = redis::cmd("INFO").arg(section).to_owned();
         let answers = match self {
             Link::Single { .. } => vec![self.query(&command).await?],

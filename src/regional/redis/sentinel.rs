@@ -14,7 +14,7 @@ use crate::regional::redis::link::Link;
 use crate::regional::redis::settings::address::Node;
 
 /// Asks the sentinels. Fails with what the last of them had to say.
-pub async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Result<Node, OriginError> {
+pub(super) async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Result<Node, OriginError> {
     let name: Arc<str> = name.into();
     let fresh = Arc::new(fresh.for_sentinels());
     // Dropped with what is still asked when the first has answered.
@@ -56,7 +56,7 @@ async fn ask(name: &str, sentinel: &Node, fresh: &Fresh) -> Result<Node, OriginE
 }
 
 /// A server that may not be asked for its role is believed to have the right one.
-pub async fn expect_master(link: &Link) -> Result<(), OriginError> {
+pub(super) async fn expect_master(link: &Link) -> Result<(), OriginError> {
     let role = match link.query(&redis::cmd("ROLE")).await {
         Err(OriginError::Refused { code, .. }) if code == "NOPERM" => return Ok(()),
         other => other?,

@@ -4,9 +4,9 @@
 //! here, the files included: a process that starts with a password file or a CA it can't read would run on without its
 //! region and look healthy. Files are read again at every connect, because passwords and certificates rotate.
 
-pub mod address;
-pub mod owner;
-pub mod tls_files;
+pub(crate) mod address;
+pub(crate) mod owner;
+pub(crate) mod tls_files;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

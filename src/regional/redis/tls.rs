@@ -17,7 +17,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use crate::regional::redis::settings::tls_files::TlsFiles;
 
 /// Fails with a text that says what can't be used.
-pub fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
+pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(roots(files.ca.as_deref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
@@ -42,7 +42,7 @@ pub fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
 }
 
 /// The files as the client library takes them. It looks for the process' own cryptography, which is set here.
-pub fn certificates(files: &TlsFiles) -> TlsCertificates {
+pub(super) fn certificates(files: &TlsFiles) -> TlsCertificates {
     if CryptoProvider::get_default().is_none() {
         // Fails only if another thread was faster with the same.
         let _ = rustls::crypto::ring::default_provider().install_default();

@@ -24,7 +24,7 @@ const SURVEY_INTERVAL_US: u64 = 1_000_000;
 const LATE_US: u64 = 60_000_000;
 
 /// A cell that this process has a field in, by key and sequence; a bucket has no sequence.
-pub type Field = (OriginKey, Option<u64>);
+pub(crate) type Field = (OriginKey, Option<u64>);
 
 impl Region {
     /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide the

@@ -18,7 +18,7 @@ use crate::server::service::Service;
 
 /// What was asked: `domain=d&descriptor=k=v,k2=v2&hits=1`.
 #[derive(Debug)]
-pub struct Query {
+pub(crate) struct Query {
     domain: String,
     descriptors: Vec<TypedDescriptor>,
     hits: u64,
@@ -26,7 +26,7 @@ pub struct Query {
 }
 
 impl Query {
-    pub fn read(query: &str) -> Result<Query, String> {
+    pub(crate) fn read(query: &str) -> Result<Query, String> {
         let mut read = Query { domain: String::new(), descriptors: Vec::new(), hits: 1, is_json: false };
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
@@ -144,10 +144,10 @@ impl fmt::Display for LimitState {
 
 /// The answer to a query.
 #[derive(Debug)]
-pub struct Page(Vec<Explained>);
+pub(crate) struct Page(Vec<Explained>);
 
 impl Page {
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let descriptor = |explained: &Explained| {
             let mut document = explained.as_json.clone();
             document["now"] = explained.limits.iter().map(LimitState::to_json).collect();
@@ -177,7 +177,7 @@ impl fmt::Display for Page {
 
 /// Why there is nothing to explain.
 #[derive(Debug, Error)]
-pub enum Unexplained {
+pub(crate) enum Unexplained {
     #[error("no rate limit configuration loaded")]
     NoRules,
     #[error("no domain '{domain}' in the rules: there are {known}")]
@@ -187,7 +187,7 @@ pub enum Unexplained {
 }
 
 /// Looks without touching: nothing is counted, and no key is kept alive by it.
-pub fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
+pub(crate) fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
     let in_force = service.in_force().ok_or(Unexplained::NoRules)?;
     let ruleset = &in_force.ruleset;
     let Some(domain) = ruleset.domain(&query.domain) else {

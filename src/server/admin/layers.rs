@@ -11,7 +11,7 @@ use crate::server::service::Service;
 
 impl Service {
     /// Every layer that is configured, the widest first.
-    pub fn layers(&self) -> Vec<LayerFigures> {
+    pub(crate) fn layers(&self) -> Vec<LayerFigures> {
         let mut layers = Vec::new();
         if let Some(global) = self.global() {
             let (down_for, changes) = global.standing();

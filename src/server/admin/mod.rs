@@ -2,8 +2,8 @@
 //!
 //! Open on loopback by default. It answers reads only; anything else is refused and logged.
 
-pub mod explain;
-pub mod layers;
+pub(crate) mod explain;
+pub(crate) mod layers;
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ use crate::sources::load_status::{ConfigStatus, now_s};
 
 /// What the port can show.
 #[derive(Clone, Debug)]
-pub struct Admin {
+pub(crate) struct Admin {
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
     pub connections: Arc<ConnectionStats>,
@@ -65,7 +65,7 @@ const PAGES: [(&str, &str); 5] = [
 
 impl Admin {
     /// The pages of the admin port.
-    pub fn router(self) -> Router {
+    pub(crate) fn router(self) -> Router {
         Router::new()
             .route("/", get(index))
             .route("/metrics", get(metrics))
@@ -80,7 +80,7 @@ impl Admin {
     }
 
     /// The metrics alone, for a port that more can reach.
-    pub fn metrics_router(self, path: &str) -> Router {
+    pub(crate) fn metrics_router(self, path: &str) -> Router {
         Router::new().route(path, get(metrics)).method_not_allowed_fallback(refuse).with_state(self)
     }
 

@@ -46,7 +46,7 @@ const REFLECTION: &str = "/grpc.reflection.";
 
 /// The calls of a port.
 #[derive(Clone, Debug)]
-pub struct Calls {
+pub(crate) struct Calls {
     /// Of all services but RateLimitService.
     routes: Routes,
     service: Arc<Service>,
@@ -55,23 +55,23 @@ pub struct Calls {
 }
 
 impl Calls {
-    pub fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> Calls {
+    pub(crate) fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> Calls {
         Calls { routes, service, message_bytes_max, lasting: Arc::default() }
     }
 
     /// The calls of one connection, which has its own places for calls that last.
-    pub fn on_connection(self) -> Calls {
+    pub(crate) fn on_connection(self) -> Calls {
         Calls { lasting: Arc::default(), ..self }
     }
 
     /// The connection is asked to finish: nothing that only waits holds it up.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.lasting.end();
     }
 
     /// Takes up a call that has arrived some time before now. Most are over when this returns, the others go on as tasks
     /// of their own. Says when it was done.
-    pub fn begin(
+    pub(crate) fn begin(
         &self,
         request: Request<RecvStream>,
         reply: SendResponse<Bytes>,
@@ -122,12 +122,12 @@ impl Calls {
     }
 
     /// A call that was reset by HTTP/2 itself.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.service.outcomes().record_failure(Failure::Protocol);
     }
 
     /// A call whose connection has ended before it was taken up.
-    pub fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.service.outcomes().record_failure(Failure::Cancelled);
     }
 }

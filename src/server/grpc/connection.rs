@@ -30,7 +30,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 const LATE_GREETING_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug)]
-pub struct ConnectionBounds {
+pub(crate) struct ConnectionBounds {
     pub connections_max: usize,
     /// How long a connection lives, give or take a tenth.
     pub age: Duration,
@@ -40,7 +40,7 @@ pub struct ConnectionBounds {
 
 /// What the gRPC port offers to those who connect.
 #[derive(Clone, Debug)]
-pub struct GrpcPort {
+pub(crate) struct GrpcPort {
     pub calls: Calls,
     /// `None`: connections are in plain text.
     pub tls: Option<Arc<Tls>>,
@@ -51,7 +51,7 @@ pub struct GrpcPort {
 }
 
 /// Accepts and serves gRPC connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
+pub(crate) async fn serve(listener: GrpcListener, port: GrpcPort, drain: Drain) {
     match listener {
         GrpcListener::Tcp(listener) => serve_on(listener, port, drain).await,
         GrpcListener::Unix(socket) => serve_on(socket, port, drain).await,

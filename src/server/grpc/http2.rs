@@ -40,7 +40,7 @@ const TURN_MAX: Duration = Duration::from_micros(250);
 
 /// Why a connection ended otherwise than by its client's wish.
 #[derive(Debug, Error)]
-pub enum Broken {
+pub(crate) enum Broken {
     #[error(transparent)]
     Protocol(#[from] h2::Error),
     #[error("the client has not answered a ping")]
@@ -54,7 +54,7 @@ struct Keepalive {
 }
 
 /// A connection and the calls that have arrived on it.
-pub struct Http2<C> {
+pub(crate) struct Http2<C> {
     connection: Connection<C, Bytes>,
     calls: Calls,
     arrived: VecDeque<(Request<RecvStream>, SendResponse<Bytes>)>,
@@ -64,7 +64,7 @@ pub struct Http2<C> {
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
-    pub async fn begin(connection: C, calls: Calls) -> Result<Http2<C>, h2::Error> {
+    pub(crate) async fn begin(connection: C, calls: Calls) -> Result<Http2<C>, h2::Error> {
         let connection = Builder::new()
             .max_concurrent_streams(STREAMS_MAX)
             .max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
@@ -86,7 +86,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
 
     /// Serves the connection until it ends. When the time has come, the client is asked to open no more calls, and has so
     /// long for those that are open.
-    pub async fn serve(mut self, time_to_go: impl Future<Output = ()>, grace: Duration) -> Result<(), Broken> {
+    pub(crate) async fn serve(mut self, time_to_go: impl Future<Output = ()>, grace: Duration) -> Result<(), Broken> {
         let mut pings = self.connection.ping_pong();
         // One for both parts: a client that has gone away is noticed while it is waited for, too.
         let mut kept_alive = pin!(keep_alive(&mut pings, self.keepalive));

@@ -15,14 +15,14 @@ use tokio::sync::watch;
 use crate::server::admission::Admission;
 
 /// On one connection. A client watches a name or two, and a tool asks on one stream.
-pub const PER_CONNECTION_MAX: usize = 16;
+pub(crate) const PER_CONNECTION_MAX: usize = 16;
 
 /// Resolves when a connection is asked to finish.
-pub type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Why a call may not last.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum Crowded {
+pub(crate) enum Crowded {
     #[error(
         "{PER_CONNECTION_MAX} calls of Watch and reflection are open on this connection, which is the most that is allowed"
     )]
@@ -35,14 +35,14 @@ pub enum Crowded {
 
 /// The lasting calls of one connection.
 #[derive(Debug, Default)]
-pub struct LastingCalls {
+pub(crate) struct LastingCalls {
     open: Arc<AtomicUsize>,
     is_ending: watch::Sender<bool>,
 }
 
 /// The place of one of them, for as long as this lives.
 #[derive(Debug)]
-pub struct LastingPlace {
+pub(crate) struct LastingPlace {
     _on_connection: Counted,
     _in_process: Counted,
 }
@@ -68,7 +68,7 @@ impl Drop for Counted {
 
 impl LastingCalls {
     /// Admits a call, unless there are too many already.
-    pub fn enter(&self, admission: &Admission) -> Result<LastingPlace, Crowded> {
+    pub(crate) fn enter(&self, admission: &Admission) -> Result<LastingPlace, Crowded> {
         let max = (admission.in_flight_max() / 2).max(1);
         Ok(LastingPlace {
             _on_connection: Counted::within(PER_CONNECTION_MAX, &self.open).ok_or(Crowded::Connection)?,
@@ -77,12 +77,12 @@ impl LastingCalls {
     }
 
     /// The connection is asked to finish: whoever only waits for more questions hears no more of them.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.is_ending.send_replace(true);
     }
 
     /// Resolves when it is, or when the connection is gone.
-    pub fn ending(&self) -> Ending {
+    pub(crate) fn ending(&self) -> Ending {
         let mut is_ending = self.is_ending.subscribe();
         Box::pin(async move {
             let _ = is_ending.wait_for(|is_ending| *is_ending).await;

@@ -16,7 +16,7 @@ const IDENTITY: &str = "identity";
 
 /// Why there is no message.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Incomplete {
+pub(crate) enum Incomplete {
     #[error("the client has gone away")]
     Gone,
     #[error("the call has no message")]
@@ -35,7 +35,7 @@ pub enum Incomplete {
 
 impl Incomplete {
     /// What the client is told, if it is still there. The headers are those of the call.
-    pub fn status(&self, headers: &HeaderMap) -> Option<Status> {
+    pub(crate) fn status(&self, headers: &HeaderMap) -> Option<Status> {
         let text = self.to_string();
         Some(match self {
             Incomplete::Gone => return None,
@@ -59,7 +59,7 @@ impl Incomplete {
 /// One that has to be waited for is kept in memory of its own, as much as it announces: a piece as it came may hold on to all
 /// that was read from the connection along with it.
 #[derive(Debug)]
-pub struct MessageReader {
+pub(crate) struct MessageReader {
     first: Bytes,
     /// All of it, once it has to be waited for.
     joined: Vec<u8>,
@@ -67,12 +67,12 @@ pub struct MessageReader {
 }
 
 impl MessageReader {
-    pub fn new(bytes_max: usize) -> MessageReader {
+    pub(crate) fn new(bytes_max: usize) -> MessageReader {
         MessageReader { first: Bytes::new(), joined: Vec::new(), bytes_max }
     }
 
     /// Reads what is there. Ready at the end of the call, or when there can't be a message any more.
-    pub fn poll(&mut self, body: &mut RecvStream, context: &mut Context<'_>) -> Poll<Result<(), Incomplete>> {
+    pub(crate) fn poll(&mut self, body: &mut RecvStream, context: &mut Context<'_>) -> Poll<Result<(), Incomplete>> {
         loop {
             match body.poll_data(context) {
                 Poll::Ready(Some(Ok(data))) => {
@@ -120,7 +120,7 @@ impl MessageReader {
     }
 
     /// How many bytes the whole message takes, as far as that is known and allowed.
-    pub fn announced_bytes(&self) -> usize {
+    pub(crate) fn announced_bytes(&self) -> usize {
         self.length().filter(|length| *length <= self.bytes_max).map_or(0, |length| PREFIX_BYTES + length)
     }
 
@@ -149,7 +149,7 @@ impl MessageReader {
     }
 
     /// The message, after the end of the call.
-    pub fn message(&self) -> Result<&[u8], Incomplete> {
+    pub(crate) fn message(&self) -> Result<&[u8], Incomplete> {
         let Some((_, message)) = self.bytes().split_at_checked(PREFIX_BYTES) else { return Err(Incomplete::Missing) };
         let length = self.length().unwrap_or(0);
         if message.len() < length {

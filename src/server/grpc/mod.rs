@@ -1,17 +1,17 @@
 //! The gRPC port: RateLimitService v3, health and reflection.
 
 mod arriving_body;
-pub mod call;
-pub mod connection;
-pub mod http2;
-pub mod lasting_calls;
-pub mod message;
-pub mod preface;
+pub(crate) mod call;
+pub(crate) mod connection;
+pub(crate) mod http2;
+pub(crate) mod lasting_calls;
+pub(crate) mod message;
+pub(crate) mod preface;
 mod rate_limit_call;
-pub mod resets;
+pub(crate) mod resets;
 mod stall;
 mod status;
-pub mod workers;
+pub(crate) mod workers;
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ use crate::server::rls::DESCRIPTORS;
 use crate::server::service::Service;
 
 /// The name under which Envoy's health checks ask, beside the empty one.
-pub const HEALTH_NAME: &str = "ratelimit";
+pub(crate) const HEALTH_NAME: &str = "ratelimit";
 
 /// A question of health or reflection holds a name. Longer ones are not waited for.
 const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
 /// The services of the port. The reporter is the only way to change what health says.
-pub fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
+pub(crate) fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
     let health = tonic_health::server::HealthService::from_health_reporter(health);
     let question_bytes_max = message_bytes_max.min(QUESTION_BYTES_MAX);
     let health =

@@ -18,13 +18,13 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A connection whose preface was read and is given out once more.
 #[derive(Debug)]
-pub struct Greeted<C> {
+pub(crate) struct Greeted<C> {
     connection: C,
     replayed_bytes: usize,
 }
 
 #[derive(Debug, Error)]
-pub enum NotGreeted {
+pub(crate) enum NotGreeted {
     /// Nothing is wrong with that: it is how load balancers look whether a port is open.
     #[error("the client went away before it said anything")]
     Silent,
@@ -40,7 +40,7 @@ pub enum NotGreeted {
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Greeted<C> {
     /// Reads the preface, and not a byte more.
-    pub async fn read(mut connection: C) -> Result<Greeted<C>, NotGreeted> {
+    pub(crate) async fn read(mut connection: C) -> Result<Greeted<C>, NotGreeted> {
         let mut bytes = [0; PREFACE.len()];
         let mut length = 0;
         while length < PREFACE.len() {

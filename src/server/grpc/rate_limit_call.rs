@@ -50,7 +50,7 @@ async fn send_slowly(mut stream: SendStream<Bytes>, framed: Bytes, in_flight: Op
 }
 
 /// A call that is open.
-pub struct RateLimitCall {
+pub(super) struct RateLimitCall {
     body: RecvStream,
     reply: SendResponse<Bytes>,
     headers: HeaderMap,
@@ -59,14 +59,14 @@ pub struct RateLimitCall {
 }
 
 impl RateLimitCall {
-    pub fn new(request: Request<RecvStream>, reply: SendResponse<Bytes>, arrived: Instant) -> RateLimitCall {
+    pub(super) fn new(request: Request<RecvStream>, reply: SendResponse<Bytes>, arrived: Instant) -> RateLimitCall {
         let (head, body) = request.into_parts();
         let timeout = grpc_timeout(&head.headers);
         RateLimitCall { body, reply, headers: head.headers, arrived, timeout }
     }
 
     /// Answers the call if all that it takes is there, and otherwise lets it go on as a task. Says when it was done.
-    pub fn begin(
+    pub(super) fn begin(
         mut self,
         service: &Arc<Service>,
         message_bytes_max: usize,

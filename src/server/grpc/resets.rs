@@ -72,7 +72,7 @@ impl Frames {
 
 /// A connection that tells of the calls that were reset on it.
 #[derive(Debug)]
-pub struct Watched<C, T> {
+pub(crate) struct Watched<C, T> {
     connection: C,
     written: Frames,
     tell: T,
@@ -80,7 +80,7 @@ pub struct Watched<C, T> {
 
 impl<C, T: FnMut(usize)> Watched<C, T> {
     /// Tells how many calls were reset, each time that some were.
-    pub fn new(connection: C, tell: T) -> Watched<C, T> {
+    pub(crate) fn new(connection: C, tell: T) -> Watched<C, T> {
         Watched { connection, written: Frames::default(), tell }
     }
 

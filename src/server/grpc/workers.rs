@@ -18,7 +18,7 @@ const EVENT_INTERVAL: u32 = 4;
 
 /// All threads. They end when this is dropped.
 #[derive(Debug)]
-pub struct Workers(Box<[Worker]>);
+pub(crate) struct Workers(Box<[Worker]>);
 
 #[derive(Debug)]
 struct Worker {
@@ -30,13 +30,13 @@ struct Worker {
 
 /// A place on a thread, for as long as this lives.
 #[derive(Debug)]
-pub struct Seat {
+pub(crate) struct Seat {
     runtime: Handle,
     connections: Arc<AtomicUsize>,
 }
 
 impl Seat {
-    pub fn runtime(&self) -> &Handle {
+    pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 }
@@ -48,13 +48,13 @@ impl Drop for Seat {
 }
 
 impl Workers {
-    pub fn start(count: usize) -> io::Result<Workers> {
+    pub(crate) fn start(count: usize) -> io::Result<Workers> {
         (0..count.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Workers)
     }
 
     /// A seat on the thread with the fewest connections, of those with as few on the one that had the least to do: some
     /// connections are there for a probe only.
-    pub fn seat(&self) -> Seat {
+    pub(crate) fn seat(&self) -> Seat {
         let load = |worker: &&Worker| {
             let busy = worker.runtime.metrics().worker_total_busy_duration(0);
             (worker.connections.load(Ordering::Relaxed), busy)

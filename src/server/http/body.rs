@@ -18,7 +18,7 @@ use crate::server::no_answer::NoAnswer;
 
 /// Why there is no body.
 #[derive(Debug, Error)]
-pub enum NoBody {
+pub(crate) enum NoBody {
     #[error(transparent)]
     Overload(#[from] NoAnswer),
     #[error("the body has more than {max} bytes, which is the most that is allowed")]
@@ -28,7 +28,7 @@ pub enum NoBody {
 }
 
 /// Reads a body to its end.
-pub async fn read<B>(body: B, calls: &Arc<IncompleteCalls>, bytes_max: usize) -> Result<Vec<u8>, NoBody>
+pub(crate) async fn read<B>(body: B, calls: &Arc<IncompleteCalls>, bytes_max: usize) -> Result<Vec<u8>, NoBody>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,

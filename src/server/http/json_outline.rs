@@ -8,7 +8,7 @@ use crate::request::{Bounds, Refused};
 
 /// What a body announces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Announced {
+pub(crate) struct Announced {
     descriptors: usize,
     /// The first descriptor with the most entries, and how many these are.
     most_entries: (usize, usize),
@@ -16,7 +16,7 @@ pub struct Announced {
 
 impl Announced {
     /// In the order in which a request is checked: the descriptors, then their entries.
-    pub fn check(&self, bounds: &Bounds) -> Result<(), Refused> {
+    pub(crate) fn check(&self, bounds: &Bounds) -> Result<(), Refused> {
         let (descriptor, entries) = self.most_entries;
         if self.descriptors > bounds.descriptors_max {
             return Err(Refused::ManyDescriptors { count: self.descriptors, max: bounds.descriptors_max });
@@ -36,7 +36,7 @@ impl Announced {
 
     /// Counts in a RateLimitRequest: objects in the arrays of the first level are descriptors, those two levels deeper their
     /// entries.
-    pub fn in_json(text: &[u8]) -> Announced {
+    pub(crate) fn in_json(text: &[u8]) -> Announced {
         const DESCRIPTOR_DEPTH: usize = 3;
         const ENTRY_DEPTH: usize = 5;
         let mut announced = Announced::default();

@@ -1,7 +1,7 @@
 //! The HTTP port: `/json` for people and tests, and the probes.
 
-pub mod body;
-pub mod json_outline;
+pub(crate) mod body;
+pub(crate) mod json_outline;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -80,13 +80,13 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
-pub async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
+pub(crate) async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
     accept(listener, port, room(), drain, move |stream, drain| serve_one(Line::Plain(stream), router.clone(), drain))
         .await;
 }
 
 /// Accepts and serves connections over TLS until the drain says to close, then waits for those that are open.
-pub async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
+pub(crate) async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
     accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());
         async move {
@@ -117,7 +117,7 @@ async fn serve_one(stream: Line, router: Router, mut drain: Drain) -> anyhow::Re
 }
 
 /// The handlers of the port. A body may be some times as large as the message it describes.
-pub fn router(
+pub(crate) fn router(
     service: Arc<Service>,
     drain: Drain,
     message_bytes_max: usize,
@@ -208,7 +208,7 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
     response
 }
 
-pub fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
+pub(crate) fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));

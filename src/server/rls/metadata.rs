@@ -15,7 +15,7 @@ use crate::rules::policy::{Scope, Word};
 const HIDDEN: &str = "<sensitive>";
 
 /// The struct of one answer.
-pub fn dynamic_metadata(
+pub(crate) fn dynamic_metadata(
     message: &RateLimitRequest,
     request: &Request<'_>,
     decision: &Decision<'_>,

@@ -1,10 +1,10 @@
 //! Between Envoy's messages and ours: the only place that knows both.
 
-pub mod metadata;
+pub(crate) mod metadata;
 #[cfg(test)]
 mod oracle;
 pub mod read;
-pub mod should_rate_limit;
+pub(crate) mod should_rate_limit;
 #[cfg(test)]
 mod tests;
 pub mod write;

@@ -11,7 +11,7 @@ use tidegate::server::rls::{read, unit};
 const BOUNDS: Bounds = Bounds { descriptors_max: 3, entries_max: 3 };
 
 /// Reads any bytes in both ways, and says where they differ.
-pub fn compare(bytes: &[u8]) -> Result<(), String> {
+pub(crate) fn compare(bytes: &[u8]) -> Result<(), String> {
     let read = read::request(bytes, &BOUNDS);
     let decoded = RateLimitRequest::decode(bytes);
     let expected = decoded.as_ref().map(request);

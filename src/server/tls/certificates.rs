@@ -27,7 +27,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 const CLIENT_CA: &str = "--grpc-client-tls-cacert (GRPC_CLIENT_TLS_CACERT)";
 
 #[derive(Debug, Error)]
-pub enum CertificateFault {
+pub(crate) enum CertificateFault {
     #[error("{setting}: {file} can't be read: {error}: check the path and the permissions")]
     Unreadable { setting: &'static str, file: PathBuf, error: io::Error },
     #[error("{setting}: {file} is larger than {} KiB: is it the right file?", FILE_BYTES_MAX / 1024)]
@@ -56,7 +56,7 @@ pub enum CertificateFault {
 
 /// What came of the files.
 #[derive(Debug)]
-pub struct Certificates {
+pub(crate) struct Certificates {
     /// What connections are served with.
     pub config: ServerConfig,
     /// What is wrong with the dates of our own certificate. Clients will see to that, so it is no fault here: their
@@ -65,7 +65,7 @@ pub struct Certificates {
 }
 
 /// Reads the files.
-pub fn read(settings: &TlsSettings) -> Result<Certificates, CertificateFault> {
+pub(crate) fn read(settings: &TlsSettings) -> Result<Certificates, CertificateFault> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let pair = pair(settings, &provider)?;
     let dates_warning =

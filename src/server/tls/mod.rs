@@ -4,9 +4,9 @@
 //! so open connections go on over any change. What can't be used is not taken: the certificates from before stay in
 //! force, and the log says why. The files are looked at when they change and on SIGHUP.
 
-pub mod certificates;
-pub mod named_clients;
-pub mod settings;
+pub(crate) mod certificates;
+pub(crate) mod named_clients;
+pub(crate) mod settings;
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::server::tls::settings::TlsSettings;
 use crate::sources::changes::Changes;
 
 #[derive(Debug)]
-pub struct Tls {
+pub(crate) struct Tls {
     settings: TlsSettings,
     in_force: ArcSwap<ServerConfig>,
     /// Held while files are read and put into force, so that what was read first does not come last.
@@ -37,7 +37,7 @@ pub struct Tls {
 
 /// Why there is no TLS connection. Each says what the operator of the client can do about it.
 #[derive(Debug, Error)]
-pub enum HandshakeFailure {
+pub(crate) enum HandshakeFailure {
     /// Nothing is wrong with that: it is how load balancers look whether a port is open.
     #[error("the client went away before it said anything")]
     Silent,
@@ -57,7 +57,7 @@ pub enum HandshakeFailure {
 
 impl Tls {
     /// Reads the certificates and follows their changes from then on. Must be called on the runtime.
-    pub fn start(settings: TlsSettings) -> Result<Arc<Tls>, CertificateFault> {
+    pub(crate) fn start(settings: TlsSettings) -> Result<Arc<Tls>, CertificateFault> {
         let files = settings.files();
         // Before the files are read, so that no change is missed.
         let mut changes = Changes::of(move || files.clone());
@@ -83,7 +83,7 @@ impl Tls {
     }
 
     /// Reads the certificates again. Bad ones change nothing.
-    pub fn reload(&self) {
+    pub(crate) fn reload(&self) {
         let _reload = self.reload.lock();
         match certificates::read(&self.settings) {
             Ok(read) => {
@@ -100,17 +100,17 @@ impl Tls {
     }
 
     /// How often certificates were replaced since the start.
-    pub fn reloads(&self) -> u64 {
+    pub(crate) fn reloads(&self) -> u64 {
         self.reloads.load(Ordering::Relaxed)
     }
 
     /// How often new ones were refused.
-    pub fn reload_failures(&self) -> u64 {
+    pub(crate) fn reload_failures(&self) -> u64 {
         self.reload_failures.load(Ordering::Relaxed)
     }
 
     /// The server's side of a handshake. Has no deadline of its own.
-    pub async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, HandshakeFailure>
+    pub(crate) async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, HandshakeFailure>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

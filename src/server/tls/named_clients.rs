@@ -20,7 +20,7 @@ const NAMES_TOLD_MAX: usize = 8;
 const NAME_CHARS_TOLD_MAX: usize = 256;
 
 #[derive(Debug)]
-pub struct NamedClients {
+pub(crate) struct NamedClients {
     /// Verifies the chain.
     pub chain: Arc<dyn ClientCertVerifier>,
     pub allowed: Vec<ClientName>,

@@ -49,7 +49,7 @@ impl TlsFlags {
 
 /// Where certificates are, and whom they let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsSettings {
+pub(crate) struct TlsSettings {
     pub certificate: PathBuf,
     pub key: PathBuf,
     /// `None`: clients need no certificate.
@@ -62,20 +62,20 @@ pub struct TlsSettings {
 
 /// For errors: which setting is to be mended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PairNames {
+pub(crate) struct PairNames {
     pub certificate: &'static str,
     pub key: &'static str,
 }
 
 impl PairNames {
-    pub const GRPC: PairNames = PairNames {
+    pub(crate) const GRPC: PairNames = PairNames {
         certificate: "--grpc-server-tls-cert (GRPC_SERVER_TLS_CERT)",
         key: "--grpc-server-tls-key (GRPC_SERVER_TLS_KEY)",
     };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientSettings {
+pub(crate) struct ClientSettings {
     pub ca: PathBuf,
     /// Empty: any name will do.
     pub names: Vec<ClientName>,
@@ -83,13 +83,13 @@ pub struct ClientSettings {
 
 /// A name that lets a client in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClientName {
+pub(crate) enum ClientName {
     Dns(DnsName<'static>),
     Uri(String),
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum TlsSettingError {
+pub(crate) enum TlsSettingError {
     #[error(
         "--grpc-server-use-tls (GRPC_SERVER_USE_TLS) is on, but --{flag} ({env}) is not set: \
          set it to the PEM file of {what}, or turn TLS off"
@@ -119,7 +119,7 @@ pub enum TlsSettingError {
 
 impl TlsSettings {
     /// `None`: no TLS.
-    pub fn new(flags: &TlsFlags) -> Result<Option<TlsSettings>, TlsSettingError> {
+    pub(crate) fn new(flags: &TlsFlags) -> Result<Option<TlsSettings>, TlsSettingError> {
         if !flags.grpc_server_use_tls {
             let unchecked = |flag, env| Err(TlsSettingError::ClientsUnchecked { flag, env });
             return match (&flags.grpc_client_tls_cacert, &flags.grpc_client_tls_san) {
@@ -156,7 +156,7 @@ impl TlsSettings {
     }
 
     /// The files that all this depends on.
-    pub fn files(&self) -> Vec<PathBuf> {
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
         let ca = self.clients.as_ref().map(|clients| clients.ca.clone());
         [self.certificate.clone(), self.key.clone()].into_iter().chain(ca).collect()
     }

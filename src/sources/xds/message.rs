@@ -16,7 +16,7 @@ use crate::rules::RuleText;
 const DEPTH_MAX: usize = 64;
 
 /// The rule file that a message stands for. Its name plays the role of the file's.
-pub fn source(config: &RateLimitConfig) -> RuleText {
+pub(crate) fn source(config: &RateLimitConfig) -> RuleText {
     let descriptors: Vec<Value> = config.descriptors.iter().map(|descriptor| written(descriptor, DEPTH_MAX)).collect();
     let file = json!({"domain": config.domain, "descriptors": descriptors});
     let name = if config.name.is_empty() { &config.domain } else { &config.name };

@@ -77,7 +77,7 @@ pub struct XdsFlags {
 
 /// A management server, and who asks it for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XdsSettings {
+pub(crate) struct XdsSettings {
     /// As it is shown.
     pub place: String,
     pub uri: Uri,
@@ -92,7 +92,7 @@ pub struct XdsSettings {
 
 /// Whom to trust, and who we are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XdsTls {
+pub(crate) struct XdsTls {
     pub ca: Option<PathBuf>,
     pub identity: Option<(PathBuf, PathBuf)>,
     pub name: Option<String>,
@@ -100,7 +100,7 @@ pub struct XdsTls {
 
 /// A setting of the management server that can't be used.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum XdsSettingError {
+pub(crate) enum XdsSettingError {
     #[error("CONFIG_GRPC_XDS_SERVER_URL is '{0}', which is no host and port: write envoy-gateway:18001 or the like")]
     Place(String),
     #[error("{name} has '{pair}', which is no pair: write name{separator}value, separated by commas")]
@@ -118,7 +118,7 @@ pub enum XdsSettingError {
 }
 
 impl XdsSettings {
-    pub fn new(flags: &XdsFlags) -> Result<XdsSettings, XdsSettingError> {
+    pub(crate) fn new(flags: &XdsFlags) -> Result<XdsSettings, XdsSettingError> {
         let place = flags.config_grpc_xds_server_url.trim().to_owned();
         let no_place = || XdsSettingError::Place(place.clone());
         let scheme = if flags.config_grpc_xds_server_use_tls { "https" } else { "http" };

@@ -24,12 +24,12 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const REQUESTS_MAX: usize = 16;
 
 /// Whoever takes rules, or says why it does not.
-pub trait Taker {
+pub(crate) trait Taker {
     fn take(&self, sources: Vec<RuleText>) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// Listens for rules, for as long as the process runs. Streams that end are opened again.
-pub async fn follow(settings: XdsSettings, taker: impl Taker) {
+pub(crate) async fn follow(settings: XdsSettings, taker: impl Taker) {
     let mut subscription = Subscription::new(node(&settings));
     let mut pause = settings.retry_interval;
     loop {

@@ -16,7 +16,7 @@ const INVALID_ARGUMENT: i32 = 3;
 
 /// Our side of the stream. It outlives streams: a server that comes back hears which version we have.
 #[derive(Clone, Debug)]
-pub struct Subscription {
+pub(crate) struct Subscription {
     node: Node,
     /// The version in force, empty before the first.
     version: String,
@@ -26,24 +26,24 @@ pub struct Subscription {
 
 /// What a response holds.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub(crate) struct Received {
     pub version: String,
     /// All rules, or why they can't be read.
     pub sources: Result<Vec<RuleText>, String>,
 }
 
 impl Subscription {
-    pub fn new(node: Node) -> Subscription {
+    pub(crate) fn new(node: Node) -> Subscription {
         Subscription { node, version: String::new(), nonce: String::new() }
     }
 
     /// The version in force.
-    pub fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
     /// The first request of a stream.
-    pub fn begin(&mut self) -> DiscoveryRequest {
+    pub(crate) fn begin(&mut self) -> DiscoveryRequest {
         self.nonce.clear();
         self.request()
     }
@@ -60,7 +60,7 @@ impl Subscription {
 
     /// Takes a response apart. It is answered with [`Subscription::accept`] or [`Subscription::refuse`]. `None`: it is
     /// about something that nobody asked for.
-    pub fn hear(&mut self, response: &DiscoveryResponse) -> Option<Received> {
+    pub(crate) fn hear(&mut self, response: &DiscoveryResponse) -> Option<Received> {
         if response.type_url != RateLimitConfig::type_url() {
             return None;
         }
@@ -84,13 +84,13 @@ impl Subscription {
     }
 
     /// The rules are in force.
-    pub fn accept(&mut self, version: &str) -> DiscoveryRequest {
+    pub(crate) fn accept(&mut self, version: &str) -> DiscoveryRequest {
         version.clone_into(&mut self.version);
         self.request()
     }
 
     /// The rules were refused, and those from before stay.
-    pub fn refuse(&self, reason: &str) -> DiscoveryRequest {
+    pub(crate) fn refuse(&self, reason: &str) -> DiscoveryRequest {
         let message = reason.chars().take(REASON_CHARS_MAX).collect();
         let status = Status { code: INVALID_ARGUMENT, message, details: Vec::new() };
         DiscoveryRequest { error_detail: Some(status), ..self.request() }

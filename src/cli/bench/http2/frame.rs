@@ -1,40 +1,40 @@
 //! The frames of HTTP/2 (RFC 9113): their numbers, and how they are put together and taken apart.
 
 /// Length, kind, flags and stream come before every payload.
-pub const FRAME_HEAD_BYTES: usize = 9;
+pub(super) const FRAME_HEAD_BYTES: usize = 9;
 /// The longest frame, unless a longer one is agreed upon. Each of our messages fits into one.
-pub const FRAME_BYTES_MAX: usize = 16 * 1024;
-pub const STREAM_ID_MAX: u32 = (1 << 31) - 1;
+pub(crate) const FRAME_BYTES_MAX: usize = 16 * 1024;
+pub(super) const STREAM_ID_MAX: u32 = (1 << 31) - 1;
 
-pub const DATA: u8 = 0;
-pub const HEADERS: u8 = 1;
-pub const RST_STREAM: u8 = 3;
-pub const SETTINGS: u8 = 4;
-pub const PUSH_PROMISE: u8 = 5;
-pub const PING: u8 = 6;
-pub const GOAWAY: u8 = 7;
-pub const WINDOW_UPDATE: u8 = 8;
-pub const CONTINUATION: u8 = 9;
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
+pub(super) const PUSH_PROMISE: u8 = 5;
+pub(super) const PING: u8 = 6;
+pub(super) const GOAWAY: u8 = 7;
+pub(super) const WINDOW_UPDATE: u8 = 8;
+pub(super) const CONTINUATION: u8 = 9;
 
-pub const END_STREAM: u8 = 0x1;
-pub const ACK: u8 = 0x1;
-pub const END_HEADERS: u8 = 0x4;
-pub const PADDED: u8 = 0x8;
-pub const PRIORITY: u8 = 0x20;
+pub(super) const END_STREAM: u8 = 0x1;
+pub(super) const ACK: u8 = 0x1;
+pub(super) const END_HEADERS: u8 = 0x4;
+pub(super) const PADDED: u8 = 0x8;
+pub(super) const PRIORITY: u8 = 0x20;
 
-pub const HEADER_TABLE_SIZE: u16 = 1;
-pub const ENABLE_PUSH: u16 = 2;
-pub const MAX_CONCURRENT_STREAMS: u16 = 3;
-pub const INITIAL_WINDOW_SIZE: u16 = 4;
+pub(super) const HEADER_TABLE_SIZE: u16 = 1;
+pub(super) const ENABLE_PUSH: u16 = 2;
+pub(super) const MAX_CONCURRENT_STREAMS: u16 = 3;
+pub(super) const INITIAL_WINDOW_SIZE: u16 = 4;
 
-pub const REFUSED_STREAM: u32 = 7;
+pub(super) const REFUSED_STREAM: u32 = 7;
 
 /// The server does not keep to the protocol; nothing that follows can be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Confused(pub &'static str);
+pub(crate) struct Confused(pub &'static str);
 
 /// A payload without its padding.
-pub fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Confused> {
+pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Confused> {
     if flags & PADDED == 0 {
         return Ok(payload);
     }
@@ -44,13 +44,13 @@ pub fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Confused> {
 }
 
 /// The number at an offset.
-pub fn number(payload: &[u8], at: usize) -> Result<u32, Confused> {
+pub(super) fn number(payload: &[u8], at: usize) -> Result<u32, Confused> {
     let bytes = payload.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or(Confused("a frame is too short"))
 }
 
 /// Begins a frame, whose payload is to follow.
-pub fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, id: u32) {
+pub(super) fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, id: u32) {
     // Ours are never longer than FRAME_BYTES_MAX, which three bytes hold.
     let [_, a, b, c] = (length as u32).to_be_bytes();
     let [d, e, f, g] = id.to_be_bytes();
@@ -58,7 +58,7 @@ pub fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, id: u32) 
 }
 
 /// Lets the server send this many bytes more.
-pub fn put_window_update(out: &mut Vec<u8>, bytes: u32) {
+pub(super) fn put_window_update(out: &mut Vec<u8>, bytes: u32) {
     put_head(out, 4, WINDOW_UPDATE, 0, 0);
     out.extend(bytes.to_be_bytes());
 }

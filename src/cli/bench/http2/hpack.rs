@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use crate::cli::bench::http2::huffman::Huffman;
 
 /// The table's size unless something else is agreed upon.
-pub const TABLE_BYTES: u32 = 4096;
+pub(crate) const TABLE_BYTES: u32 = 4096;
 /// What an entry of the table counts besides its name and value.
 const ENTRY_BYTES: usize = 32;
 
@@ -67,13 +67,13 @@ struct HeaderEntry {
 
 /// What a block of headers said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeaderBlock {
+pub(crate) struct HeaderBlock {
     pub status: Option<u16>,
     pub grpc_status: Option<u16>,
 }
 
 /// Reads the server's headers.
-pub struct Decoder {
+pub(crate) struct Decoder {
     huffman: Huffman,
     /// The newest first.
     table: VecDeque<HeaderEntry>,
@@ -82,12 +82,12 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    pub fn new() -> Decoder {
+    pub(crate) fn new() -> Decoder {
         Decoder { huffman: Huffman::new(), table: VecDeque::new(), bytes: 0, bytes_max: TABLE_BYTES as usize }
     }
 
     /// Reads a block. `None` is one that can't be read, after which nothing else can.
-    pub fn decode(&mut self, mut block: &[u8]) -> Option<HeaderBlock> {
+    pub(crate) fn decode(&mut self, mut block: &[u8]) -> Option<HeaderBlock> {
         let mut heard = HeaderBlock::default();
         while let Some(first) = block.first() {
             let field = match first {
@@ -212,7 +212,7 @@ fn put_integer(block: &mut Vec<u8>, (pattern, prefix_bits): (u8, u32), value: us
 /// The headers of our calls: in full for the first on a connection, and shorter for all that follow, because the server
 /// keeps what does not change. The path is sent in full each time, as Envoy does.
 #[derive(Clone)]
-pub struct RequestBlocks {
+pub(crate) struct RequestBlocks {
     pub first: Vec<u8>,
     pub later: Vec<u8>,
     /// For servers that keep nothing.
@@ -220,7 +220,7 @@ pub struct RequestBlocks {
 }
 
 impl RequestBlocks {
-    pub fn new(is_secure: bool, authority: &str, path: &str) -> RequestBlocks {
+    pub(crate) fn new(is_secure: bool, authority: &str, path: &str) -> RequestBlocks {
         const METHOD_POST: u8 = 0x83;
         const SCHEME_HTTP: u8 = 0x86;
         const SCHEME_HTTPS: u8 = 0x87;
@@ -254,7 +254,7 @@ impl RequestBlocks {
     }
 
     /// The server has no table, or a smaller one than we count on: everything is sent in full.
-    pub fn forget_table(&mut self) {
+    pub(crate) fn forget_table(&mut self) {
         self.first.clone_from(&self.full);
         self.later.clone_from(&self.full);
     }

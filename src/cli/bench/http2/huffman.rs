@@ -19,7 +19,7 @@ const LENGTHS: [u8; 256] = [
 const LENGTH_MAX: usize = 30;
 
 /// The codes, ordered for decoding.
-pub struct Huffman {
+pub(super) struct Huffman {
     /// Symbols in the order of their codes.
     symbols: Vec<u8>,
     /// For each length: its first code, how many there are, and where their symbols start.
@@ -27,7 +27,7 @@ pub struct Huffman {
 }
 
 impl Huffman {
-    pub fn new() -> Huffman {
+    pub(super) fn new() -> Huffman {
         let mut symbols: Vec<u8> = (0..=u8::MAX).collect();
         // Stable, so that symbols of one length stay in order.
         symbols.sort_by_key(|symbol| LENGTHS[usize::from(*symbol)]);
@@ -44,7 +44,7 @@ impl Huffman {
     }
 
     /// The text of a Huffman-coded string, `None` if it is not one.
-    pub fn decode(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn decode(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let mut text = Vec::with_capacity(bytes.len() * 2);
         let (mut code, mut length) = (0, 0);
         for byte in bytes {
@@ -63,7 +63,7 @@ impl Huffman {
         is_padding.then_some(text)
     }
 
-    pub fn encode(&self, text: &[u8]) -> Vec<u8> {
+    pub(super) fn encode(&self, text: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (mut bits, mut count) = (0u64, 0);
         for symbol in text {

@@ -5,7 +5,7 @@
 //! with one read leaves in one write. It is a state machine without IO: bytes of the server go in, frames come out.
 
 mod frame;
-pub mod hpack;
+pub(crate) mod hpack;
 mod huffman;
 
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::cli::bench::http2::hpack::{Decoder, HeaderBlock, RequestBlocks, TABLE
 use crate::cli::bench::tally::verdict;
 use crate::cli::client::exchange::{self, PREFIX_BYTES};
 
-pub use crate::cli::bench::http2::frame::{Confused, FRAME_BYTES_MAX};
+pub(super) use crate::cli::bench::http2::frame::{Confused, FRAME_BYTES_MAX};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The first window of streams and of the connection, unless another is agreed upon.
@@ -30,7 +30,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallOutcome {
+pub(super) enum CallOutcome {
     Answered(Code),
     Failed(&'static str),
     /// The server says that it has not processed it: it may be sent again.
@@ -47,7 +47,7 @@ struct Flight {
 }
 
 /// The client's side of a connection.
-pub struct Connection {
+pub(super) struct Connection {
     decoder: Decoder,
     blocks: RequestBlocks,
     flights: AHashMap<u32, Flight>,
@@ -65,7 +65,7 @@ pub struct Connection {
 
 impl Connection {
     /// A connection on which at most so many requests are in flight, and what to send first on it.
-    pub fn new(blocks: RequestBlocks, streams_max: usize, out: &mut Vec<u8>) -> Connection {
+    pub(super) fn new(blocks: RequestBlocks, streams_max: usize, out: &mut Vec<u8>) -> Connection {
         out.extend(PREFACE);
         let settings = [(ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, RECEIVE_WINDOW_BYTES)];
         put_head(out, settings.len() * 6, SETTINGS, 0, 0);
@@ -90,28 +90,34 @@ impl Connection {
     }
 
     /// Whether the server has shown that it speaks HTTP/2.
-    pub fn is_greeted(&self) -> bool {
+    pub(super) fn is_greeted(&self) -> bool {
         self.is_greeted
     }
 
     /// Whether no more requests go onto this connection.
-    pub fn is_leaving(&self) -> bool {
+    pub(super) fn is_leaving(&self) -> bool {
         self.is_leaving
     }
 
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
     /// Whether a message of this length may be sent now.
-    pub fn has_room(&self, message_bytes: usize) -> bool {
+    pub(super) fn has_room(&self, message_bytes: usize) -> bool {
         !self.is_leaving
             && self.flights.len() < self.streams_max
             && self.window_bytes.min(self.stream_window_bytes) >= message_bytes as i64
     }
 
     /// Appends a request, whose message is written by the caller.
-    pub fn send(&mut self, begun: Instant, message_bytes: usize, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn send(
+        &mut self,
+        begun: Instant,
+        message_bytes: usize,
+        out: &mut Vec<u8>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
         let id = self.next_stream;
         let block = if id == 1 { &self.blocks.first } else { &self.blocks.later };
         put_head(out, block.len(), HEADERS, END_HEADERS, id);
@@ -127,7 +133,7 @@ impl Connection {
 
     /// Takes what the server sent, as far as it is whole frames, and says how much that was. Every request that came to
     /// an end is told with the time at which it began; what has to be answered is appended.
-    pub fn receive(
+    pub(super) fn receive(
         &mut self,
         bytes: &[u8],
         out: &mut Vec<u8>,
@@ -156,7 +162,7 @@ impl Connection {
     }
 
     /// Ends every request that is still in flight.
-    pub fn fail_all(&mut self, kind: &'static str, mut ended: impl FnMut(Instant, CallOutcome)) {
+    pub(super) fn fail_all(&mut self, kind: &'static str, mut ended: impl FnMut(Instant, CallOutcome)) {
         self.flights.drain().for_each(|(_, flight)| ended(flight.begun, CallOutcome::Failed(kind)));
     }
 

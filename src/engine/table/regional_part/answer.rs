@@ -13,7 +13,7 @@ const SETTLED_MS: u64 = 200;
 
 impl RegionalPart {
     /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
-    pub fn absorb(
+    pub(crate) fn absorb(
         &mut self,
         counter: &mut Counter,
         terms: &Terms,

@@ -14,7 +14,7 @@ use crate::rules::limit::Terms;
 const GRACE_MS_MAX: u64 = 60_000;
 impl RegionalPart {
     /// What is told about all cells that count against the limit, the newest first.
-    pub fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
+    pub(crate) fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
         self.updates(counter, terms, counter.cells_that_count(terms), now_ms)
     }
 
@@ -22,7 +22,7 @@ impl RegionalPart {
     /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
     /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
     /// process had nothing to say about counts just as much.
-    pub fn pending_cells(
+    pub(crate) fn pending_cells(
         &self,
         counter: &Counter,
         terms: &Terms,

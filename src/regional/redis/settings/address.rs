@@ -99,7 +99,7 @@ impl Credentials {
 
 /// Everything that REDIS_URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RedisAddress {
+pub(crate) struct RedisAddress {
     pub place: RedisTarget,
     pub database: i64,
     pub credentials: Option<Credentials>,
@@ -170,7 +170,7 @@ pub enum AddressError {
 }
 
 impl RedisAddress {
-    pub fn parse(text: &str, kind: RedisType, socket: Option<SocketType>) -> Result<RedisAddress, AddressError> {
+    pub(crate) fn parse(text: &str, kind: RedisType, socket: Option<SocketType>) -> Result<RedisAddress, AddressError> {
         let text = text.trim();
         match kind {
             RedisType::Single => single(text, socket),

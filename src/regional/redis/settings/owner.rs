@@ -64,7 +64,7 @@ impl OwnerFlags {
 
 /// Who decides strict limits, and how long that may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnerSettings {
+pub(crate) struct OwnerSettings {
     /// `None`: the region's own Redis decides them, or nobody.
     pub redis: Option<RedisSettings>,
     /// How long a request waits for the owner.
@@ -75,7 +75,7 @@ pub struct OwnerSettings {
 
 /// A setting about the owner of strict limits that can't be used.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum OwnerSettingError {
+pub(crate) enum OwnerSettingError {
     #[error("the owner of strict limits, whose --strict-redis-url (STRICT_REDIS_URL) is read as --redis-url is: {0}")]
     Owner(RedisSettingError),
     #[error(transparent)]
@@ -90,7 +90,7 @@ pub enum OwnerSettingError {
 }
 
 impl OwnerSettings {
-    pub fn new(flags: &OwnerFlags, redis: &RedisFlags) -> Result<OwnerSettings, OwnerSettingError> {
+    pub(crate) fn new(flags: &OwnerFlags, redis: &RedisFlags) -> Result<OwnerSettings, OwnerSettingError> {
         let timeout =
             duration_within(("strict-timeout", "TIDEGATE_STRICT_TIMEOUT"), flags.strict_timeout, DEADLINE_RANGE)?;
         let owner = match flags.has_url() {
