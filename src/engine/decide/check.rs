@@ -93,6 +93,7 @@ impl<'a> Check<'a> {
     }
 
     /// A counter as this check sees it.
+    #[inline(always)]
     pub(in crate::engine) fn view<'v>(&self, counter: &'v mut Counter, part: Option<&'v RegionalPart>) -> View<'v> {
         View { counter, foreign: part.and_then(RegionalPart::foreign), is_cut_off: self.is_cut_off }
     }

@@ -83,7 +83,6 @@ pub struct Case<'a> {
 
 impl Case<'_> {
     /// Decides and charges, or says what to ask first.
-    #[inline]
     pub fn decide(&self) -> Outcome {
         let is_alone = !self.table.is_shared() && self.checks.iter().all(|check| check.reach == Reach::Process);
         match self.checks {

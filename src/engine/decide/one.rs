@@ -1,6 +1,6 @@
 //! One decision over a single key, which is what most requests have: nothing to sort, nothing to wait for.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::engine::count::signed;
 use crate::engine::decide::check::{Charging, Check};
@@ -67,11 +67,11 @@ impl Case<'_> {
         drop(shard);
         let charged = if is_charged || check.charging != Charging::Together { check.hits } else { 0 };
         verdict.conclude(check, charged, 0);
-        let question = |why| {
+        let mut questions = SmallVec::new();
+        if let Some(why) = asks {
             let store = check.reach.store().unwrap_or(Store::Origin);
-            Question { check: 0, store, is_judged: is_judged(check, is_quiet), counted_after: 0, why }
-        };
-        let questions = asks.map(question).into_iter().collect();
+            questions.push(Question { check: 0, store, is_judged: is_judged(check, is_quiet), counted_after: 0, why });
+        }
         Outcome { is_over, verdicts: smallvec![verdict], questions, given_back: None }
     }
 }

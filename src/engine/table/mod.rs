@@ -204,11 +204,13 @@ impl Table {
         }
     }
 
+    #[inline]
     pub(in crate::engine) fn hash(&self, key: &Key<'_>) -> u64 {
         key.hash(&self.hasher)
     }
 
     /// By the lower half of the hash: as far into the shards as it is into its range.
+    #[inline]
     pub(in crate::engine) fn shard_of(&self, hash: u64) -> u32 {
         ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
     }
