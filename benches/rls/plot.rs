@@ -35,7 +35,7 @@ const TEXT: &str = "#6e7781";
 const OURS: &str = "#1f883d";
 const OTHERS: &str = "#8c959f";
 
-/// The same figures always give the same bytes.
+/// Equal figures always give equal bytes.
 pub fn draw(groups: &[Group], footer: &str) -> String {
     let lines: u32 = groups.iter().map(|group| 1 + group.bars.len() as u32).sum();
     let height = 2 * MARGIN + 2 * LINE + lines * LINE + GROUP_GAP * (1 + groups.len() as u32);

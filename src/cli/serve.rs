@@ -197,7 +197,7 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
     let service = reloader.service.clone();
     let sharing = &settings.sharing;
     let key_names = KeyNames::new(sharing.secret.clone());
-    let joining = Joining { service: &service, key_names: &key_names, sharing, process: rand::random() };
+    let joining = StoreJoin { service: &service, key_names: &key_names, sharing, process: rand::random() };
     let regional = sharing.redis.clone().map(|redis| joining.region(redis));
     let owner = sharing.owner.redis.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
@@ -273,14 +273,14 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
 }
 
 /// Takes up what the process shares with others.
-struct Joining<'a> {
+struct StoreJoin<'a> {
     service: &'a Arc<Service>,
     key_names: &'a KeyNames,
     sharing: &'a SharingSettings,
     process: u64,
 }
 
-impl Joining<'_> {
+impl StoreJoin<'_> {
     fn start(&self, redis: RedisSettings, store: Store) -> Arc<Regional> {
         let deadline = redis.origin_deadline;
         let region = RegionOptions {

@@ -20,7 +20,7 @@ use crate::global::import::Reading;
 use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, Turn};
 use crate::global::mysql::MySql;
 use crate::global::mysql::error::{Remedy, StoreError};
-use crate::global::publish::{Sending, Sent, Then};
+use crate::global::publish::{Publication, Sent, Then};
 use crate::rules::Ruleset;
 
 /// How long a clean stop goes on publishing.
@@ -47,7 +47,7 @@ pub(crate) struct Global {
     /// It is given up after so long.
     outage_after: Duration,
     is_down: AtomicBool,
-    fallen: Mutex<Fallen>,
+    fallen: Mutex<Downtime>,
     pub metrics: GlobalMetrics,
 }
 
@@ -247,7 +247,7 @@ impl Global {
         }
     }
 
-    fn publish_ended(&self, sending: &Sending, began: Instant) {
+    fn publish_ended(&self, sending: &Publication, began: Instant) {
         if sending.failed.is_empty() {
             self.metrics.took(Turn::Publish, began.elapsed());
         } else {
@@ -374,7 +374,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Since when the table has been out of reach, and how often it was.
 #[derive(Debug, Default)]
-struct Fallen {
+struct Downtime {
     since: Option<Instant>,
     times: u64,
 }

@@ -10,7 +10,7 @@ mod seeking;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use crate::global::exchange::importing::Hearing;
+pub(crate) use crate::global::exchange::importing::ImportProgress;
 pub(crate) use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
 
 use std::collections::{BTreeMap, HashMap};

@@ -14,7 +14,7 @@ const NAMESPACE_BYTES_MAX: usize = 255;
 
 /// A rule by its names.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedRule {
     pub workspace: Box<[u8]>,
     pub namespace: Box<[u8]>,
     pub space: Space,
@@ -24,7 +24,7 @@ pub(crate) struct Named {
     limits: Vec<(Terms, Option<Scope>)>,
 }
 
-impl Named {
+impl NamedRule {
     /// How a window of the rule is counted. A request may bring a window of its own.
     pub(crate) fn terms(&self, window_ms: u64) -> Terms {
         let of_window = self.limits.iter().map(|(terms, _)| terms).find(|terms| terms.window_ms == window_ms);
@@ -50,7 +50,7 @@ type RowName = (Box<[u8]>, Box<[u8]>);
 /// The rules in force, by both.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    named: Vec<Named>,
+    named: Vec<NamedRule>,
     by_space: HashMap<Space, usize>,
     by_text: HashMap<RowName, usize>,
 }
@@ -61,7 +61,7 @@ impl Names {
         for domain in ruleset.domains() {
             let is_sensitive = domain.has_sensitive_keys();
             let mut add = |rule_id: &str, space: Space, limits: &[Limit]| {
-                let named = Named {
+                let named = NamedRule {
                     workspace: fitted(domain.name.as_bytes(), WORKSPACE_BYTES_MAX),
                     namespace: fitted(rule_id.as_bytes(), NAMESPACE_BYTES_MAX),
                     space,
@@ -81,11 +81,11 @@ impl Names {
         names
     }
 
-    pub(crate) fn of_space(&self, space: Space) -> Option<&Named> {
+    pub(crate) fn of_space(&self, space: Space) -> Option<&NamedRule> {
         self.by_space.get(&space).map(|at| &self.named[*at])
     }
 
-    pub(crate) fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&Named> {
+    pub(crate) fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&NamedRule> {
         // The map's keys own their bytes.
         let key: RowName = (workspace.into(), namespace.into());
         self.by_text.get(&key).map(|at| &self.named[*at])

@@ -39,7 +39,7 @@ pub enum Then {
 
 /// A turn's rows, while they are sent.
 #[derive(Debug)]
-pub struct Sending {
+pub struct Publication {
     /// Sorted by cell, each once.
     rows: Vec<OwnRow>,
     /// For each row, where its counts are from; several if a rule has changed how it counts.
@@ -53,8 +53,8 @@ pub struct Sending {
     pub failed: Vec<usize>,
 }
 
-impl Sending {
-    pub fn new(mut collected: Vec<(OwnRow, SlotRef)>) -> Sending {
+impl Publication {
+    pub fn new(mut collected: Vec<(OwnRow, SlotRef)>) -> Publication {
         collected.sort_by(|a, b| a.0.cell.cmp(&b.0.cell));
         let (mut rows, mut slots): (Vec<OwnRow>, Vec<Vec<SlotRef>>) = (Vec::new(), Vec::new());
         for (row, at) in collected {
@@ -72,7 +72,7 @@ impl Sending {
         let starts = (0..rows.len()).step_by(CHUNK_ROWS);
         let mut left: Vec<Range<usize>> = starts.map(|start| start..(start + CHUNK_ROWS).min(rows.len())).collect();
         left.reverse();
-        Sending { rows, slots, left, conflicts: 0, done: Vec::new(), refused: Vec::new(), failed: Vec::new() }
+        Publication { rows, slots, left, conflicts: 0, done: Vec::new(), refused: Vec::new(), failed: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -134,9 +134,9 @@ mod tests {
         OwnRow { cell, counts: Counts { hits, refunds: 0 } }
     }
 
-    fn sending(rows: usize) -> Sending {
+    fn sending(rows: usize) -> Publication {
         let at = |slot: usize| SlotRef::of(slot as u32);
-        Sending::new((0..rows).rev().map(|n| (row(n, 1), at(n))).collect())
+        Publication::new((0..rows).rev().map(|n| (row(n, 1), at(n))).collect())
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn two_slots_of_one_cell_are_one_row() {
-        let sending = Sending::new(vec![(row(1, 5), SlotRef::of(0)), (row(1, 9), SlotRef::of(1))]);
+        let sending = Publication::new(vec![(row(1, 5), SlotRef::of(0)), (row(1, 9), SlotRef::of(1))]);
         assert_eq!(sending.next(), Some(&[row(1, 9)][..]));
         assert_eq!(sending.slots(0).len(), 2);
     }

@@ -231,17 +231,17 @@ mod tests {
         Descriptor { entries, hits, limit: None }
     }
 
-    struct Metered {
+    struct MeteredRule {
         engine: Engine,
         ruleset: Ruleset,
         metrics: HitMetrics,
     }
 
-    impl Metered {
-        fn new(text: &str) -> Metered {
+    impl MeteredRule {
+        fn new(text: &str) -> MeteredRule {
             let ruleset = ruleset(text);
             let metrics = HitMetrics::new(&ruleset, &HitMetrics::default());
-            Metered { engine: Engine::new(100_000), ruleset, metrics }
+            MeteredRule { engine: Engine::new(100_000), ruleset, metrics }
         }
 
         fn ask(&self, descriptors: &[Descriptor<'_>]) {
@@ -279,7 +279,7 @@ descriptors:
 
     #[test]
     fn hits_that_straddle_a_threshold_are_split() {
-        let metered = Metered::new(LIMIT_10);
+        let metered = MeteredRule::new(LIMIT_10);
         metered.hit("a", "x", Hits::OfRequest(7));
         assert_eq!(metered.said(), ["a 7/0/0/7/0"]);
         metered.hit("a", "x", Hits::OfRequest(2));
@@ -297,7 +297,7 @@ descriptors:
 
     #[test]
     fn what_is_given_back_is_counted_apart_also_where_nothing_was_hit() {
-        let metered = Metered::new(LIMIT_10);
+        let metered = MeteredRule::new(LIMIT_10);
         metered.hit("a", "x", Hits::Refund(5));
         metered.hit("a", "y", Hits::Refund(2));
         metered.hit("unknown", "x", Hits::Refund(1));
@@ -306,7 +306,7 @@ descriptors:
 
     #[test]
     fn a_shadow_rule_counts_what_it_would_have_denied() {
-        let metered = Metered::new(LIMIT_10);
+        let metered = MeteredRule::new(LIMIT_10);
         metered.hit("s", "x", Hits::OfRequest(12));
         metered.hit("s", "x", Hits::OfRequest(1));
         assert_eq!(metered.said(), ["s 13/3/2/0/3"]);
@@ -314,7 +314,7 @@ descriptors:
 
     #[test]
     fn what_another_rule_denies_is_neither_within_nor_near() {
-        let metered = Metered::new(LIMIT_10);
+        let metered = MeteredRule::new(LIMIT_10);
         metered.ask(&[
             descriptor(&[("a", "x")], Hits::OfRequest(1)),
             descriptor(&[("z", "x")], Hits::OfRequest(1)),
@@ -325,7 +325,7 @@ descriptors:
 
     #[test]
     fn deeper_levels_are_added_up_and_values_are_named_on_request() {
-        let metered = Metered::new(
+        let metered = MeteredRule::new(
             "
 domain: d
 descriptors:
@@ -356,7 +356,7 @@ descriptors:
 
     #[test]
     fn values_beyond_the_bound_share_a_series() {
-        let metered = Metered::new(
+        let metered = MeteredRule::new(
             "
 domain: d
 descriptors:
@@ -373,7 +373,7 @@ descriptors:
 
     #[test]
     fn counting_allocates_nothing() {
-        let metered = Metered::new(LIMIT_10);
+        let metered = MeteredRule::new(LIMIT_10);
         let descriptors = [descriptor(&[("a", "x")], Hits::OfRequest(1)), descriptor(&[("s", "y")], Hits::Own(3))];
         let request = Request::new("d", descriptors.into_iter().collect(), &Bounds::default()).unwrap();
         let decision = metered.engine.decide(&metered.ruleset, &request, Modes::default(), 1_000_000);
@@ -395,7 +395,7 @@ descriptors:
             };
             format!("domain: d\ndescriptors:\n{}", keys.iter().map(rule).collect::<String>())
         };
-        let mut metered = Metered::new(&rules(&["a", "b"]));
+        let mut metered = MeteredRule::new(&rules(&["a", "b"]));
         metered.hit("a", "x", Hits::OfRequest(1));
         metered.hit("b", "x", Hits::OfRequest(1));
         metered.ruleset = ruleset(&rules(&["c", "b"]));

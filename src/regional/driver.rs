@@ -28,7 +28,7 @@ use crate::engine::reach::Store;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::redis::{Lane, OriginError, Redis};
-use crate::regional::region::{Effects, Operation, Outgoing, Region, RegionOptions};
+use crate::regional::region::{Effects, Operation, OutgoingCall, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
 
 /// The caller has this long for the way back before its own deadline.
@@ -238,8 +238,8 @@ impl Regional {
         }
     }
 
-    async fn call(self: Arc<Self>, outgoing: Outgoing) {
-        let Outgoing { id, operation, call, is_strict, within_us } = outgoing;
+    async fn call(self: Arc<Self>, outgoing: OutgoingCall) {
+        let OutgoingCall { id, operation, call, is_strict, within_us } = outgoing;
         let lane = if operation == Operation::Check { Lane::Checks } else { Lane::Replays };
         let began = Instant::now();
         let within = Duration::from_micros(within_us);

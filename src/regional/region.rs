@@ -57,7 +57,7 @@ impl Operation {
 
 /// A call to make.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
+pub struct OutgoingCall {
     pub id: CallId,
     pub operation: Operation,
     pub call: Call,
@@ -71,7 +71,7 @@ pub struct Outgoing {
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Calls to make.
-    pub calls: Vec<Outgoing>,
+    pub calls: Vec<OutgoingCall>,
     /// Requests that wait no longer, and what they are told.
     pub told: Vec<(AskId, AskOutcome)>,
 }
@@ -89,7 +89,7 @@ impl Effects {
 
 /// A call that has not come back.
 #[derive(Debug)]
-enum UnderWay {
+enum PendingCall {
     CheckCall(CheckCall),
     Replay { slots: Vec<SlotRef> },
 }
@@ -97,7 +97,7 @@ enum UnderWay {
 #[derive(Debug)]
 struct State {
     asks: WaitQueue,
-    under_way: HashMap<CallId, UnderWay>,
+    under_way: HashMap<CallId, PendingCall>,
     next_call: u64,
     replays_under_way: usize,
     checks: Breaker,
@@ -134,7 +134,7 @@ impl State {
 
 /// What a probe has found to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probed {
+pub struct ProbeResult {
     /// Checks are answered.
     pub checks: bool,
     /// Checks that strict limits are decided by are answered.
@@ -143,8 +143,8 @@ pub struct Probed {
     pub replays: bool,
 }
 
-impl Probed {
-    pub const NOTHING: Probed = Probed { checks: false, strict: false, replays: false };
+impl ProbeResult {
+    pub const NOTHING: ProbeResult = ProbeResult { checks: false, strict: false, replays: false };
 }
 
 /// How a process takes part in its region.
@@ -389,7 +389,7 @@ impl Region {
     }
 
     /// A probe has ended.
-    pub fn probed(&self, good: Probed, now: Now) {
+    pub fn probed(&self, good: ProbeResult, now: Now) {
         let state = &mut *self.state.lock();
         state.checks.probed(good.checks, now.mono_us);
         state.strict.probed(good.strict, now.mono_us);
@@ -407,11 +407,11 @@ impl Region {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(UnderWay::CheckCall(check)) => {
+            Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
                 self.checked(state, &check, reply, now)
             }
-            Some(UnderWay::Replay { slots }) => {
+            Some(PendingCall::Replay { slots }) => {
                 state.replays.record(true, now.mono_us);
                 state.replays_under_way -= 1;
                 self.replayed(state, &slots, reply, now);
@@ -426,12 +426,12 @@ impl Region {
         state.unanswered_us = Some(now.mono_us);
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(UnderWay::CheckCall(check)) => {
+            Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
                 self.tell_requests(state);
                 self.unchecked(state, &check, now)
             }
-            Some(UnderWay::Replay { slots }) => {
+            Some(PendingCall::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
                 slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
@@ -455,7 +455,7 @@ impl Region {
         Call { process: self.options.process, nonce, charges, parts, asks }
     }
 
-    fn enter_call(&self, state: &mut State, under_way: UnderWay) -> CallId {
+    fn enter_call(&self, state: &mut State, under_way: PendingCall) -> CallId {
         state.next_call += 1;
         let id = CallId(state.next_call);
         state.under_way.insert(id, under_way);

@@ -27,8 +27,8 @@ pub enum AskOutcome {
     Answered(StoreAnswer),
     /// Memory may be able to decide by now.
     Again,
-    /// The same, because keys were read that the process did not know. What was read comes to this, if all of it could be
-    /// judged: a table that is too small may have given the keys up again.
+    /// Keys were read that the process did not know, so memory may be able to decide. What was read comes to this, if all
+    /// of it could be judged: a table that is too small may have given the keys up again.
     Read(Option<StoreAnswer>),
     /// The origin gave no answer.
     NoAnswer,
@@ -180,7 +180,7 @@ impl WaitQueue {
         self.start_with(id, &HashSet::new(), now_us)
     }
 
-    /// The same for a request that goes together with others, which have made the keys of `together` busy.
+    /// Starts a request that goes together with others, which have made the keys of `together` busy.
     fn start_with(&mut self, id: AskId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
         let Some(waiting) = self.waiting.get(&id) else { return false };
         let keys = waiting.keys.clone();

@@ -9,7 +9,7 @@ use crate::rules::limit::Rule;
 use crate::rules::policy::Scope;
 use crate::rules::problem::{Problem, Problems, Severity};
 use crate::rules::scalar::excerpt;
-use crate::rules::{Domain, Loaded};
+use crate::rules::{Domain, LoadResult};
 
 /// Warnings that the files as written give rise to.
 pub(crate) fn lint(files: &[DomainFile], problems: &mut Problems) {
@@ -78,7 +78,7 @@ fn descriptor_lint(
 /// Refuses rules with sensitive keys, whose values would leave the process and must not be guessed from their digests.
 ///
 /// Whether a limit counts by such a key does not matter: the secret names every key of a domain that has one.
-pub(crate) fn refuse_sensitive(loaded: &mut Loaded) {
+pub(crate) fn refuse_sensitive(loaded: &mut LoadResult) {
     let Some(ruleset) = &loaded.ruleset else { return };
     let places = ruleset.domains().flat_map(|domain| &domain.tree().sensitive_keys);
     let Some((key, place)) = places.min_by_key(|(_, place)| *place) else { return };
@@ -92,7 +92,7 @@ pub(crate) fn refuse_sensitive(loaded: &mut Loaded) {
 }
 
 /// Refuses strict rules where several regions have no owner that all of them could ask.
-pub(crate) fn refuse_strict(loaded: &mut Loaded) {
+pub(crate) fn refuse_strict(loaded: &mut LoadResult) {
     let Some(ruleset) = &loaded.ruleset else { return };
     let is_strict = |rule: &&Rule| rule.limits().iter().any(|limit| limit.policy.scope == Some(Scope::Strict));
     let Some(rule) = ruleset.domains().flat_map(Domain::rules).find(is_strict) else { return };

@@ -91,7 +91,7 @@ pub struct Ruleset {
 
 /// The outcome of reading rule files.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadResult {
     /// `None` if any problem is an error.
     pub ruleset: Option<Ruleset>,
     pub problems: Vec<Problem>,
@@ -99,7 +99,7 @@ pub struct Loaded {
 
 impl Ruleset {
     /// Reads the files as a whole: either all of them are good, or none is used.
-    pub fn load(sources: &[RuleText], options: &Options) -> Loaded {
+    pub fn load(sources: &[RuleText], options: &Options) -> LoadResult {
         let mut problems = Problems::new(options.strictness);
         let mut files = Vec::new();
         for source in sources {
@@ -108,7 +108,7 @@ impl Ruleset {
         lint::lint(&files, &mut problems);
         let domains = compile::compile(files, options, &mut problems);
         let ruleset = (!problems.has_errors()).then(|| Ruleset::new(domains));
-        Loaded { ruleset, problems: problems.into_sorted() }
+        LoadResult { ruleset, problems: problems.into_sorted() }
     }
 
     fn new(domains: BTreeMap<Arc<str>, Domain>) -> Ruleset {

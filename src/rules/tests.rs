@@ -20,7 +20,7 @@ impl Identifier for Values {
     }
 }
 
-fn load_with(files: &[&str], options: Options) -> Loaded {
+fn load_with(files: &[&str], options: Options) -> LoadResult {
     let sources: Vec<RuleText> = files
         .iter()
         .enumerate()
@@ -270,7 +270,7 @@ fn a_window_of_months_or_years_is_refused() {
 }
 
 /// The most bytes that a load holds at a time beside the text.
-fn held(text: &str) -> (Loaded, u64) {
+fn held(text: &str) -> (LoadResult, u64) {
     let mut loaded = None;
     let measured = allocation_counter::measure(|| loaded = Some(load_with(&[text], Options::default())));
     (loaded.unwrap(), measured.bytes_max)

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::rules::problem::{Problem, Severity};
-use crate::rules::{Loaded, Options, RuleText, Ruleset};
+use crate::rules::{LoadResult, Options, RuleText, Ruleset};
 use crate::server::in_force::InForce;
 use crate::server::service::Service;
 use crate::sources::files::{self, Location};
@@ -42,7 +42,7 @@ impl Reloader {
     }
 
     /// Puts rules into force if they are good.
-    fn put(&self, mut loaded: Loaded, began: Instant) -> Result<Vec<Problem>, Vec<Problem>> {
+    fn put(&self, mut loaded: LoadResult, began: Instant) -> Result<Vec<Problem>, Vec<Problem>> {
         self.surroundings.refuse(&mut loaded);
         match loaded.ruleset {
             Some(ruleset) => {

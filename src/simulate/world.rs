@@ -15,7 +15,7 @@ use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::model::Rows;
 use crate::regional::model::Origin;
-use crate::regional::region::Probed;
+use crate::regional::region::ProbeResult;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
@@ -322,7 +322,7 @@ impl World {
                 let now = self.now(process);
                 for region in self.processes[process].stores().filter(|region| region.wants_probe(now)) {
                     let is_success = self.now_us >= self.redis(process, region.store()).frozen_until_us;
-                    let good = Probed { checks: is_success, strict: is_success, replays: is_success };
+                    let good = ProbeResult { checks: is_success, strict: is_success, replays: is_success };
                     region.probed(good, now);
                 }
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rules::problem::{FilePosition, Position, Problem, Severity};
-use crate::rules::{Loaded, Options, RuleText, Ruleset};
+use crate::rules::{LoadResult, Options, RuleText, Ruleset};
 use crate::sources::runtime::RuntimeDirectory;
 
 /// Larger files are refused unread. 100,000 rules are about 10 MiB.
@@ -64,7 +64,7 @@ impl fmt::Display for Location {
 }
 
 /// Loads the rule files of a location, as a whole.
-pub fn load(location: &Location, options: &Options) -> Loaded {
+pub fn load(location: &Location, options: &Options) -> LoadResult {
     let mut unreadable = Vec::new();
     let mut sources = Vec::new();
     match location.files() {
@@ -168,7 +168,7 @@ fn read(file: &Path) -> Result<String, Problem> {
 mod tests {
     use super::*;
 
-    fn load_path(path: &Path) -> Loaded {
+    fn load_path(path: &Path) -> LoadResult {
         load(&Location::Path(path.to_owned()), &Options::default())
     }
 

@@ -6,7 +6,7 @@
 use crate::engine::reach::{Layers, Reach};
 use crate::rules::limit::{Limit, Rule};
 use crate::rules::policy::{OnOutage, Scope};
-use crate::rules::{Domain, Loaded, Ruleset, lint};
+use crate::rules::{Domain, LoadResult, Ruleset, lint};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Surroundings {
@@ -19,7 +19,7 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     /// Refuses rules that would not hold here.
-    pub(crate) fn refuse(&self, loaded: &mut Loaded) {
+    pub(crate) fn refuse(&self, loaded: &mut LoadResult) {
         if self.has_store && !self.has_secret {
             lint::refuse_sensitive(loaded);
         }
@@ -108,7 +108,7 @@ descriptors:
   - {key: api_key, value: internal, sensitive: true}
 ";
 
-    fn loaded(text: &str) -> Loaded {
+    fn loaded(text: &str) -> LoadResult {
         let loaded = Ruleset::load(&[RuleText { name: "f.yaml".into(), text: text.into() }], &Options::default());
         assert!(loaded.ruleset.is_some(), "{:?}", loaded.problems);
         loaded

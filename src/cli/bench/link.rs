@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::sleep;
 
 use crate::cli::bench::choice::Choice;
-use crate::cli::bench::http2::{CallOutcome, Confused, Connection};
+use crate::cli::bench::http2::{CallOutcome, Connection, FrameError};
 use crate::cli::bench::load::Plan;
 use crate::cli::bench::pace::Pace;
 use crate::cli::bench::tally::{self, Tally};
@@ -191,7 +191,7 @@ impl Link {
 
     fn receive(&mut self, ended: impl FnMut(Instant, CallOutcome)) -> io::Result<()> {
         let received = self.connection.receive(&self.incoming[..self.incoming_bytes], &mut self.outgoing, ended);
-        let taken = received.map_err(|Confused(why)| io::Error::new(io::ErrorKind::InvalidData, why))?;
+        let taken = received.map_err(|FrameError(why)| io::Error::new(io::ErrorKind::InvalidData, why))?;
         self.incoming.copy_within(taken..self.incoming_bytes, 0);
         self.incoming_bytes -= taken;
         Ok(())

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::cli::check::policy::PolicyRow;
 use crate::cli::check::written::Written;
 use crate::cli::{Exit, Output};
-use crate::rules::Loaded;
+use crate::rules::LoadResult;
 use crate::rules::problem::{LISTED_MAX, Problem, Severity};
 use crate::settings::sharing::{SharingFlags, SharingSettings};
 use crate::sources::files;
@@ -53,7 +53,7 @@ pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
     exit.after(report(flags, &loaded, &remarks, &policies))
 }
 
-fn report(flags: &CheckFlags, loaded: &Loaded, remarks: &[String], policies: &[PolicyRow]) -> std::io::Result<()> {
+fn report(flags: &CheckFlags, loaded: &LoadResult, remarks: &[String], policies: &[PolicyRow]) -> std::io::Result<()> {
     let (errors, warnings) = counts(&loaded.problems);
     let warnings = warnings + remarks.len();
     let mut out = std::io::stdout().lock();

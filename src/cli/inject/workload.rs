@@ -241,7 +241,7 @@ impl<'a> Workload<'a> {
     }
 }
 
-/// The same kind of volume; which ConfigMap it is, is the workload's own affair.
+/// Whether two volumes are of one kind. Which ConfigMap it is, is the workload's own affair.
 fn is_same_source(other: &Value, ours: &Value) -> bool {
     ["emptyDir", "configMap"].iter().any(|source| ours.get(source).is_some() && other.get(source).is_some())
 }

@@ -15,7 +15,7 @@ use crate::engine::decide::twins::{TwinSums, Twins};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::decide::{Case, GroupsOver, Outcome};
 use crate::engine::steps;
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::{Shard, Table};
 
 /// Where a check's key is, and what was seen there.
@@ -110,7 +110,7 @@ pub(super) struct LockedCase<'b, 't> {
     /// Two keys share a shard: they may be the same.
     is_crowded: bool,
     /// For each guard, from when a key is first made where there are others.
-    pinned: Vec<Pinned>,
+    pinned: Vec<PinnedSlots>,
     /// If any two keys are the same.
     pub(super) twin_sums: Option<TwinSums>,
     /// By this look.
@@ -279,7 +279,7 @@ impl LockedCase<'_, '_> {
                 if self.is_crowded && self.pinned.is_empty() {
                     self.pin();
                 }
-                let pinned = self.pinned.get(guard).unwrap_or(Pinned::none());
+                let pinned = self.pinned.get(guard).unwrap_or(PinnedSlots::none());
                 insert(table, &mut self.guards[guard], pinned, check, hash, now_ms)
             }
             made => made,
@@ -292,7 +292,7 @@ impl LockedCase<'_, '_> {
 
     /// The slots of this request must not make room for each other.
     fn pin(&mut self) {
-        self.pinned.resize_with(self.guards.len(), Pinned::default);
+        self.pinned.resize_with(self.guards.len(), PinnedSlots::default);
         for seen in &*self.seen {
             if let Some(slot) = seen.slot {
                 self.pinned[seen.guard as usize].add(slot);

@@ -11,7 +11,7 @@ use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::Twins;
 use crate::engine::decide::{Case, Outcome};
 use crate::engine::reach::Store;
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 
 impl Case<'_> {
     /// Decides the only check.
@@ -49,7 +49,7 @@ impl Case<'_> {
         let is_counted = is_charged && check.hits > 0;
         let at = match known {
             None if is_counted && is_kept(table, check) => {
-                insert(table, &mut shard, Pinned::none(), check, hash, self.now_ms)
+                insert(table, &mut shard, PinnedSlots::none(), check, hash, self.now_ms)
             }
             known => known,
         };

@@ -6,7 +6,7 @@ use crate::engine::decide::consult::Consult;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::{NewKey, Shard, Slot, Table};
 
@@ -172,7 +172,7 @@ pub(super) fn is_kept(table: &Table, check: &Check<'_>) -> bool {
 pub(super) fn insert(
     table: &Table,
     shard: &mut Shard,
-    pinned: &Pinned,
+    pinned: &PinnedSlots,
     check: &Check<'_>,
     hash: u64,
     now_ms: u64,

@@ -6,7 +6,7 @@
 use crate::engine::count::counter::Look;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::table::foreign::Counts;
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::shard::Shard;
 use crate::engine::table::{NewKey, Slot, SlotRef, Table};
@@ -101,7 +101,7 @@ impl Table {
         let number = self.shard_of(hash);
         let mut shard = self.lock(number);
         let found = shard.find(key, hash);
-        let slot = found.or_else(|| self.insert(&mut shard, Pinned::none(), make(hash), now_ms))?;
+        let slot = found.or_else(|| self.insert(&mut shard, PinnedSlots::none(), make(hash), now_ms))?;
         self.entry(&mut shard, number, slot).map(|entry| work(entry, found.is_none()))
     }
 

@@ -34,7 +34,7 @@ pub struct ForeignSum {
 
 /// What became of a cell that other regions told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Imported {
+pub enum ImportResult {
     /// It is counted, in these slots: several if a rule has changed how it counts.
     Counted { slots: SmallVec<[SlotRef; 2]>, is_news: bool, is_created: bool },
     /// There are too many keys already that only other regions ask for.
@@ -128,7 +128,7 @@ impl<'t> ForeignLedger<'t> {
     }
 
     /// Takes over what other regions have counted in a cell of a key. One that is not here is made, if there is room.
-    pub fn import(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> Imported {
+    pub fn import(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> ImportResult {
         let mut slots = SmallVec::new();
         let mut is_news = false;
         // A rule may have changed how it counts: the cells are the same.
@@ -140,13 +140,13 @@ impl<'t> ForeignLedger<'t> {
         }
         match slots.is_empty() {
             true => self.import_new(key, terms, sum, now_ms),
-            false => Imported::Counted { slots, is_news, is_created: false },
+            false => ImportResult::Counted { slots, is_news, is_created: false },
         }
     }
 
-    fn import_new(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> Imported {
+    fn import_new(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> ImportResult {
         if !self.table.count_unasked() {
-            return Imported::NoRoom;
+            return ImportResult::NoRoom;
         }
         let make = |hash: u64| {
             let (counter, store) = (Counter::new(terms, now_ms), Store::Origin);
@@ -161,11 +161,11 @@ impl<'t> ForeignLedger<'t> {
                 self.table.count_asked();
             }
             let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
-            Imported::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
+            ImportResult::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
         });
         imported.unwrap_or_else(|| {
             self.table.count_asked();
-            Imported::NoRoom
+            ImportResult::NoRoom
         })
     }
 

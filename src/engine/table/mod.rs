@@ -42,7 +42,7 @@ use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::Foreign;
 use crate::engine::table::missing::Missing;
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 pub use crate::engine::table::shard::SlotRef;
 pub(in crate::engine) use crate::engine::table::shard::{NewKey, Shard, Slot};
@@ -128,7 +128,7 @@ pub struct Table {
     expired_at_ms: AtomicU64,
     is_shared: bool,
     /// For the origin, and for the owner of strict limits.
-    grown: [Grown; 2],
+    grown: [UnsentQueues; 2],
     regions: u32,
     /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
@@ -144,7 +144,7 @@ pub struct Table {
 
 /// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Grown {
+pub(in crate::engine) struct UnsentQueues {
     /// All that a store has not heard of.
     pub all: SegQueue<SlotRef>,
     /// Pending hits have used up half of their allowance.
@@ -259,7 +259,7 @@ impl Table {
     }
 
     /// The queues of what a store is to be told.
-    pub(in crate::engine) fn grown(&self, store: Store) -> &Grown {
+    pub(in crate::engine) fn grown(&self, store: Store) -> &UnsentQueues {
         &self.grown[store as usize]
     }
 
@@ -363,7 +363,7 @@ impl Table {
     pub(in crate::engine) fn insert(
         &self,
         shard: &mut Shard,
-        pinned: &Pinned,
+        pinned: &PinnedSlots,
         entry: NewKey<'_>,
         now_ms: u64,
     ) -> Option<u32> {
@@ -396,7 +396,7 @@ impl Table {
 
     /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
     #[cold]
-    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
+    fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
@@ -405,7 +405,7 @@ impl Table {
 
     /// Gives up a key for another. False if there is none.
     #[cold]
-    fn make_room(&self, need: Need, number: u32, shard: &mut Shard, pinned: &Pinned, now_ms: u64) -> bool {
+    fn make_room(&self, need: Need, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return true;
         }
@@ -419,7 +419,7 @@ impl Table {
             if neighbour.is_barren(now_ms) {
                 continue;
             }
-            if self.evict_cool(&mut neighbour, Pinned::none(), need, now_ms) {
+            if self.evict_cool(&mut neighbour, PinnedSlots::none(), need, now_ms) {
                 return true;
             }
             searched += neighbour.slots();
@@ -428,7 +428,7 @@ impl Table {
             }
         }
         self.evict_any(shard, pinned, need, now_ms)
-            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, Pinned::none(), need, now_ms))
+            || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, PinnedSlots::none(), need, now_ms))
     }
 
     /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
@@ -440,7 +440,7 @@ impl Table {
     }
 
     /// Gives up a key whether it is over its limit or not. False if there is none.
-    fn evict_any(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+    fn evict_any(&self, shard: &mut Shard, pinned: &PinnedSlots, need: Need, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned, need) else { return false };
         let is_over = shard.is_over(victim, now_ms);
         self.evict(shard, victim, is_over);
@@ -467,7 +467,7 @@ impl Table {
             };
             // The next search goes on here.
             self.neighbour.store(at, Ordering::Relaxed);
-            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, Pinned::none(), now_ms);
+            let swept = self.expire_in(at as u32, &mut shard, ROOM_LOOKS, PinnedSlots::none(), now_ms);
             if swept.removed > 0 {
                 return true;
             }
@@ -508,7 +508,7 @@ impl Table {
         number: u32,
         shard: &mut Shard,
         looks_max: usize,
-        pinned: &Pinned,
+        pinned: &PinnedSlots,
         now_ms: u64,
     ) -> SweepOutcome {
         let swept = shard.expire(now_ms, looks_max, pinned);
@@ -540,7 +540,7 @@ impl Table {
             for number in 0..self.shards() {
                 if self.due_s[number as usize].load(Ordering::Relaxed) <= now_s {
                     let mut shard = self.lock(number);
-                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, Pinned::none(), now_ms).is_whole;
+                    is_whole &= self.expire_in(number, &mut shard, SWEEP_LOOKS, PinnedSlots::none(), now_ms).is_whole;
                 }
             }
         }
@@ -559,14 +559,14 @@ impl Table {
                 for offset in 0..self.shards.len() {
                     let Some(need) = self.need() else { return };
                     let mut shard = self.lock(((start + offset) % self.shards.len()) as u32);
-                    is_any |= give_up(self, &mut shard, Pinned::none(), need, now_ms);
+                    is_any |= give_up(self, &mut shard, PinnedSlots::none(), need, now_ms);
                 }
             }
         }
     }
 
     /// Gives up a key that is not over its limit. False if there is none.
-    fn evict_cool(&self, shard: &mut Shard, pinned: &Pinned, need: Need, now_ms: u64) -> bool {
+    fn evict_cool(&self, shard: &mut Shard, pinned: &PinnedSlots, need: Need, now_ms: u64) -> bool {
         let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
         self.evict(shard, victim, false);
         true

@@ -6,11 +6,11 @@ use crate::engine::steps;
 
 /// A set that a large request adds to as it goes: it may have thousands of keys in one shard.
 #[derive(Debug, Default)]
-pub(crate) struct Pinned(BTreeSet<u32>);
+pub(crate) struct PinnedSlots(BTreeSet<u32>);
 
-impl Pinned {
-    pub(crate) fn none() -> &'static Pinned {
-        static NONE: Pinned = Pinned(BTreeSet::new());
+impl PinnedSlots {
+    pub(crate) fn none() -> &'static PinnedSlots {
+        static NONE: PinnedSlots = PinnedSlots(BTreeSet::new());
         &NONE
     }
 

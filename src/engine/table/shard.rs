@@ -12,7 +12,7 @@ use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::{Foreign, View};
 use crate::engine::table::index::{Index, Tag};
-use crate::engine::table::pinned::Pinned;
+use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::weight::{Need, Weight};
 use crate::rules::limit::{Space, Terms};
@@ -373,7 +373,7 @@ impl Shard {
     }
 
     /// Removes what has expired, but looks at a few slots only and goes on there the next time.
-    pub(crate) fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &Pinned) -> SweepOutcome {
+    pub(crate) fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &PinnedSlots) -> SweepOutcome {
         let now_s = floor_s(now_ms);
         let mut swept = SweepOutcome::default();
         if self.notes.next_due_s > now_s {
@@ -443,7 +443,7 @@ impl Shard {
     }
 
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &Pinned, need: Need) -> Option<(u8, bool)> {
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: Need) -> Option<(u8, bool)> {
         let (slot, part) = self.both(number);
         let foreign = part.as_deref().and_then(RegionalPart::foreign);
         if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
@@ -456,7 +456,7 @@ impl Shard {
     ///
     /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
     /// replace each other rather than them.
-    pub(crate) fn victim(&mut self, now_ms: u64, pinned: &Pinned, need: Need) -> Option<u32> {
+    pub(crate) fn victim(&mut self, now_ms: u64, pinned: &PinnedSlots, need: Need) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
@@ -492,12 +492,12 @@ impl Shard {
     }
 
     /// Whether every key here is one of these.
-    fn are_all(&self, pinned: &Pinned) -> bool {
+    fn are_all(&self, pinned: &PinnedSlots) -> bool {
         pinned.len() == self.slots.len() - self.notes.free.len()
     }
 
     /// Any slot at all, over its limit or not: the last resort.
-    pub(crate) fn sacrifice(&mut self, pinned: &Pinned, need: Need) -> Option<u32> {
+    pub(crate) fn sacrifice(&mut self, pinned: &PinnedSlots, need: Need) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
         }

@@ -14,7 +14,7 @@ use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
 use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
-use crate::regional::region::{Effects, Outgoing, Region, RegionOptions};
+use crate::regional::region::{Effects, OutgoingCall, Region, RegionOptions};
 use crate::regional::wait_queue::{AskId, AskOutcome};
 use crate::request::Unit;
 use crate::secret::Secret;
@@ -83,7 +83,7 @@ impl Stored {
     /// Makes the calls until there are none, and says what requests are told.
     fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(AskId, AskOutcome)> {
         let mut told = Vec::new();
-        let mut calls: VecDeque<Outgoing> = VecDeque::new();
+        let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
         loop {
             calls.extend(effects.calls);
             told.extend(effects.told);

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use crate::clock::Now;
 use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
-use crate::engine::table::foreign_ledger::{ForeignSum, Imported, KeyAt};
+use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
 use crate::global::exchange::Exchange;
 use crate::global::import::{CellSum, Import, Reading};
-use crate::global::names::Named;
+use crate::global::names::NamedRule;
 use crate::global::row::{CellName, HeardRow};
 
 /// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
@@ -21,7 +21,7 @@ const AGES_MAX: usize = 1_024;
 
 /// What is heard during one import.
 #[derive(Debug)]
-pub struct Hearing {
+pub struct ImportProgress {
     pub(super) import: Import,
     /// When the rows changed that told something new.
     news_ms: Vec<u64>,
@@ -29,9 +29,9 @@ pub struct Hearing {
     must_forget: bool,
 }
 
-impl Hearing {
-    pub(super) fn new(region: &str, must_forget: bool) -> Hearing {
-        Hearing { import: Import::new(region), news_ms: Vec::new(), must_forget }
+impl ImportProgress {
+    pub(super) fn new(region: &str, must_forget: bool) -> ImportProgress {
+        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget }
     }
 
     /// How many rows were heard.
@@ -48,7 +48,7 @@ impl Exchange {
 
     /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
     /// [`Exchange::not_imported`].
-    pub fn reading(&self, now: Now) -> (Reading, Hearing) {
+    pub fn reading(&self, now: Now) -> (Reading, ImportProgress) {
         let mut state = self.state.lock();
         let since_ms = state.watermark_ms.unwrap_or(0).saturating_sub(self.overlap_ms());
         let reading = match state.next_part(now) {
@@ -59,7 +59,7 @@ impl Exchange {
         if is_start {
             self.ledger().begin_reading();
         }
-        (reading, Hearing::new(&self.options.region, is_start))
+        (reading, ImportProgress::new(&self.options.region, is_start))
     }
 
     fn overlap_ms(&self) -> u64 {
@@ -67,14 +67,14 @@ impl Exchange {
     }
 
     /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
-    pub fn forget_told(&self, hearing: &mut Hearing) {
+    pub fn forget_told(&self, hearing: &mut ImportProgress) {
         if std::mem::take(&mut hearing.must_forget) {
             self.ledger().forget_told();
         }
     }
 
     /// Takes a row over.
-    pub fn hear(&self, hearing: &mut Hearing, row: HeardRow, now: Now) {
+    pub fn hear(&self, hearing: &mut ImportProgress, row: HeardRow, now: Now) {
         self.forget_told(hearing);
         if let Some(sum) = hearing.import.hear(row) {
             self.take(hearing, &sum, now);
@@ -82,7 +82,7 @@ impl Exchange {
     }
 
     /// All rows were heard; the server's clock was at this when they were read. Returns how old news were.
-    pub fn imported(&self, hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    pub fn imported(&self, hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
         let ages_ms = self.heard(hearing, reading, server_ms, now);
         // One that is no longer known was not worth ending.
         let is_whole = matches!(reading, Reading::All { .. }) && self.state.lock().pass.take().is_some();
@@ -96,14 +96,14 @@ impl Exchange {
 
     /// Everything was to be read, and some was, but not to the end. The next part begins where this one ended; until then,
     /// what has changed since the server's clock was at this is read.
-    pub fn partly_imported(&self, hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    pub fn partly_imported(&self, hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
         let reached = hearing.import.reached().cloned();
         let ages_ms = self.heard(hearing, reading, server_ms, now);
         self.state.lock().part_ended(reached, now);
         ages_ms
     }
 
-    fn heard(&self, mut hearing: Hearing, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    fn heard(&self, mut hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
         self.forget_told(&mut hearing);
         if let Some(sum) = hearing.import.end() {
             self.take(&mut hearing, &sum, now);
@@ -142,7 +142,7 @@ impl Exchange {
         state.importing.ended(false, now.mono_us);
     }
 
-    pub(super) fn take(&self, hearing: &mut Hearing, sum: &CellSum, now: Now) {
+    pub(super) fn take(&self, hearing: &mut ImportProgress, sum: &CellSum, now: Now) {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
         let current = now.wall_ms / duration_ms;
         if sequence.abs_diff(current) > 1 {
@@ -164,15 +164,15 @@ impl Exchange {
     }
 
     /// Takes over what a row says about a key whose identifier it names. True if it was news.
-    fn take_key(&self, named: &Named, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
         let terms = named.terms(sum.cell.duration_ms);
         let key = Key::new(named.space, &terms, identifier);
         match self.ledger().import(&key, &terms, &foreign_sum(sum), now.wall_ms) {
-            Imported::NoRoom => {
+            ImportResult::NoRoom => {
                 self.leave_out(sum);
                 false
             }
-            Imported::Counted { slots, is_news, is_created } => {
+            ImportResult::Counted { slots, is_news, is_created } => {
                 self.counts.created_keys.fetch_add(is_created.into(), Ordering::Relaxed);
                 slots.into_iter().for_each(|at| self.contest(at, sum));
                 is_news

@@ -9,7 +9,7 @@ use crate::engine::table::foreign::Counts;
 use crate::engine::table::foreign_ledger::PublishableKey;
 use crate::global::exchange::{Exchange, State};
 use crate::global::names::Names;
-use crate::global::publish::{CHUNK_ROWS, Sending};
+use crate::global::publish::{CHUNK_ROWS, Publication};
 use crate::global::row::{CellName, OwnRow};
 
 /// Rows of one turn; what is left is for the next. While the store does not answer, one statement is enough to try it.
@@ -21,7 +21,7 @@ const REFUSED_US: u64 = 10_000_000;
 
 impl Exchange {
     /// The rows that others should know of now. Every turn ends with [`Exchange::published`].
-    pub fn collect(&self, now: Now) -> Sending {
+    pub fn collect(&self, now: Now) -> Publication {
         let names = self.names.read().clone();
         let mut state = self.state.lock();
         let is_over = |until_us: u64| now.mono_us >= until_us;
@@ -38,7 +38,7 @@ impl Exchange {
         {
             self.add_rows(key, &names, &state, now, &mut rows);
         }
-        Sending::new(rows)
+        Publication::new(rows)
     }
 
     /// Nothing is to be published, and the store has not answered for a while.
@@ -95,7 +95,7 @@ impl Exchange {
     }
 
     /// A turn has ended: what the server has is not sent again, what it has not is.
-    pub fn published(&self, sending: &Sending, now: Now) {
+    pub fn published(&self, sending: &Publication, now: Now) {
         for at in &sending.done {
             let row = sending.row(*at);
             for at in sending.slots(*at) {

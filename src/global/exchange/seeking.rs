@@ -10,7 +10,7 @@ use crate::clock::Now;
 use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::KeyAt;
-use crate::global::exchange::{Exchange, Hearing};
+use crate::global::exchange::{Exchange, ImportProgress};
 use crate::global::names::Names;
 use crate::global::row::{CellName, HeardRow};
 
@@ -28,7 +28,7 @@ pub struct Seeking {
     keys: Vec<SlotRef>,
     /// What they are named in the table, in its order and each once.
     pub cells: Vec<CellName>,
-    hearing: Hearing,
+    hearing: ImportProgress,
 }
 
 impl Exchange {
@@ -50,7 +50,7 @@ impl Exchange {
         }
         cells.sort_unstable();
         cells.dedup();
-        (!keys.is_empty()).then(|| Seeking { keys, cells, hearing: Hearing::new(&self.options.region, false) })
+        (!keys.is_empty()).then(|| Seeking { keys, cells, hearing: ImportProgress::new(&self.options.region, false) })
     }
 
     /// Adds the cells of a key. False if no rule in force counts it.

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::engine::reach::Store;
 use crate::regional::driver::Regional;
 use crate::regional::redis::{Lane, Redis};
-use crate::regional::region::Probed;
+use crate::regional::region::ProbeResult;
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 
 /// How often somebody looks whether a probe is due.
@@ -42,7 +42,7 @@ impl Regional {
             if self.region.wants_probe(self.now()) {
                 let good = match self.redis.probe(PROBE_TIMEOUT).await {
                     Ok(()) => self.probe_all().await,
-                    Err(_) => Probed::NOTHING,
+                    Err(_) => ProbeResult::NOTHING,
                 };
                 self.region.probed(good, self.now());
             }
@@ -50,14 +50,14 @@ impl Regional {
     }
 
     /// A server that answers PING may still refuse the script, or take too long for it.
-    async fn probe_all(&self) -> Probed {
+    async fn probe_all(&self) -> ProbeResult {
         let strict = self.is_strictly_served().await;
         let checks = match self.region.store() {
             Store::Origin => self.is_served(Lane::Checks, self.deadline).await,
             Store::Owner => strict,
         };
         let patient = Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline);
-        Probed { checks, strict, replays: self.is_served(Lane::Replays, patient).await }
+        ProbeResult { checks, strict, replays: self.is_served(Lane::Replays, patient).await }
     }
 
     async fn is_served(&self, lane: Lane, within: Duration) -> bool {

@@ -57,7 +57,7 @@ pub(super) struct FreshTls {
 }
 
 impl Fresh {
-    /// The same for sentinels, which have logins of their own and no databases.
+    /// How to dial the sentinels, which have logins of their own and no databases.
     pub(super) fn for_sentinels(&self) -> Fresh {
         Fresh {
             credentials: self.sentinel_credentials.clone(),

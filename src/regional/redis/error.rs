@@ -75,7 +75,7 @@ impl OriginError {
         }
     }
 
-    /// The same failure, with the server that it is about.
+    /// Adds the server that the failure is about.
     pub(super) fn at(self, address: &dyn std::fmt::Display) -> OriginError {
         match self {
             OriginError::Refused { code, text } => OriginError::Refused { code, text: format!("{text} ({address})") },

@@ -13,7 +13,7 @@ use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay, random};
+use crate::regional::region::{Effects, Operation, OutgoingCall, PendingCall, Region, State, random};
 use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
 use crate::rules::limit::Terms;
 
@@ -57,7 +57,7 @@ pub(super) struct CheckCall {
 
 impl Region {
     /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
-    pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<Outgoing> {
+    pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<OutgoingCall> {
         // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
         let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
@@ -89,7 +89,7 @@ impl Region {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
     }
 
-    fn check_call(&self, state: &mut State, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> Outgoing {
+    fn check_call(&self, state: &mut State, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> OutgoingCall {
         let mut keys: Vec<CheckKey> = Vec::new();
         let mut parts: Vec<Part> = Vec::new();
         let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
@@ -133,10 +133,10 @@ impl Region {
         let call = self.call(state, charges, parts, wire_asks);
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
-        let id = self.enter_call(state, UnderWay::CheckCall(check));
+        let id = self.enter_call(state, PendingCall::CheckCall(check));
         // The origin has its time in any case: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
-        Outgoing { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
+        OutgoingCall { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.

@@ -12,7 +12,7 @@ use crate::engine::table::ledger::UnsentKey;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{OriginKey, Part, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::{Effects, Operation, Outgoing, Region, State, UnderWay};
+use crate::regional::region::{Effects, Operation, OutgoingCall, PendingCall, Region, State};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 use crate::regional::wait_queue::Waiting;
 use crate::rules::limit::Terms;
@@ -100,10 +100,10 @@ impl Region {
         for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
             let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
-            let id = self.enter_call(state, UnderWay::Replay { slots });
+            let id = self.enter_call(state, PendingCall::Replay { slots });
             // A store that may take long to decide may take as long to hear.
             let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-            effects.calls.push(Outgoing { id, operation: Operation::Replay, call, is_strict: false, within_us });
+            effects.calls.push(OutgoingCall { id, operation: Operation::Replay, call, is_strict: false, within_us });
         }
         effects
     }
@@ -118,7 +118,7 @@ impl Region {
     }
 
     /// Reads a key that this process has hits for but does not know its field of. No request waits for it.
-    fn read_behind(&self, state: &mut State, key: OwnedKey, terms: Terms, now: Now) -> Vec<Outgoing> {
+    fn read_behind(&self, state: &mut State, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {
             check: 0,

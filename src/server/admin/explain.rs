@@ -177,7 +177,7 @@ impl fmt::Display for Page {
 
 /// Why there is nothing to explain.
 #[derive(Debug, Error)]
-pub(crate) enum Unexplained {
+pub(crate) enum ExplainError {
     #[error("no rate limit configuration loaded")]
     NoRules,
     #[error("no domain '{domain}' in the rules: there are {known}")]
@@ -187,12 +187,12 @@ pub(crate) enum Unexplained {
 }
 
 /// Looks without touching: nothing is counted, and no key is kept alive by it.
-pub(crate) fn explain(service: &Service, query: &Query) -> Result<Page, Unexplained> {
-    let in_force = service.in_force().ok_or(Unexplained::NoRules)?;
+pub(crate) fn explain(service: &Service, query: &Query) -> Result<Page, ExplainError> {
+    let in_force = service.in_force().ok_or(ExplainError::NoRules)?;
     let ruleset = &in_force.ruleset;
     let Some(domain) = ruleset.domain(&query.domain) else {
         let names: Vec<&str> = ruleset.domains().map(|domain| &*domain.name).collect();
-        return Err(Unexplained::NoDomain { domain: query.domain.clone(), known: names.join(", ") });
+        return Err(ExplainError::NoDomain { domain: query.domain.clone(), known: names.join(", ") });
     };
     let descriptors = query.descriptors.iter().map(|typed| Descriptor {
         entries: typed.entries().collect(),

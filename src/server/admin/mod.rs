@@ -25,7 +25,7 @@ use crate::observe::process::ProcessFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
 use crate::observe::{global, regional};
 use crate::rules::explain_text::length;
-use crate::server::admin::explain::Unexplained;
+use crate::server::admin::explain::ExplainError;
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
@@ -270,7 +270,7 @@ async fn explain_page(State(admin): State<Admin>, headers: HeaderMap, request: R
     match explain::explain(&admin.service, &query) {
         Ok(explained) if query.is_json || wants_json => page_json(&explained.to_json()),
         Ok(explained) => text(StatusCode::OK, explained.to_string()),
-        Err(Unexplained::Refused(reason)) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
+        Err(ExplainError::Refused(reason)) => text(StatusCode::BAD_REQUEST, format!("{reason}\n")),
         Err(reason) => text(StatusCode::NOT_FOUND, format!("{reason}\n")),
     }
 }

@@ -29,7 +29,7 @@ use crate::clock::Moment;
 use crate::observe::outcome::Failure;
 use crate::server::admission::InFlight;
 use crate::server::grpc::arriving_body::ArrivingBody;
-use crate::server::grpc::lasting_calls::{Ending, LastingCalls, LastingPlace};
+use crate::server::grpc::lasting_calls::{EndSignal, LastingCalls, LastingPlace};
 use crate::server::grpc::rate_limit_call::RateLimitCall;
 use crate::server::grpc::stall::{STALL_MAX, grpc_timeout, send_data};
 use crate::server::grpc::status::{crowded, send_status, status};
@@ -189,7 +189,7 @@ struct OtherCall {
     service: Arc<Service>,
     arrived: Instant,
     /// For a call of many questions: when there are to be no more.
-    ending: Option<Ending>,
+    ending: Option<EndSignal>,
     _place: OtherPlace,
 }
 
@@ -228,7 +228,7 @@ impl OtherCall {
 struct Incoming {
     stream: RecvStream,
     /// Then the client has said all that is listened to, whether it is done or not.
-    ending: Option<Ending>,
+    ending: Option<EndSignal>,
 }
 
 impl HttpBody for Incoming {

@@ -16,8 +16,8 @@ use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::Drain;
 use crate::server::grpc::call::Calls;
 use crate::server::grpc::http2::Http2;
-use crate::server::grpc::preface::{Greeted, NotGreeted};
-use crate::server::grpc::resets::Watched;
+use crate::server::grpc::preface::{PrefaceError, PrefacedStream};
+use crate::server::grpc::resets::ResetWatch;
 use crate::server::grpc::workers::Workers;
 use crate::server::line::{Line, Peer, Socket};
 use crate::server::listener::{GrpcListener, Listen};
@@ -86,7 +86,7 @@ enum Refusal {
     #[error(transparent)]
     Tls(#[from] HandshakeFailure),
     #[error(transparent)]
-    Preface(#[from] NotGreeted),
+    Preface(#[from] PrefaceError),
     #[error("the client did not finish its TLS handshake and begin HTTP/2 within {GREETING_TIMEOUT:?}")]
     Late,
     #[error("the port closed before the client had said what it wants")]
@@ -98,7 +98,7 @@ impl Refusal {
     fn is_failure(&self) -> bool {
         !matches!(
             self,
-            Refusal::Closing | Refusal::Tls(HandshakeFailure::Silent) | Refusal::Preface(NotGreeted::Silent)
+            Refusal::Closing | Refusal::Tls(HandshakeFailure::Silent) | Refusal::Preface(PrefaceError::Silent)
         )
     }
 }
@@ -114,19 +114,19 @@ async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drai
     }
 }
 
-async fn greet(stream: Socket, tls: Option<&Tls>) -> Result<Greeted<Line>, Refusal> {
+async fn greet(stream: Socket, tls: Option<&Tls>) -> Result<PrefacedStream<Line>, Refusal> {
     let line = match tls {
         None => Line::Plain(stream),
         Some(tls) => Line::Tls(Box::new(tls.accept(stream).await?)),
     };
-    Ok(Greeted::read(line).await?)
+    Ok(PrefacedStream::read(line).await?)
 }
 
 /// Bounds the time until a connection says what it wants.
 async fn in_time(
-    greeting: impl Future<Output = Result<Greeted<Line>, Refusal>>,
+    greeting: impl Future<Output = Result<PrefacedStream<Line>, Refusal>>,
     drain: &mut Drain,
-) -> Result<Greeted<Line>, Refusal> {
+) -> Result<PrefacedStream<Line>, Refusal> {
     let mut greeting = pin!(greeting);
     tokio::select! {
         greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
@@ -162,14 +162,14 @@ fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
 
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
 async fn talk(
-    connection: Greeted<Line>,
+    connection: PrefacedStream<Line>,
     peer: Peer,
     port: GrpcPort,
     log: Arc<LogBudget>,
     mut drain: Drain,
 ) -> anyhow::Result<()> {
     let calls = port.calls.clone();
-    let connection = Watched::new(connection, move |resets| report_resets(resets, peer, &calls, &log));
+    let connection = ResetWatch::new(connection, move |resets| report_resets(resets, peer, &calls, &log));
     let connection = Http2::begin(connection, port.calls).await?;
     let aged = Instant::now() + jittered(port.bounds.age);
     let time_to_go = async {

@@ -18,11 +18,11 @@ use crate::server::admission::Admission;
 pub(crate) const PER_CONNECTION_MAX: usize = 16;
 
 /// Resolves when a connection is asked to finish.
-pub(crate) type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type EndSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Why a call may not last.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub(crate) enum Crowded {
+pub(crate) enum NoLastingPlace {
     #[error(
         "{PER_CONNECTION_MAX} calls of Watch and reflection are open on this connection, which is the most that is allowed"
     )]
@@ -68,11 +68,11 @@ impl Drop for Counted {
 
 impl LastingCalls {
     /// Admits a call, unless there are too many already.
-    pub(crate) fn enter(&self, admission: &Admission) -> Result<LastingPlace, Crowded> {
+    pub(crate) fn enter(&self, admission: &Admission) -> Result<LastingPlace, NoLastingPlace> {
         let max = (admission.in_flight_max() / 2).max(1);
         Ok(LastingPlace {
-            _on_connection: Counted::within(PER_CONNECTION_MAX, &self.open).ok_or(Crowded::Connection)?,
-            _in_process: Counted::within(max, admission.lasting()).ok_or(Crowded::Process { max })?,
+            _on_connection: Counted::within(PER_CONNECTION_MAX, &self.open).ok_or(NoLastingPlace::Connection)?,
+            _in_process: Counted::within(max, admission.lasting()).ok_or(NoLastingPlace::Process { max })?,
         })
     }
 
@@ -82,7 +82,7 @@ impl LastingCalls {
     }
 
     /// Resolves when it is, or when the connection is gone.
-    pub(crate) fn ending(&self) -> Ending {
+    pub(crate) fn ending(&self) -> EndSignal {
         let mut is_ending = self.is_ending.subscribe();
         Box::pin(async move {
             let _ = is_ending.wait_for(|is_ending| *is_ending).await;
@@ -102,7 +102,7 @@ mod tests {
         let connections = [LastingCalls::default(), LastingCalls::default()];
         let mut open: Vec<_> =
             (0..max).map(|number| connections[number % 2].enter(&admission).expect("there is room")).collect();
-        assert_eq!(connections[0].enter(&admission).unwrap_err(), Crowded::Process { max });
+        assert_eq!(connections[0].enter(&admission).unwrap_err(), NoLastingPlace::Process { max });
         assert_eq!(admission.lasting().load(Ordering::Relaxed), max, "a call that was refused has left");
         open.pop();
         open.push(connections[0].enter(&admission).expect("one has gone"));
@@ -115,7 +115,7 @@ mod tests {
         let calls = LastingCalls::default();
         calls.open.store(PER_CONNECTION_MAX, Ordering::Relaxed);
         let admission = Admission::new(10, 1000);
-        assert_eq!(calls.enter(&admission).unwrap_err(), Crowded::Connection);
+        assert_eq!(calls.enter(&admission).unwrap_err(), NoLastingPlace::Connection);
         let counted = [&calls.open, admission.lasting()].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(counted, [PER_CONNECTION_MAX, 0]);
     }

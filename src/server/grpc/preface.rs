@@ -18,13 +18,13 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A connection whose preface was read and is given out once more.
 #[derive(Debug)]
-pub(crate) struct Greeted<C> {
+pub(crate) struct PrefacedStream<C> {
     connection: C,
     replayed_bytes: usize,
 }
 
 #[derive(Debug, Error)]
-pub(crate) enum NotGreeted {
+pub(crate) enum PrefaceError {
     /// Nothing is wrong with that: it is how load balancers look whether a port is open.
     #[error("the client went away before it said anything")]
     Silent,
@@ -38,28 +38,28 @@ pub(crate) enum NotGreeted {
     Io(#[from] io::Error),
 }
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Greeted<C> {
+impl<C: AsyncRead + AsyncWrite + Unpin> PrefacedStream<C> {
     /// Reads the preface, and not a byte more.
-    pub(crate) async fn read(mut connection: C) -> Result<Greeted<C>, NotGreeted> {
+    pub(crate) async fn read(mut connection: C) -> Result<PrefacedStream<C>, PrefaceError> {
         let mut bytes = [0; PREFACE.len()];
         let mut length = 0;
         while length < PREFACE.len() {
             match connection.read(&mut bytes[length..]).await {
-                Ok(0) | Err(_) if length == 0 => return Err(NotGreeted::Silent),
-                Ok(0) => return Err(NotGreeted::Cut),
+                Ok(0) | Err(_) if length == 0 => return Err(PrefaceError::Silent),
+                Ok(0) => return Err(PrefaceError::Cut),
                 Ok(more) => length += more,
                 Err(error) => return Err(error.into()),
             }
             let said = &bytes[..length];
             if !PREFACE.starts_with(said) {
-                return Err(if said[0] == TLS_HANDSHAKE { NotGreeted::Tls } else { NotGreeted::NotHttp2 });
+                return Err(if said[0] == TLS_HANDSHAKE { PrefaceError::Tls } else { PrefaceError::NotHttp2 });
             }
         }
-        Ok(Greeted { connection, replayed_bytes: 0 })
+        Ok(PrefacedStream { connection, replayed_bytes: 0 })
     }
 }
 
-impl<C: AsyncRead + Unpin> AsyncRead for Greeted<C> {
+impl<C: AsyncRead + Unpin> AsyncRead for PrefacedStream<C> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let ahead = &PREFACE[self.replayed_bytes..];
         if ahead.is_empty() {
@@ -72,7 +72,7 @@ impl<C: AsyncRead + Unpin> AsyncRead for Greeted<C> {
     }
 }
 
-impl<C: AsyncWrite + Unpin> AsyncWrite for Greeted<C> {
+impl<C: AsyncWrite + Unpin> AsyncWrite for PrefacedStream<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.connection).poll_write(cx, bytes)
     }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncWriteExt, duplex};
 
-    async fn greeted_by(pieces: &[&[u8]]) -> Result<Vec<u8>, NotGreeted> {
+    async fn greeted_by(pieces: &[&[u8]]) -> Result<Vec<u8>, PrefaceError> {
         // One byte of room: each write waits until the one before is read.
         let (mut client, server) = duplex(1);
         let pieces = pieces.concat();
@@ -112,7 +112,7 @@ mod tests {
             let _ = client.write_all(&pieces).await;
         });
         let mut all = Vec::new();
-        Greeted::read(server).await?.read_to_end(&mut all).await?;
+        PrefacedStream::read(server).await?.read_to_end(&mut all).await?;
         Ok(all)
     }
 
@@ -125,14 +125,14 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_preface_is_told_apart() {
-        assert!(matches!(greeted_by(&[]).await, Err(NotGreeted::Silent)));
-        assert!(matches!(greeted_by(&[&PREFACE[..5]]).await, Err(NotGreeted::Cut)));
-        assert!(matches!(greeted_by(&[b"GET / HTTP/1.1\r\n"]).await, Err(NotGreeted::NotHttp2)));
-        assert!(matches!(greeted_by(&[b"PRI * HTTP/3"]).await, Err(NotGreeted::NotHttp2)));
+        assert!(matches!(greeted_by(&[]).await, Err(PrefaceError::Silent)));
+        assert!(matches!(greeted_by(&[&PREFACE[..5]]).await, Err(PrefaceError::Cut)));
+        assert!(matches!(greeted_by(&[b"GET / HTTP/1.1\r\n"]).await, Err(PrefaceError::NotHttp2)));
+        assert!(matches!(greeted_by(&[b"PRI * HTTP/3"]).await, Err(PrefaceError::NotHttp2)));
     }
 
     #[tokio::test]
     async fn a_tls_client_is_recognised() {
-        assert!(matches!(greeted_by(&[&[0x16, 0x03, 0x01, 0x02]]).await, Err(NotGreeted::Tls)));
+        assert!(matches!(greeted_by(&[&[0x16, 0x03, 0x01, 0x02]]).await, Err(PrefaceError::Tls)));
     }
 }

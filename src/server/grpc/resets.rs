@@ -72,16 +72,16 @@ impl Frames {
 
 /// A connection that tells of the calls that were reset on it.
 #[derive(Debug)]
-pub(crate) struct Watched<C, T> {
+pub(crate) struct ResetWatch<C, T> {
     connection: C,
     written: Frames,
     tell: T,
 }
 
-impl<C, T: FnMut(usize)> Watched<C, T> {
+impl<C, T: FnMut(usize)> ResetWatch<C, T> {
     /// Tells how many calls were reset, each time that some were.
-    pub(crate) fn new(connection: C, tell: T) -> Watched<C, T> {
-        Watched { connection, written: Frames::default(), tell }
+    pub(crate) fn new(connection: C, tell: T) -> ResetWatch<C, T> {
+        ResetWatch { connection, written: Frames::default(), tell }
     }
 
     fn wrote(&mut self, bytes: &[u8]) {
@@ -92,13 +92,13 @@ impl<C, T: FnMut(usize)> Watched<C, T> {
     }
 }
 
-impl<C: AsyncRead + Unpin, T: Unpin> AsyncRead for Watched<C, T> {
+impl<C: AsyncRead + Unpin, T: Unpin> AsyncRead for ResetWatch<C, T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.connection).poll_read(cx, buffer)
     }
 }
 
-impl<C: AsyncWrite + Unpin, T: FnMut(usize) + Unpin> AsyncWrite for Watched<C, T> {
+impl<C: AsyncWrite + Unpin, T: FnMut(usize) + Unpin> AsyncWrite for ResetWatch<C, T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.connection).poll_write(cx, bytes);
         if let Poll::Ready(Ok(length)) = &written {

@@ -6,7 +6,7 @@ use http::Response;
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::server::grpc::lasting_calls::Crowded;
+use crate::server::grpc::lasting_calls::NoLastingPlace;
 use crate::server::no_answer::NoAnswer;
 
 pub(super) fn status(error: &NoAnswer) -> Status {
@@ -21,7 +21,7 @@ pub(super) fn status(error: &NoAnswer) -> Status {
 }
 
 /// There are too many calls that last.
-pub(super) fn crowded(error: &Crowded) -> Status {
+pub(super) fn crowded(error: &NoLastingPlace) -> Status {
     Status::resource_exhausted(error.to_string())
 }
 

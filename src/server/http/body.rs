@@ -99,16 +99,16 @@ mod tests {
     use std::task::Waker;
 
     /// A body of which so much comes, and then nothing.
-    struct Stalled {
+    struct BodyStall {
         come: Option<Bytes>,
         announced: Option<u64>,
     }
 
-    fn stalled(come: usize, announced: Option<u64>) -> Stalled {
-        Stalled { come: Some(vec![b' '; come].into()), announced }
+    fn stalled(come: usize, announced: Option<u64>) -> BodyStall {
+        BodyStall { come: Some(vec![b' '; come].into()), announced }
     }
 
-    impl Body for Stalled {
+    impl Body for BodyStall {
         type Data = Bytes;
         type Error = Infallible;
 

@@ -1,9 +1,9 @@
 //! What can happen, and to whom.
 
 use crate::engine::reach::Store;
-use crate::global::exchange::{Hearing, Seeking};
+use crate::global::exchange::{ImportProgress, Seeking};
 use crate::global::import::Reading;
-use crate::global::publish::{Sending, Sent};
+use crate::global::publish::{Publication, Sent};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::call::{Call, Reply};
 use crate::regional::region::CallId;
@@ -63,7 +63,7 @@ pub(super) enum Event {
     /// Rows arrive at the table.
     RowsArrive {
         from: To,
-        sending: Box<Sending>,
+        sending: Box<Publication>,
     },
     /// Rows that have arrived are committed.
     RowsCommit {
@@ -79,7 +79,7 @@ pub(super) enum Event {
     /// A process hears what became of its rows.
     RowsAnswered {
         to: To,
-        sending: Box<Sending>,
+        sending: Box<Publication>,
         sent: Sent,
     },
     /// A process looks at what others have told.
@@ -90,13 +90,13 @@ pub(super) enum Event {
     ReadArrives {
         from: To,
         reading: Reading,
-        hearing: Box<Hearing>,
+        hearing: Box<ImportProgress>,
     },
     /// What was read comes back, or nothing.
     ReadAnswered {
         to: To,
         reading: Reading,
-        hearing: Box<Hearing>,
+        hearing: Box<ImportProgress>,
         rows: Option<(Vec<HeardRow>, u64)>,
     },
     /// Keys are looked up in the table, and what it has of them comes back.

@@ -1,8 +1,8 @@
 //! Rows to the table that regions share, and what comes back.
 
-use crate::global::exchange::{Exchange, Hearing, Seeking};
+use crate::global::exchange::{Exchange, ImportProgress, Seeking};
 use crate::global::import::Reading;
-use crate::global::publish::{Sending, Sent, Then};
+use crate::global::publish::{Publication, Sent, Then};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::simulate::process::region_name;
 use crate::simulate::world::event::{Event, To};
@@ -56,7 +56,7 @@ impl World {
         self.send_rows(to, Box::new(sending));
     }
 
-    fn send_rows(&mut self, to: To, sending: Box<Sending>) {
+    fn send_rows(&mut self, to: To, sending: Box<Publication>) {
         if sending.next().is_none() {
             let now = self.now(to.process);
             if let Some(exchange) = self.exchange(to) {
@@ -76,7 +76,7 @@ impl World {
         self.at(at_us, Event::RowsArrive { from: to, sending });
     }
 
-    pub(super) fn rows_arrive(&mut self, from: To, sending: Box<Sending>) {
+    pub(super) fn rows_arrive(&mut self, from: To, sending: Box<Publication>) {
         self.oracle.statements += 1;
         let region = self.region_of(from.process);
         let (fast_us, slow_us) = self.setup.network.commit_us;
@@ -108,7 +108,7 @@ impl World {
         self.rows.commit(&region_name(region), &rows, dated_ms);
     }
 
-    pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Sending>, sent: Sent) {
+    pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Publication>, sent: Sent) {
         if self.is_there(to) {
             match sending.sent(sent) {
                 Then::Go | Then::End | Then::Pause { .. } => self.send_rows(to, sending),
@@ -129,7 +129,7 @@ impl World {
         self.at(at_us, Event::ReadArrives { from: to, reading, hearing });
     }
 
-    pub(super) fn read_arrives(&mut self, from: To, reading: Reading, hearing: Box<Hearing>) {
+    pub(super) fn read_arrives(&mut self, from: To, reading: Reading, hearing: Box<ImportProgress>) {
         self.oracle.statements += 1;
         let now_ms = self.now_ms();
         let (at_us, rows) = match self.is_cut(from.process, false) {
@@ -143,7 +143,7 @@ impl World {
         &mut self,
         to: To,
         reading: Reading,
-        mut hearing: Box<Hearing>,
+        mut hearing: Box<ImportProgress>,
         rows: Option<(Vec<HeardRow>, u64)>,
     ) {
         let now = self.now(to.process);

@@ -2,7 +2,7 @@
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};
-use crate::regional::region::{CallId, Operation, Outgoing};
+use crate::regional::region::{CallId, Operation, OutgoingCall};
 use crate::simulate::faults::Plant;
 use crate::simulate::process::Process;
 use crate::simulate::world::event::{Event, To};
@@ -14,8 +14,8 @@ impl World {
         self.random.between(from, to)
     }
 
-    pub(super) fn send(&mut self, process: usize, store: Store, outgoing: Outgoing) {
-        let Outgoing { id, operation, call, within_us, .. } = outgoing;
+    pub(super) fn send(&mut self, process: usize, store: Store, outgoing: OutgoingCall) {
+        let OutgoingCall { id, operation, call, within_us, .. } = outgoing;
         self.digest.call(&call);
         let from = self.to(process);
         let network = self.setup.network;

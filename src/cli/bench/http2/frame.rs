@@ -31,22 +31,22 @@ pub(super) const REFUSED_STREAM: u32 = 7;
 
 /// The server does not keep to the protocol; nothing that follows can be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Confused(pub &'static str);
+pub(crate) struct FrameError(pub &'static str);
 
 /// A payload without its padding.
-pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Confused> {
+pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], FrameError> {
     if flags & PADDED == 0 {
         return Ok(payload);
     }
-    let (padding, rest) = payload.split_first().ok_or(Confused("padding without a length"))?;
-    let length = rest.len().checked_sub(usize::from(*padding)).ok_or(Confused("padding is longer than its frame"))?;
+    let (padding, rest) = payload.split_first().ok_or(FrameError("padding without a length"))?;
+    let length = rest.len().checked_sub(usize::from(*padding)).ok_or(FrameError("padding is longer than its frame"))?;
     Ok(&rest[..length])
 }
 
 /// The number at an offset.
-pub(super) fn number(payload: &[u8], at: usize) -> Result<u32, Confused> {
+pub(super) fn number(payload: &[u8], at: usize) -> Result<u32, FrameError> {
     let bytes = payload.get(at..).and_then(|rest| rest.first_chunk::<4>());
-    bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or(Confused("a frame is too short"))
+    bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or(FrameError("a frame is too short"))
 }
 
 /// Begins a frame, whose payload is to follow.

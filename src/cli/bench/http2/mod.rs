@@ -18,7 +18,7 @@ use crate::cli::bench::http2::hpack::{Decoder, HeaderBlock, RequestBlocks, TABLE
 use crate::cli::bench::tally::verdict;
 use crate::cli::client::exchange::{self, PREFIX_BYTES};
 
-pub(super) use crate::cli::bench::http2::frame::{Confused, FRAME_BYTES_MAX};
+pub(super) use crate::cli::bench::http2::frame::{FRAME_BYTES_MAX, FrameError};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The first window of streams and of the connection, unless another is agreed upon.
@@ -138,19 +138,19 @@ impl Connection {
         bytes: &[u8],
         out: &mut Vec<u8>,
         mut ended: impl FnMut(Instant, CallOutcome),
-    ) -> Result<usize, Confused> {
+    ) -> Result<usize, FrameError> {
         let mut taken = 0;
         while let Some((head, rest)) = bytes[taken..].split_first_chunk::<FRAME_HEAD_BYTES>() {
             let [a, b, c, kind, flags, id @ ..] = *head;
             let length = u32::from_be_bytes([0, a, b, c]) as usize;
             let is_first = !self.is_greeted;
             if length > FRAME_BYTES_MAX || (is_first && (kind != SETTINGS || flags & ACK != 0)) {
-                return Err(Confused("it does not speak HTTP/2"));
+                return Err(FrameError("it does not speak HTTP/2"));
             }
             let Some(payload) = rest.get(..length) else { break };
             let id = u32::from_be_bytes(id) & STREAM_ID_MAX;
             if self.block.is_some() && kind != CONTINUATION {
-                return Err(Confused("a block of headers was interrupted"));
+                return Err(FrameError("a block of headers was interrupted"));
             }
             self.frame(kind, flags, id, payload, out, &mut ended)?;
             taken += FRAME_HEAD_BYTES + length;
@@ -174,7 +174,7 @@ impl Connection {
         payload: &[u8],
         out: &mut Vec<u8>,
         ended: &mut impl FnMut(Instant, CallOutcome),
-    ) -> Result<(), Confused> {
+    ) -> Result<(), FrameError> {
         match kind {
             DATA => {
                 self.received_bytes += payload.len() as u32;
@@ -186,7 +186,7 @@ impl Connection {
             HEADERS => {
                 let mut block = unpadded(flags, payload)?;
                 if flags & PRIORITY != 0 {
-                    block = block.get(5..).ok_or(Confused("a frame of headers is too short"))?;
+                    block = block.get(5..).ok_or(FrameError("a frame of headers is too short"))?;
                 }
                 if flags & END_HEADERS != 0 {
                     self.headers(id, flags, block, ended)?;
@@ -196,11 +196,11 @@ impl Connection {
             }
             CONTINUATION => {
                 let Some((of, began_with, mut block)) = self.block.take() else {
-                    return Err(Confused("a continuation of nothing"));
+                    return Err(FrameError("a continuation of nothing"));
                 };
                 block.extend(payload);
                 if of != id || block.len() > ANSWER_BYTES_MAX {
-                    return Err(Confused("a block of headers has no end"));
+                    return Err(FrameError("a block of headers has no end"));
                 }
                 if flags & END_HEADERS != 0 {
                     self.headers(id, began_with, &block, ended)?;
@@ -224,14 +224,14 @@ impl Connection {
                 left_out.into_iter().for_each(|id| self.end(id, CallOutcome::NotProcessed, ended));
             }
             WINDOW_UPDATE if id == 0 => self.window_bytes += i64::from(number(payload, 0)?),
-            PUSH_PROMISE => return Err(Confused("it pushes, though it was told not to")),
+            PUSH_PROMISE => return Err(FrameError("it pushes, though it was told not to")),
             // Streams are as long as one message, which fits; the rest is for others.
             _ => {}
         }
         Ok(())
     }
 
-    fn settings(&mut self, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Confused> {
+    fn settings(&mut self, payload: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
         for pair in payload.chunks_exact(6) {
             let (name, value) = (u16::from_be_bytes([pair[0], pair[1]]), number(pair, 2)?);
             match name {
@@ -254,9 +254,9 @@ impl Connection {
         flags: u8,
         block: &[u8],
         ended: &mut impl FnMut(Instant, CallOutcome),
-    ) -> Result<(), Confused> {
+    ) -> Result<(), FrameError> {
         // Also for a stream that nobody waits for any more: the table has to stay in step.
-        let heard = self.decoder.decode(block).ok_or(Confused("a block of headers can't be read"))?;
+        let heard = self.decoder.decode(block).ok_or(FrameError("a block of headers can't be read"))?;
         if flags & END_STREAM != 0 {
             let outcome = self.flights.get(&id).map(|flight| outcome(flight, heard));
             outcome.into_iter().for_each(|outcome| self.end(id, outcome, ended));
@@ -342,7 +342,7 @@ mod tests {
         connection
     }
 
-    fn heard(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<CallOutcome>, Confused> {
+    fn heard(connection: &mut Connection, bytes: &[u8]) -> Result<Vec<CallOutcome>, FrameError> {
         let mut outcomes = Vec::new();
         let taken = connection.receive(bytes, &mut Vec::new(), |_, outcome| outcomes.push(outcome))?;
         assert_eq!(taken, bytes.len(), "whole frames are taken");
