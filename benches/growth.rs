@@ -120,7 +120,7 @@ impl Case {
         let consult = Consult { mono_ms: MONO_MS, origin, ..Consult::ALONE };
         match self.engine.attempt(&self.rules, request, Modes::default(), NOW_MS, &consult) {
             Attempt::Decided(decision) => assert!(!decision.is_over),
-            Attempt::Asks(inquiry) => panic!("memory has to decide: {inquiry:?}"),
+            Attempt::Asks(store_request) => panic!("memory has to decide: {store_request:?}"),
         }
     }
 

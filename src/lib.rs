@@ -16,8 +16,8 @@
 //! global/    5 do the regions agree: what is published and imported, when; no request ever waits for it
 //! ```
 //!
-//! `sources/` brings rules from files and management servers, tells when they change and whether they fit. `observe/` shows
-//! what happens: it renders what the others count. `settings/` puts flags and environment together, each part of which is
+//! `sources/` brings rules from files and management servers, tells when they change and whether they fit. `observe/` counts
+//! outcomes and hits, and shows what all parts count. `settings/` puts flags and environment together, each part of which is
 //! defined by whoever uses it. `cli/` has a file or a folder for each command. `simulate/` runs many processes of `engine/`,
 //! `regional/` and `global/` under virtual time and holds what they admit against an exact log.
 //!
@@ -26,7 +26,7 @@
 //! histograms) and `proto.rs` (Envoy's messages, generated).
 //!
 //! Dependencies point one way: leaves `<- request <- rules <- engine <- regional <- global <- sources <- observe <- server <-
-//! settings <- cli <- main`; `simulate` uses what comes up to `global`, and only `cli` and tests use it. `request`, `rules`
+//! settings <- cli <- main`; `simulate` uses what comes up to `global`, and only `cli`, tests and benches may use it. `request`, `rules`
 //! and `engine` do no IO, never await and never read a clock: the time is an argument. Nor do `regional` and `global`, but for
 //! `regional/redis/` and `global/mysql/`, which talk to the servers, and `driver.rs` and `metrics.rs` of both, which connect
 //! and count. `integration/tidy.rs` holds the code against both rules.
@@ -38,7 +38,7 @@
 //! | domain, descriptor, entry, hits | Envoy's words; hits is what a request costs |
 //! | rule, ruleset, rule id | a configured limit, the compiled set, the rule's stable path `key=value/key2` |
 //! | limit, window, terms | how many, per how long; both together with the algorithm and the burst |
-//! | key | (domain, rule id, identifier, window); the identifier is the values that the rule leaves open |
+//! | key | (domain, rule id, identifier, window, algorithm); the identifier is the values that the rule leaves open |
 //! | space | domain and rule id, as one digest: what the keys of a rule have in common |
 //! | cell, sequence | the count of a key in one fixed window; `sequence = floor(now / window)` |
 //! | sub-cell | a sixteenth of an exact window |
@@ -68,8 +68,14 @@
 //! | holders | the processes that have a field in a key's cell at the origin: they share the slack |
 //! | seated | a cell of which the process knows its own field at the origin |
 //! | epoch, floor | names one making of a cell at the origin; what the cell held at least before it was lost |
-//! | replay, hydrate | from memory to the origin, from the origin to memory |
+//! | replay, read | from memory to the origin, from the origin to memory (metrics say hydration) |
+//! | call, ask, need | one message to a store; one request in it; one limit of that request |
+//! | field | a process's own total in a cell at a store |
+//! | pause | how long a key denies without asking, because its store has just denied as many hits |
+//! | live, new, stranger | processes alive; one that may not know how many they are; one that never did |
+//! | cut off | of a region: the others can't be heard |
 //! | to heal | to tell the origin all counts again, because it may have lost some |
+//! | quiet | in shadow: counts, and never denies |
 //! | to shed | to answer a request by its policy, because too many wait for a store already |
 //! | row | one region's count of one cell, in the table that regions share |
 //! | publish, import | from memory to that table, from that table to memory |

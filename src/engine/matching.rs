@@ -19,14 +19,14 @@ use crate::rules::tree::Identifier;
 pub(super) struct Match<'r> {
     /// Also if an override takes the place of its limits.
     pub(super) rule: Option<&'r Rule>,
-    override_limit: Option<Met<'r>>,
+    override_limit: Option<MatchedLimit<'r>>,
     /// Into the identifiers of the request.
     identifier: Range<usize>,
 }
 
 /// One limit that a descriptor meets.
 #[derive(Clone, Copy)]
-pub(super) struct Met<'r> {
+pub(super) struct MatchedLimit<'r> {
     /// Which of the rule's limits it is; 0 for a request override.
     pub(super) index: u32,
     /// `None` for a request override.
@@ -48,14 +48,14 @@ impl<'r> Match<'r> {
         let Some(domain) = domain else { return Match { rule: None, override_limit: None, identifier: 0..0 } };
         let rule = domain.find(&descriptor.entries, identifiers);
         let override_limit = descriptor.limit.map(|limit| match rule {
-            Some(rule) => Met::instead_of(rule, &limit),
+            Some(rule) => MatchedLimit::instead_of(rule, &limit),
             None => {
                 identifiers.restart();
                 for entry in &descriptor.entries {
                     identifiers.push(entry.key);
                     identifiers.push(entry.value);
                 }
-                Met::brought_along(domain.override_space, &limit)
+                MatchedLimit::brought_along(domain.override_space, &limit)
             }
         });
         Match { rule, override_limit, identifier: identifiers.finish() }
@@ -67,7 +67,7 @@ impl<'r> Match<'r> {
 
     /// The limits to hold, with those that another rule of the request replaces.
     #[inline(always)]
-    pub(super) fn limits(&self) -> impl Iterator<Item = Met<'r>> {
+    pub(super) fn limits(&self) -> impl Iterator<Item = MatchedLimit<'r>> {
         let count = match (self.rule, &self.override_limit) {
             (_, Some(_)) => 1,
             (Some(rule), None) => rule.limits().len() as u32,
@@ -78,14 +78,21 @@ impl<'r> Match<'r> {
     }
 
     #[inline(always)]
-    fn met(&self, index: u32) -> Option<Met<'r>> {
+    fn met(&self, index: u32) -> Option<MatchedLimit<'r>> {
         if let Some(brought) = &self.override_limit {
             return Some(*brought);
         }
         let rule = self.rule?;
         let limit = rule.limits().get(index as usize)?;
         let Limit { terms, charge, policy, .. } = limit;
-        Some(Met { index, limit: Some(limit), terms: *terms, charge: *charge, policy: Some(policy), space: rule.space })
+        Some(MatchedLimit {
+            index,
+            limit: Some(limit),
+            terms: *terms,
+            charge: *charge,
+            policy: Some(policy),
+            space: rule.space,
+        })
     }
 
     /// The limit that was met as this one of the rule's; `None` for a request override.
@@ -110,14 +117,14 @@ impl<'r> Match<'r> {
     }
 }
 
-impl<'r> Met<'r> {
+impl<'r> MatchedLimit<'r> {
     /// An override of a rule stays the rule's key, counted as the rule counts, so that counts of the same window carry
     /// over. It stands in for the limit of the same window, or for the first.
-    fn instead_of(rule: &'r Rule, limit: &LimitOverride) -> Met<'r> {
+    fn instead_of(rule: &'r Rule, limit: &LimitOverride) -> MatchedLimit<'r> {
         let window_ms = limit.unit.window_ms();
         let own = rule.limits().iter().find(|own| own.terms.window_ms == window_ms).or(rule.limits().first());
-        let of_nothing = Met::brought_along(rule.space, limit);
-        own.map_or(of_nothing, |own| Met {
+        let of_nothing = MatchedLimit::brought_along(rule.space, limit);
+        own.map_or(of_nothing, |own| MatchedLimit {
             terms: Terms { algorithm: own.terms.algorithm, ..of_nothing.terms },
             charge: own.charge,
             policy: Some(&own.policy),
@@ -125,12 +132,12 @@ impl<'r> Met<'r> {
         })
     }
 
-    /// An override that no limit gives its ways to.
-    fn brought_along(space: Space, limit: &LimitOverride) -> Met<'r> {
+    /// An override without a limit to take algorithm, charge and policy from.
+    fn brought_along(space: Space, limit: &LimitOverride) -> MatchedLimit<'r> {
         let number = limit.requests_per_unit;
         let terms =
             Terms { limit: number, window_ms: limit.unit.window_ms(), algorithm: Algorithm::DEFAULT, burst: number };
-        Met { index: 0, limit: None, terms, charge: Charge::Auto, policy: None, space }
+        MatchedLimit { index: 0, limit: None, terms, charge: Charge::Auto, policy: None, space }
     }
 
     pub(super) fn key<'i>(&self, identifier: &'i [u8]) -> Key<'i> {
@@ -152,7 +159,7 @@ impl<'r> Replaced<'r> {
     }
 
     #[inline]
-    pub(super) fn contains(&self, met: &Met<'_>) -> bool {
+    pub(super) fn contains(&self, met: &MatchedLimit<'_>) -> bool {
         met.limit.is_some_and(|limit| self.0.binary_search(&&*limit.name).is_ok())
     }
 }

@@ -1,6 +1,6 @@
 //! Does it fit: the rules that a request meets, the keys they count, and one decision over all of them.
 //!
-//! Pure and synchronous; `now` is an argument. [`Engine::decide`] is the whole request: find the rules, drop what is
+//! Pure and synchronous; `now` is an argument. [`Engine::attempt`] is the whole request: find the rules, drop what is
 //! replaced, name the keys, and let a [`Case`] judge and charge them.
 
 pub(crate) mod count;
@@ -113,7 +113,7 @@ impl Engine {
             let identifier = found.identifier(&identifiers);
             let before = checks.len();
             for met in found.limits().filter(|met| !replaced.contains(met)) {
-                let held = self.layers.hold(&met.terms, met.policy, consult.is_cut_off);
+                let held = self.layers.enforce(&met.terms, met.policy, consult.is_cut_off);
                 let (hits, charging) = charging(descriptor.hits, met.charge);
                 checks.push(Check {
                     hits,
@@ -144,7 +144,7 @@ impl Engine {
         let of_rule = |rule: &Rule| {
             let space = rule.space;
             let home = move |limit: &Limit| {
-                Some(((space, limit.terms.window_ms), self.layers.hold_limit(limit).reach.store()?))
+                Some(((space, limit.terms.window_ms), self.layers.enforce_limit(limit).reach.store()?))
             };
             rule.limits().iter().filter_map(home).collect::<Vec<_>>()
         };

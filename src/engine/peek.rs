@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::engine::count::counter::Counter;
 use crate::engine::count::fits;
 use crate::engine::key::{IdentifierBuffer, Key};
-use crate::engine::matching::{Match, Met};
+use crate::engine::matching::{Match, MatchedLimit};
 use crate::engine::reach::Enforcement;
 use crate::engine::table::foreign::View;
 use crate::request::{Hits, Request};
@@ -58,8 +58,8 @@ impl Engine {
                     Hits::OfRequest(hits) | Hits::Own(hits) => hits,
                     Hits::Refund(_) => 0,
                 };
-                let peek = |met: Met<'r>| {
-                    let held = self.layers().hold(&met.terms, met.policy, is_cut_off);
+                let peek = |met: MatchedLimit<'r>| {
+                    let held = self.layers().enforce(&met.terms, met.policy, is_cut_off);
                     self.peek_key(&met.key(identifier), held, met.limit, hits, now_ms)
                 };
                 found.limits().map(peek).collect()

@@ -118,7 +118,7 @@ impl Layers {
     }
 
     /// How a limit, or an override that stands in for it, is held. `is_cut_off`: other regions can't be heard.
-    pub fn hold(&self, terms: &Terms, policy: Option<&Policy>, is_cut_off: bool) -> Enforcement {
+    pub fn enforce(&self, terms: &Terms, policy: Option<&Policy>, is_cut_off: bool) -> Enforcement {
         let scope = self.scope(policy.and_then(|policy| policy.scope), terms);
         let on_outage = policy.map_or(OnOutage::Local, |policy| policy.on_outage);
         let is_cut_off = is_cut_off && scope == Scope::Global && on_outage == OnOutage::Share;
@@ -139,8 +139,8 @@ impl Layers {
     }
 
     /// How a limit of the rules is held while all is well.
-    pub fn hold_limit(&self, limit: &Limit) -> Enforcement {
-        self.hold(&limit.terms, Some(&limit.policy), false)
+    pub fn enforce_limit(&self, limit: &Limit) -> Enforcement {
+        self.enforce(&limit.terms, Some(&limit.policy), false)
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
         let minute = terms(10, 60_000, Algorithm::SlidingWindow);
         let limit = |scope, on_outage, is_cut_off| {
             let policy = Policy { class: None, scope, on_outage, slack_permille: None };
-            layers.hold(&minute, Some(&policy), is_cut_off).terms.limit
+            layers.enforce(&minute, Some(&policy), is_cut_off).terms.limit
         };
         assert_eq!(limit(None, OnOutage::Local, true), 10);
         assert_eq!((limit(None, OnOutage::Share, false), limit(None, OnOutage::Share, true)), (10, 3));

@@ -51,7 +51,7 @@ impl Count {
     }
 }
 
-pub type Counts = [u64; Count::ALL.len()];
+pub type HitCounts = [u64; Count::ALL.len()];
 
 /// The counters of one set of labels.
 #[derive(Debug, Default)]
@@ -69,19 +69,19 @@ impl HitCounters {
         self.0.add(Count::Negative as usize, hits);
     }
 
-    fn read(&self) -> Counts {
+    fn read(&self) -> HitCounts {
         Count::ALL.map(|count| self.0.sum(count as usize))
     }
 }
 
 /// What one descriptor adds, with the reference's arithmetic where its hits straddle a threshold.
-fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) -> Counts {
+fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) -> HitCounts {
     let verdict = &limited.verdict;
     let limit = limited.terms.capacity();
     let near = (limit as f32 * near_ratio).floor() as u64;
     let before = u64::try_from(i64::from(limit).saturating_sub(verdict.available)).unwrap_or(0);
     let limit = u64::from(limit);
-    let mut counts = Counts::default();
+    let mut counts = HitCounts::default();
     let mut set = |count: Count, hits: u64| counts[count as usize] = hits;
     set(Count::Total, hits);
     if verdict.is_over && !is_by_count(limited) {
@@ -196,8 +196,8 @@ impl HitMetrics {
     }
 
     /// Every set of labels that was ever hit, and its counts.
-    pub fn read(&self) -> BTreeMap<Labels, Counts> {
-        let mut read: BTreeMap<Labels, Counts> = BTreeMap::new();
+    pub fn read(&self) -> BTreeMap<Labels, HitCounts> {
+        let mut read: BTreeMap<Labels, HitCounts> = BTreeMap::new();
         let mut add = |labels: &Labels, counters: &HitCounters| {
             let counts = counters.read();
             if counts[Count::Total as usize] > 0 || counts[Count::Negative as usize] > 0 {
@@ -256,7 +256,7 @@ mod tests {
 
         /// `key1.key2 total/over/near/within/shadow`, in order, and ` -n` if some were given back.
         fn said(&self) -> Vec<String> {
-            let line = |(labels, counts): (&Labels, &Counts)| {
+            let line = |(labels, counts): (&Labels, &HitCounts)| {
                 let key2 = labels.key2.as_ref().map_or(String::new(), |key2| format!(".{key2}"));
                 let of_hits: Vec<String> = Count::OF_HITS.iter().map(|of| counts[*of as usize].to_string()).collect();
                 let given_back = match counts[Count::Negative as usize] {

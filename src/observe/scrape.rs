@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::engine::table::TableStats;
 use crate::global::metrics::GlobalFigures;
 use crate::measure::times::Times;
-use crate::observe::hits::{Count, Counts};
+use crate::observe::hits::{Count, HitCounts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
@@ -86,7 +86,7 @@ pub(crate) struct ConnectionFigures {
 /// All that is measured, at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
-    pub hits: BTreeMap<Labels, Counts>,
+    pub hits: BTreeMap<Labels, HitCounts>,
     pub outcomes: OutcomeFigures,
     pub table: TableStats,
     pub keys_max: usize,

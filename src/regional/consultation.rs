@@ -37,8 +37,9 @@ pub(crate) struct Consultation {
 /// What a request knows of a store.
 #[derive(Clone, Debug)]
 struct StoreRecord {
-    /// Limits that are not strict do without it, and those that are.
+    /// Limits that are not strict do without it.
     is_out: bool,
+    /// Strict limits do without it.
     is_strictly_out: bool,
     /// It was asked for keys that were not known here.
     has_read: bool,

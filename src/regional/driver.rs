@@ -168,8 +168,8 @@ impl Regional {
         self.strict_deadline.is_some() && self.region.store() == Store::Origin
     }
 
-    /// To be called after a decision that was made from memory.
-    pub(crate) fn decided(&self, engine: &Engine) {
+    /// Wakes the pump if something is urgent. To be called after every decision.
+    pub(crate) fn wake_if_urgent(&self, engine: &Engine) {
         if engine.table().ledger(self.region.store()).is_any_urgent() {
             self.wake.notify_one();
         }
@@ -180,8 +180,8 @@ impl Regional {
         self.deadline
     }
 
-    /// The moment until which a request waits for the origin: as long as its patience lasts from when it was decided to
-    /// ask, but never so long that its call ends without an answer.
+    /// The moment until which a request waits for the origin: as long as its patience lasts, counted from its first
+    /// look, but never so long that its call ends without an answer.
     pub(crate) fn deadline(began: Instant, patience: Duration, call_ends: Option<Instant>) -> Instant {
         let patient = began + patience;
         // At the very start of the clock there is nothing before.
@@ -190,14 +190,14 @@ impl Regional {
     }
 
     /// Asks the origin, until the deadline at most.
-    pub(crate) async fn ask(self: &Arc<Self>, inquiry: StoreRequest, deadline: Instant) -> AskOutcome {
-        self.count(&inquiry);
+    pub(crate) async fn ask(self: &Arc<Self>, store_request: StoreRequest, deadline: Instant) -> AskOutcome {
+        self.count(&store_request);
         let (sender, receiver) = oneshot::channel();
         let now = self.now();
         let (id, effects) = {
             // No answer may come before the sender is there.
             let mut waiting = self.waiting.lock();
-            let (id, effects) = self.region.ask(inquiry, self.clock.mono_us(deadline), now);
+            let (id, effects) = self.region.ask(store_request, self.clock.mono_us(deadline), now);
             waiting.insert(id, sender);
             (id, effects)
         };
@@ -216,8 +216,8 @@ impl Regional {
         }
     }
 
-    fn count(&self, inquiry: &StoreRequest) {
-        let asks = |why: Why| inquiry.questions.iter().filter(|asked| asked.why == why).count() as u64;
+    fn count(&self, store_request: &StoreRequest) {
+        let asks = |why: Why| store_request.questions.iter().filter(|asked| asked.why == why).count() as u64;
         RegionalMetrics::count(&self.metrics.hydrations, asks(Why::Cold));
         RegionalMetrics::count(&self.metrics.checks, u64::from(asks(Why::Headroom) > 0));
     }

@@ -1,6 +1,6 @@
 //! Does the region agree: the processes of a region enforce one limit together, through its Redis, the origin.
 //!
-//! Most decisions stay in memory (`engine/decide/allowance.rs` says which); this is what happens off their path, and on the path
+//! Most decisions stay in memory (`engine/decide/decider.rs` says which); this is what happens off their path, and on the path
 //! of the few that have to ask. What to send, when, and what an answer means is decided by state machines that are given
 //! the time and the events: [`consultation`] (how a request walks over the stores), [`wait_queue`] (who waits for which key,
 //! and what goes together), [`replay`] (what the origin has not heard of), [`breaker`] (whether it is worth asking),

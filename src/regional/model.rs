@@ -1,4 +1,4 @@
-//! What does the origin do, said plainly: `scripts/origin.lua` in memory.
+//! What does the origin do, said plainly: `redis/scripts/origin.lua` in memory.
 //!
 //! It is the simulator's Redis, and the script's documentation: the same rules without what makes a script fast. A test
 //! sends the same calls to both and compares every reply. A failover to an older copy is a clone that is put back, a loss

@@ -1,4 +1,4 @@
-//! Does this process know how many they are? Not when it has just come, or come back.
+//! Does this process know how many processes are alive? Not just after it started, or was away.
 //!
 //! Heartbeats count the processes of a region, one a second. Whoever has just started hears of those that start with it
 //! only with their first heartbeats, and whoever was silent is counted out by the others. Until two seconds of heartbeats

@@ -96,7 +96,7 @@ enum PendingCall {
 
 #[derive(Debug)]
 struct State {
-    asks: WaitQueue,
+    wait_queue: WaitQueue,
     under_way: HashMap<CallId, PendingCall>,
     next_call: u64,
     replays_under_way: usize,
@@ -191,7 +191,7 @@ const TRIAL_TTL_MS: u64 = 1000;
 impl Region {
     pub fn new(engine: Arc<Engine>, options: RegionOptions) -> Region {
         let state = State {
-            asks: WaitQueue::default(),
+            wait_queue: WaitQueue::default(),
             under_way: HashMap::new(),
             next_call: 0,
             replays_under_way: 0,
@@ -263,49 +263,50 @@ impl Region {
     }
 
     /// A request has to ask. It waits until `until_us` at the latest.
-    pub fn ask(&self, inquiry: StoreRequest, until_us: u64, now: Now) -> (AskId, Effects) {
-        let keys = inquiry.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
-        let waiting = Waiting::new(inquiry.clone(), keys.collect(), until_us, false);
+    pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (AskId, Effects) {
+        let keys =
+            store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
+        let waiting = Waiting::new(store_request.clone(), keys.collect(), until_us, false);
         let state = &mut *self.state.lock();
-        let id = state.asks.enter(waiting);
+        let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
-        if state.asks.start(id, now.mono_us) {
+        if state.wait_queue.start(id, now.mono_us) {
             effects.calls = self.check_calls(state, &[id], now);
         }
         (id, effects)
     }
 
-    /// The client of a request is gone. What the origin says about its keys is still taken over.
+    /// Nobody waits for this request any more. What the store says about its keys is still taken over.
     pub fn cancel(&self, id: AskId) {
-        self.state.lock().asks.give_up(id);
+        self.state.lock().wait_queue.give_up(id);
     }
 
     /// A request has waited long enough. True if it had no answer: one that was answered is charged.
     pub fn give_up(&self, id: AskId, now: Now) -> bool {
         let state = &mut *self.state.lock();
-        let Some(waiting) = state.asks.waiting.get(&id) else { return false };
-        for asked in &waiting.inquiry.questions {
+        let Some(waiting) = state.wait_queue.waiting.get(&id) else { return false };
+        for asked in &waiting.store_request.questions {
             self.ledger().unreadable(&asked.key, &asked.terms, now);
         }
-        state.asks.give_up(id)
+        state.wait_queue.give_up(id)
     }
 
     /// When [`Region::poll`] has something to do, at the latest.
     pub fn next_us(&self) -> u64 {
         let state = self.state.lock();
-        state.asks.next_us().map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
+        state.wait_queue.next_us().map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
     }
 
     /// Time has passed: what waited for it goes on.
     pub fn poll(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
-        for key in state.asks.due(now.mono_us) {
+        for key in state.wait_queue.due(now.mono_us) {
             effects.join(self.release(state, &key, now));
         }
         if now.mono_us >= state.flush_at_us {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
-            state.asks.tidy(now.mono_us);
+            state.wait_queue.tidy(now.mono_us);
             self.heal_some(state);
             effects.join(self.flush(state, true, now));
         } else if self.ledger().is_any_urgent() {

@@ -37,7 +37,7 @@ pub enum AskOutcome {
 /// A waiting request.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
-    pub inquiry: StoreRequest,
+    pub store_request: StoreRequest,
     /// For each question.
     pub keys: SmallVec<[OriginKey; 2]>,
     /// After this nobody waits for it any more.
@@ -57,14 +57,14 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     pub(crate) fn new(
-        inquiry: StoreRequest,
+        store_request: StoreRequest,
         keys: SmallVec<[OriginKey; 2]>,
         until_us: u64,
         is_background: bool,
     ) -> Waiting {
-        let answers = SmallVec::from_elem(CheckAnswer::NotAsked, inquiry.checks);
+        let answers = SmallVec::from_elem(CheckAnswer::NotAsked, store_request.checks);
         Waiting {
-            inquiry,
+            store_request,
             keys,
             until_us,
             is_asked: false,
@@ -85,7 +85,7 @@ impl Waiting {
         for (need, question) in questions.iter().enumerate() {
             steps::count();
             let is_over = u16::try_from(need).is_ok_and(|need| over.contains(&need));
-            let check = self.inquiry.questions[*question].check;
+            let check = self.store_request.questions[*question].check;
             if let Some(answer) = self.answers.get_mut(check) {
                 *answer = if is_over { CheckAnswer::Over } else { CheckAnswer::Fits };
             }
@@ -95,7 +95,7 @@ impl Waiting {
     /// Judges by what reads have found to be counted: within a request, a key counts down.
     pub(crate) fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
         let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
-        for (key, asked) in self.keys.iter().zip(&self.inquiry.questions) {
+        for (key, asked) in self.keys.iter().zip(&self.store_request.questions) {
             steps::count();
             let Some(counted) = counted.get(key).filter(|_| asked.kind.is_judged()) else { continue };
             let capacity = i64::from(asked.terms.capacity());
@@ -115,14 +115,14 @@ impl Waiting {
     /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
     pub(crate) fn settled_by_reads(&self) -> Option<StoreAnswer> {
         let is_judged = |asked: &StoreQuestion| self.answers.get(asked.check) != Some(&CheckAnswer::NotAsked);
-        let mut judged = self.inquiry.questions.iter().filter(|asked| asked.kind.is_judged());
+        let mut judged = self.store_request.questions.iter().filter(|asked| asked.kind.is_judged());
         judged.all(is_judged).then(|| StoreAnswer { is_charged: false, ..self.settled(true) })
     }
 
     /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
     pub(crate) fn settled(&self, is_split: bool) -> StoreAnswer {
         let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
-        StoreAnswer { is_admitted, is_charged: self.inquiry.charges, checks: self.answers.clone() }
+        StoreAnswer { is_admitted, is_charged: self.store_request.charges, checks: self.answers.clone() }
     }
 
     /// The quota groups of needs that did not fit, and [`QuestionKind::Fits`] if one did not that denies alone.
@@ -131,16 +131,22 @@ impl Waiting {
             steps::count();
             self.answers.get(asked.check) == Some(&CheckAnswer::Over)
         };
-        self.inquiry.questions.iter().filter(is_over).map(|asked| asked.kind).filter(|kind| kind.is_judged()).collect()
+        self.store_request
+            .questions
+            .iter()
+            .filter(is_over)
+            .map(|asked| asked.kind)
+            .filter(|kind| kind.is_judged())
+            .collect()
     }
 
     fn is_admitted_by_all(&self) -> bool {
         let over = self.groups_over();
         let mut rule = QuotaRule::default();
-        for kind in self.inquiry.questions.iter().map(|asked| asked.kind) {
+        for kind in self.store_request.questions.iter().map(|asked| asked.kind) {
             rule.add(kind.quota().is_some(), over.contains(&kind));
         }
-        if self.inquiry.has_free_quota {
+        if self.store_request.has_free_quota {
             rule.add(true, false);
         }
         !rule.denies()
@@ -297,7 +303,7 @@ mod tests {
     const OTHER: OriginKey = OriginKey([2; 20]);
 
     fn waiting(keys: &[OriginKey]) -> Waiting {
-        let inquiry = StoreRequest {
+        let store_request = StoreRequest {
             store: Store::Origin,
             charges: true,
             is_strict: false,
@@ -307,7 +313,7 @@ mod tests {
             has_free_quota: false,
             given_back: None,
         };
-        Waiting::new(inquiry, keys.iter().copied().collect(), 10_000, false)
+        Waiting::new(store_request, keys.iter().copied().collect(), 10_000, false)
     }
 
     #[test]

@@ -145,7 +145,7 @@ struct Middles {
 }
 
 /// Literals that have been met in a value, one bit each.
-type Met = SmallVec<[u64; 16]>;
+type LiteralSet = SmallVec<[u64; 16]>;
 
 /// How those literals are found in longer values.
 #[derive(Debug)]
@@ -297,7 +297,7 @@ impl Middles {
 
     fn find(&self, value: &str, mut try_each: impl FnMut(&Filed, Range<usize>, bool)) {
         // To try a whole pattern wherever its literal stands would take the square of the value's length.
-        let mut met = Met::new();
+        let mut met = LiteralSet::new();
         if self.has_everything {
             met.resize(self.filed.len().div_ceil(64), 0);
         }

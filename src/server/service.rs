@@ -319,7 +319,7 @@ impl Service {
             metrics.decided(decision.decided_by());
         }
         for regional in self.stores() {
-            regional.decided(&self.engine);
+            regional.wake_if_urgent(&self.engine);
         }
         hits.record(request, decision, self.options.near_limit_ratio);
         if let Some(global) = self.global.get() {

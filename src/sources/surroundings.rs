@@ -53,7 +53,7 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
         let is_reduced = move |(_, limit): &(&Rule, &Limit)| {
             // What the algorithm defaults to, so nobody asked for it.
             let is_default = limit.terms.algorithm.widest_scope() == Some(wanted);
-            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Local && !is_default
+            limit.policy.scope == Some(wanted) && layers.enforce_limit(limit).scope == Scope::Local && !is_default
         };
         limits().filter(is_reduced).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
     };
@@ -61,14 +61,14 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
     let alone: Vec<&str> = scopes.into_iter().flat_map(is_reduced).collect();
     say("scope", alone, "has no effect: counts are not shared (REDIS_URL), every limit holds for this process alone");
     let split_alone = |(_, limit): &(&Rule, &Limit)| {
-        let held = layers.hold_limit(limit);
+        let held = layers.enforce_limit(limit);
         held.scope == Scope::Split && held.reach == Reach::Process
     };
     let split_alone = limits().filter(split_alone).map(|(rule, _)| &*rule.id).collect();
     say("scope: split", split_alone, "gives each process the region's part: without REDIS_URL nobody counts together");
     let within = |wanted: Scope| {
         let within = move |(_, limit): &(&Rule, &Limit)| {
-            limit.policy.scope == Some(wanted) && layers.hold_limit(limit).scope == Scope::Regional
+            limit.policy.scope == Some(wanted) && layers.enforce_limit(limit).scope == Scope::Regional
         };
         limits().filter(within).map(|(rule, _)| &*rule.id).collect::<Vec<_>>()
     };
@@ -78,18 +78,19 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
         "holds for the region only: nothing is exchanged with other regions for it",
     );
     say("scope: split", within(Scope::Split), "gives this region all of it: there is no other (TIDEGATE_REGIONS)");
-    let without_part = limits().filter(|(_, limit)| limit.terms.limit > 0 && layers.hold_limit(limit).terms.limit == 0);
+    let without_part =
+        limits().filter(|(_, limit)| limit.terms.limit > 0 && layers.enforce_limit(limit).terms.limit == 0);
     let without_part = without_part.map(|(rule, _)| &*rule.id).collect();
     say(
         "scope: split",
         without_part,
         "leaves nothing for this region: the limit is smaller than the number of regions",
     );
-    let is_idle = |limit: &Limit| layers.hold_limit(limit).reach == Reach::Process;
+    let is_idle = |limit: &Limit| layers.enforce_limit(limit).reach == Reach::Process;
     let with_outage = limits().filter(|(_, limit)| limit.policy.on_outage != OnOutage::Local && is_idle(limit));
     let with_outage = with_outage.map(|(rule, _)| &*rule.id).collect();
     say("on_outage", with_outage, "has no effect: memory decides it, there is nothing whose outage could matter");
-    let is_exact = |limit: &Limit| matches!(layers.hold_limit(limit).reach, Reach::Process | Reach::Strict(_));
+    let is_exact = |limit: &Limit| matches!(layers.enforce_limit(limit).reach, Reach::Process | Reach::Strict(_));
     let with_slack = limits().filter(|(_, limit)| limit.policy.slack_permille.is_some() && is_exact(limit));
     say("slack", with_slack.map(|(rule, _)| &*rule.id).collect(), "has no effect: every decision is exact");
     sentences

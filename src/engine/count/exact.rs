@@ -16,24 +16,24 @@ pub(crate) const CELLS: usize = PARTS as usize + 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SubCells {
     newest: u64,
-    counts: Counts,
+    counts: SubCounts,
 }
 
 /// The sub-cells as they are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Counts {
+enum SubCounts {
     /// Hits of which nothing was given back, up to 255 in a sub-cell.
     Few([u8; CELLS]),
     Many(Box<[Cell; CELLS]>),
 }
 
-impl Counts {
-    const NONE: Counts = Counts::Few([0; CELLS]);
+impl SubCounts {
+    const NONE: SubCounts = SubCounts::Few([0; CELLS]);
 
     fn get(&self, slot: usize) -> Cell {
         match self {
-            Counts::Few(hits) => Cell { hits: hits[slot].into(), refunds: 0 },
-            Counts::Many(cells) => cells[slot],
+            SubCounts::Few(hits) => Cell { hits: hits[slot].into(), refunds: 0 },
+            SubCounts::Many(cells) => cells[slot],
         }
     }
 
@@ -43,25 +43,25 @@ impl Counts {
 
     fn set(&mut self, slot: usize, cell: Cell) {
         match (&mut *self, few(&cell)) {
-            (Counts::Few(all), Some(hits)) => all[slot] = hits,
-            (Counts::Few(_), None) => {
+            (SubCounts::Few(all), Some(hits)) => all[slot] = hits,
+            (SubCounts::Few(_), None) => {
                 let mut cells = Box::new(std::array::from_fn(|slot| self.get(slot)));
                 cells[slot] = cell;
-                *self = Counts::Many(cells);
+                *self = SubCounts::Many(cells);
             }
-            (Counts::Many(cells), _) => cells[slot] = cell,
+            (SubCounts::Many(cells), _) => cells[slot] = cell,
         }
     }
 
     /// Gives room back that is not needed any more.
     fn shrink(&mut self) {
-        let Counts::Many(cells) = self else { return };
+        let SubCounts::Many(cells) = self else { return };
         let mut all = [0; CELLS];
         for (hits, cell) in all.iter_mut().zip(cells.iter()) {
             let Some(few) = few(cell) else { return };
             *hits = few;
         }
-        *self = Counts::Few(all);
+        *self = SubCounts::Few(all);
     }
 }
 
@@ -89,7 +89,7 @@ fn slot(cell: u64) -> usize {
 
 impl SubCells {
     pub(crate) fn new(now_ms: u64, window_ms: u64) -> SubCells {
-        SubCells { newest: cell_at(now_ms, window_ms), counts: Counts::NONE }
+        SubCells { newest: cell_at(now_ms, window_ms), counts: SubCounts::NONE }
     }
 
     /// Moves to the sub-cell of `now` and returns the key's own time; the clock running backwards is treated as in
@@ -110,7 +110,7 @@ impl SubCells {
             return now_ms;
         }
         if cell - self.newest >= CELLS as u64 {
-            self.counts = Counts::NONE;
+            self.counts = SubCounts::NONE;
         } else if cell > self.newest {
             (self.newest + 1..=cell).for_each(|gone| self.counts.set(slot(gone), Cell::default()));
             self.counts.shrink();
@@ -144,16 +144,16 @@ impl SubCells {
 
     pub(crate) fn effective(&self) -> u64 {
         match &self.counts {
-            Counts::Few(hits) => hits.iter().map(|hits| u64::from(*hits)).sum(),
-            Counts::Many(cells) => cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count())),
+            SubCounts::Few(hits) => hits.iter().map(|hits| u64::from(*hits)).sum(),
+            SubCounts::Many(cells) => cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.count())),
         }
     }
 
     /// What it takes beside the slot.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.counts {
-            Counts::Few(_) => 0,
-            Counts::Many(_) => heap_bytes(size_of::<[Cell; CELLS]>()),
+            SubCounts::Few(_) => 0,
+            SubCounts::Many(_) => heap_bytes(size_of::<[Cell; CELLS]>()),
         }
     }
 

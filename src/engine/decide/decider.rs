@@ -46,7 +46,7 @@ impl Case<'_> {
     /// policy's.
     #[inline]
     pub(super) fn decider(&self, turn: &CheckTurn<'_>, verdict: &Verdict, counts: &mut KeyCounts<'_>) -> Decider {
-        // What nobody shares, nobody else decides.
+        // Nobody shares it, so memory decides.
         let Some(store) = turn.check.reach.store() else { return Decider::AT_LEISURE };
         match self.decider_without_overload(store, turn, verdict, counts) {
             Decider::Asks(_) if matches!(self.consult.asking(turn.check), Some(Asking::Never(Cause::Overload))) => {

@@ -18,7 +18,7 @@ use crate::engine::table::{Shard, Table};
 type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
 
 /// A key that was found, under the lock of its shard.
-struct Held<'s> {
+struct FoundKey<'s> {
     spot: Spot<'s>,
     /// So many pending hits are told at once.
     urgent_at: u64,
@@ -33,13 +33,13 @@ impl Case<'_> {
             return false;
         }
         let mut guards: Guards<'_, N> = [const { None }; N];
-        let mut held: [Option<Held<'_>>; N] = [const { None }; N];
+        let mut held: [Option<FoundKey<'_>>; N] = [const { None }; N];
         if !lock_and_find::<N, ALONE>(table, checks, &mut guards, &mut held) {
             return false;
         }
         let mut is_any_over = false;
         for (index, check) in checks.iter().enumerate() {
-            let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+            let Some(FoundKey { spot, urgent_at }) = &mut held[index % N] else { return false };
             spot.touch(table, check);
             // Keys in shards of their own are different keys.
             let turn = CheckTurn { check, twins: Twins::default(), is_quiet: self.is_quiet(check) };
@@ -55,7 +55,7 @@ impl Case<'_> {
             return self.charge_some(&mut held, outcome);
         }
         for (index, check) in checks.iter().enumerate() {
-            let Some(Held { spot, urgent_at }) = &mut held[index % N] else { return false };
+            let Some(FoundKey { spot, urgent_at }) = &mut held[index % N] else { return false };
             spot.charge(table, check, false, *urgent_at, 0);
             spot.tell_others(table, check, false, consult);
         }
@@ -64,7 +64,7 @@ impl Case<'_> {
 
     /// Goes on from where a check is over: the groups say what is charged.
     #[cold]
-    fn charge_some(&self, held: &mut [Option<Held<'_>>], outcome: &mut Outcome) -> bool {
+    fn charge_some(&self, held: &mut [Option<FoundKey<'_>>], outcome: &mut Outcome) -> bool {
         let Case { table, checks, now_ms, consult, .. } = *self;
         let over = self.groups_over(&outcome.verdicts);
         let is_over = !self.is_shadow && self.is_denied(&over);
@@ -72,7 +72,7 @@ impl Case<'_> {
         for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
             let is_charged = !is_over && self.is_charged(&self.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
-            let Some(Held { spot, urgent_at }) = held else { return false };
+            let Some(FoundKey { spot, urgent_at }) = held else { return false };
             if is_charged {
                 spot.charge(table, check, false, *urgent_at, 0);
                 if verdict.is_over {
@@ -97,7 +97,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     table: &'t Table,
     checks: &[Check<'_>],
     guards: &'s mut Guards<'t, N>,
-    held: &mut [Option<Held<'s>>; N],
+    held: &mut [Option<FoundKey<'s>>; N],
 ) -> bool {
     let mut hashes = [0; N];
     // A shard's number above, whose it is below.
@@ -124,7 +124,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
         let (hash, Some(shard)) = (hashes[index % N], guard) else { return false };
         let Some(at) = shard.find(&check.key, hash) else { return false };
         let spot = Spot::new::<ALONE>(shard, table.shard_of(hash), at);
-        held[index % N] = Some(Held { spot, urgent_at: u64::MAX });
+        held[index % N] = Some(FoundKey { spot, urgent_at: u64::MAX });
     }
     true
 }

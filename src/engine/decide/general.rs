@@ -20,7 +20,7 @@ use crate::engine::table::{Shard, Table};
 
 /// Where a check's key is, and what was seen there.
 #[derive(Clone, Copy)]
-pub(super) struct Seen {
+pub(super) struct CheckState {
     hash: u64,
     shard: u32,
     /// Into the guards.
@@ -40,9 +40,9 @@ impl Case<'_> {
     pub(in crate::engine) fn decide_all(&self) -> Outcome {
         let mut outcome = Outcome::new();
         // Filled where they are: lists of this size are not moved for nothing.
-        let mut seen: SmallVec<[Seen; 4]> = SmallVec::new();
+        let mut seen: SmallVec<[CheckState; 4]> = SmallVec::new();
         let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
-        seen.extend(self.checks.iter().map(|check| Seen::new(self.table, check)));
+        seen.extend(self.checks.iter().map(|check| CheckState::new(self.table, check)));
         let is_crowded = lock_all(self.table, &mut seen, &mut guards);
         let is_answered = self.consult.answers().next().is_some();
         let (guards, seen) = (&mut guards[..], &mut seen[..]);
@@ -71,19 +71,19 @@ impl Case<'_> {
     }
 }
 
-impl Seen {
+impl CheckState {
     #[inline]
-    fn new(table: &Table, check: &Check<'_>) -> Seen {
+    fn new(table: &Table, check: &Check<'_>) -> CheckState {
         let hash = table.hash(&check.key);
         let (shard, twins) = (table.shard_of(hash), Twins::default());
-        Seen { hash, shard, guard: 0, slot: None, twins, urgent_at: u64::MAX, asks: None, is_charged: false }
+        CheckState { hash, shard, guard: 0, slot: None, twins, urgent_at: u64::MAX, asks: None, is_charged: false }
     }
 }
 
 /// Takes the locks of all shards concerned, in ascending order, each once, as every decision does. True if two keys share
 /// a shard.
 #[inline]
-fn lock_all<'t>(table: &'t Table, seen: &mut [Seen], guards: &mut SmallVec<[MutexGuard<'t, Shard>; 4]>) -> bool {
+fn lock_all<'t>(table: &'t Table, seen: &mut [CheckState], guards: &mut SmallVec<[MutexGuard<'t, Shard>; 4]>) -> bool {
     // A shard's number above, whose it is below.
     let mut order: SmallVec<[u64; 8]> = SmallVec::new();
     order.extend(seen.iter().zip(0..).map(|(seen, index)| u64::from(seen.shard) << 32 | index));
@@ -104,7 +104,7 @@ fn lock_all<'t>(table: &'t Table, seen: &mut [Seen], guards: &mut SmallVec<[Mute
 pub(super) struct LockedCase<'b, 't> {
     pub(super) case: &'b Case<'b>,
     pub(super) guards: &'b mut [MutexGuard<'t, Shard>],
-    pub(super) seen: &'b mut [Seen],
+    pub(super) seen: &'b mut [CheckState],
     /// A store has said something.
     pub(super) is_answered: bool,
     /// Two keys share a shard: they may be the same.
@@ -196,7 +196,7 @@ impl LockedCase<'_, '_> {
         let check = &self.case.checks[index];
         if self.is_crowded {
             // A twin may have made the slot.
-            let Seen { hash, guard, .. } = self.seen[index];
+            let CheckState { hash, guard, .. } = self.seen[index];
             self.seen[index].slot = self.guards[guard as usize].find(&check.key, hash);
         }
         let (counted, is_refund) = (self.counted(index), check.charging == Charging::Refund);
@@ -210,7 +210,7 @@ impl LockedCase<'_, '_> {
     fn available(&mut self, index: usize) -> i64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
-        let Seen { guard, slot, .. } = self.seen[index];
+        let CheckState { guard, slot, .. } = self.seen[index];
         let Some(slot) = slot else { return check.terms.capacity().into() };
         let (slot, part) = self.guards[guard as usize].both(slot);
         check.view(&mut slot.counter, part.as_deref()).look(&check.terms, now_ms).available
@@ -271,7 +271,7 @@ impl LockedCase<'_, '_> {
     fn make_slot(&mut self, index: usize) -> bool {
         let Case { table, checks, now_ms, .. } = *self.case;
         let check = &checks[index];
-        let Seen { hash, guard, .. } = self.seen[index];
+        let CheckState { hash, guard, .. } = self.seen[index];
         let guard = guard as usize;
         let made = self.guards[guard].find(&check.key, hash);
         self.seen[index].slot = match made {
@@ -304,7 +304,7 @@ impl LockedCase<'_, '_> {
     pub(super) fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
-        let Seen { guard, slot, .. } = self.seen[index];
+        let CheckState { guard, slot, .. } = self.seen[index];
         let mut fresh = Counter::new(&check.terms, now_ms);
         let counter = match slot {
             Some(slot) => &mut self.guards[guard as usize].slot(slot).counter,
@@ -315,7 +315,7 @@ impl LockedCase<'_, '_> {
     }
 
     fn tell_others(&mut self, index: usize, is_over: bool) {
-        let Seen { guard, slot, shard, .. } = self.seen[index];
+        let CheckState { guard, slot, shard, .. } = self.seen[index];
         if let Some(slot) = slot {
             let mut spot = Spot::new::<false>(&mut self.guards[guard as usize], shard, slot);
             spot.tell_others(self.case.table, &self.case.checks[index], is_over, self.case.consult);

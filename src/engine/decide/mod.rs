@@ -5,7 +5,7 @@
 //! together or not at all. No other request sees anything in between.
 //!
 //! When counts are shared with other processes, a decision may come to the conclusion that it can't be made from memory.
-//! Then it says what to ask the origin, charges nothing but what is charged whatever happens, and is made again with the
+//! Then it says what to ask a store, charges nothing but what is charged whatever happens, and is made again with the
 //! answer, or without one.
 //!
 //! [`Case::decide`] is the way in. A single key ([`one`]) and a few that are nothing special ([`fast`]) have a short way;

@@ -23,7 +23,7 @@ impl Case<'_> {
         let hash = table.hash(&check.key);
         let number = table.shard_of(hash);
         let is_quiet = self.is_shadow || group.is_shadow;
-        // Whoever shares with nobody asks nobody, and looks once.
+        // A count that nobody shares is looked at once.
         let is_in_count = !ALONE && consult.is_again && check.charging == Charging::Always;
         let counted = if is_in_count { signed(check.hits) } else { 0 };
         let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::engine::count::signed;
 use crate::engine::decide::check::{Charging, Check};
 use crate::engine::decide::consult::Asking;
-use crate::engine::decide::general::{LockedCase, Seen, given_back};
+use crate::engine::decide::general::{CheckState, LockedCase, given_back};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::decide::{Case, GroupsOver};
 use crate::engine::reach::{Reach, Store};
@@ -55,7 +55,7 @@ impl LockedCase<'_, '_> {
         }
         let asks = |store: Store| {
             let of_store =
-                |(check, seen): (&Check<'_>, &Seen)| check.reach.store() == Some(store) && seen.asks.is_some();
+                |(check, seen): (&Check<'_>, &CheckState)| check.reach.store() == Some(store) && seen.asks.is_some();
             checks.iter().zip(self.seen.iter()).any(of_store)
         };
         let is_asked = [Store::Origin, Store::Owner].map(asks);

@@ -5,12 +5,12 @@ use smallvec::SmallVec;
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::Charging;
 use crate::engine::decide::consult::CheckAnswer;
-use crate::engine::decide::general::{LockedCase, Seen};
+use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
 
-/// As [`Seen::urgent_at`]: whatever is pending.
+/// As [`CheckState::urgent_at`]: whatever is pending.
 const ALWAYS_URGENT: u64 = 0;
 
 impl LockedCase<'_, '_> {
@@ -79,7 +79,7 @@ impl LockedCase<'_, '_> {
             verdict.reset_ms = self.reset_uncharged_ms(index);
             return;
         }
-        let Seen { guard, slot, twins, .. } = self.seen[index];
+        let CheckState { guard, slot, twins, .. } = self.seen[index];
         let mut fresh = Counter::new(&check.terms, now_ms);
         let mut counts = match slot {
             Some(slot) => {

@@ -1,4 +1,4 @@
-//! A key under its lock while a decision is made on it: marked as used, charged, and seen to it that others hear of it.
+//! A locked key during a decision: marks it as used, charges it, and queues it for its store and for other regions.
 
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::{Charging, Check};
@@ -15,23 +15,23 @@ pub(super) struct Spot<'s> {
     shard: u32,
     at: u32,
     slot: &'s mut Slot,
-    shared: Option<&'s mut RegionalPart>,
+    part: Option<&'s mut RegionalPart>,
 }
 
 impl<'s> Spot<'s> {
     #[inline(always)]
     pub(super) fn new<const ALONE: bool>(shard: &'s mut Shard, number: u32, at: u32) -> Spot<'s> {
         if ALONE {
-            return Spot { shard: number, at, slot: shard.slot(at), shared: None };
+            return Spot { shard: number, at, slot: shard.slot(at), part: None };
         }
-        let (slot, shared) = shard.both(at);
-        Spot { shard: number, at, slot, shared }
+        let (slot, part) = shard.both(at);
+        Spot { shard: number, at, slot, part }
     }
 
     /// What is counted on the key.
     #[inline(always)]
     pub(super) fn counts(&mut self) -> KeyCounts<'_> {
-        KeyCounts { counter: &mut self.slot.counter, part: self.shared.as_deref_mut() }
+        KeyCounts { counter: &mut self.slot.counter, part: self.part.as_deref_mut() }
     }
 
     /// Marks a key as used. What the origin has denied under another limit says nothing about this one.
@@ -39,8 +39,8 @@ impl<'s> Spot<'s> {
     pub(super) fn touch(&mut self, table: &Table, check: &Check<'_>) {
         let has_changed = self.slot.touch(&check.terms);
         self.slot.is_global = check.is_global();
-        if let Some(shared) = self.shared.as_deref_mut() {
-            touch_shared(table, (self.shard, self.at), self.slot, shared, check, has_changed);
+        if let Some(part) = self.part.as_deref_mut() {
+            touch_part(table, (self.shard, self.at), self.slot, part, check, has_changed);
         }
     }
 
@@ -48,42 +48,42 @@ impl<'s> Spot<'s> {
     /// has them already.
     #[inline(always)]
     pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
-        match self.shared.as_deref_mut().filter(|_| check.reach != Reach::Process) {
+        match self.part.as_deref_mut().filter(|_| check.reach != Reach::Process) {
             None => {
                 count(&mut self.slot.counter, check, is_counted);
                 if self.slot.counter.is_divided() {
-                    table.weigh(self.slot, self.shared.as_deref());
+                    table.weigh(self.slot, self.part.as_deref());
                 }
-                if let Some(shared) = self.shared.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
-                    shared.accept(self.slot.counter.sequence(), check.hits);
+                if let Some(part) = self.part.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
+                    part.accept(self.slot.counter.sequence(), check.hits);
                 }
             }
-            Some(_) => self.charge_shared(table, check, is_counted, urgent_at, assumed),
+            Some(_) => self.charge_part(table, check, is_counted, urgent_at, assumed),
         }
     }
 
-    fn charge_shared(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
+    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
         let counter = &mut self.slot.counter;
-        let Some(shared) = self.shared.as_deref_mut() else { return };
-        shared.follow(counter);
+        let Some(part) = self.part.as_deref_mut() else { return };
+        part.follow(counter);
         let missing = count(counter, check, is_counted);
         let mut is_urgent = false;
         if check.charging == Charging::Refund {
-            shared.refund(check.hits, missing);
+            part.refund(check.hits, missing);
         } else {
             if assumed > 0
                 && let Some(bucket) = counter.bucket_mut()
             {
-                shared.hold(bucket, &check.terms, check.hits, assumed);
+                part.hold(bucket, &check.terms, check.hits, assumed);
             }
-            let before = shared.pending();
-            shared.add(counter.sequence(), check.hits);
+            let before = part.pending();
+            part.add(counter.sequence(), check.hits);
             let is_reached = before.saturating_add(check.hits) >= urgent_at;
             is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
         }
-        table.enqueue(self.shard, self.at, shared, is_urgent);
-        if counter.is_divided() || shared.has_more_beside() {
-            table.weigh(self.slot, Some(shared));
+        table.enqueue(self.shard, self.at, part, is_urgent);
+        if counter.is_divided() || part.has_more_beside() {
+            table.weigh(self.slot, Some(part));
         }
     }
 
@@ -91,7 +91,7 @@ impl<'s> Spot<'s> {
     #[inline(always)]
     pub(super) fn wait_longer(&mut self, verdict: &mut Verdict, check: &Check<'_>, hits: u64, now_ms: u64) {
         let before = (verdict.reset_ms, verdict.is_hopeless);
-        let view = check.view(&mut self.slot.counter, self.shared.as_deref());
+        let view = check.view(&mut self.slot.counter, self.part.as_deref());
         verdict.wait_for(view, &check.terms, hits, now_ms);
         if let Basis::Without(..) = verdict.basis {
             // The policy has its own idea of when it admits again.
@@ -111,16 +111,16 @@ impl<'s> Spot<'s> {
     /// key that denies about once a second, in the background.
     #[inline(always)]
     pub(super) fn tell_others(&mut self, table: &Table, check: &Check<'_>, is_over: bool, consult: &Consult<'_>) {
-        let Some(shared) = self.shared.as_deref_mut() else { return };
+        let Some(part) = self.part.as_deref_mut() else { return };
         let (shard, at) = (self.shard, self.at);
-        table.note(shard, at, self.slot, shared);
-        if shared.is_unheard() {
-            table.seek(shard, at, self.slot, shared);
+        table.note(shard, at, self.slot, part);
+        if part.is_unheard() {
+            table.seek(shard, at, self.slot, part);
         }
         let is_regional = check.reach != Reach::Process;
-        if is_over && is_regional && shared.is_second_old(consult.mono_ms) && !shared.is_wanted() {
-            shared.want();
-            table.enqueue(shard, at, shared, false);
+        if is_over && is_regional && part.is_second_old(consult.mono_ms) && !part.is_wanted() {
+            part.want();
+            table.enqueue(shard, at, part, false);
         }
     }
 }
@@ -138,29 +138,29 @@ fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
 }
 
 /// Sees to it that a key's part in the region is what the rules in force make of it: they may be others than before.
-fn touch_shared(
+fn touch_part(
     table: &Table,
     (number, at): (u32, u32),
     slot: &Slot,
-    shared: &mut RegionalPart,
+    part: &mut RegionalPart,
     check: &Check<'_>,
     has_changed: bool,
 ) {
-    if let Some(store) = check.reach.store().filter(|store| *store != shared.store()) {
-        shared.move_to(store);
+    if let Some(store) = check.reach.store().filter(|store| *store != part.store()) {
+        part.move_to(store);
     }
     if has_changed {
-        shared.resume();
+        part.resume();
     }
-    if shared.ask() {
+    if part.ask() {
         table.count_asked();
     }
-    if !check.is_global() && shared.foreign().is_some() {
-        shared.leave_foreign();
+    if !check.is_global() && part.foreign().is_some() {
+        part.leave_foreign();
     }
-    if shared.is_sensitive() != check.is_sensitive {
-        shared.set_sensitive(check.is_sensitive);
-        table.hide(number, at, slot, shared);
+    if part.is_sensitive() != check.is_sensitive {
+        part.set_sensitive(check.is_sensitive);
+        table.hide(number, at, slot, part);
     }
 }
 

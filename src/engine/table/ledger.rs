@@ -249,7 +249,7 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// The store did not answer about a key: memory decides on it for a moment.
+    /// The store did not answer about a key: the rule's `on_outage` decides on it for a moment.
     pub(crate) fn unreadable(&self, key: &OwnedKey, terms: &Terms, now: Now) {
         self.with_key(key, terms, now, |entry| entry.part.unreadable(now.mono_ms()));
     }

@@ -47,7 +47,7 @@ use crate::engine::table::regional_part::RegionalPart;
 pub use crate::engine::table::shard::SlotRef;
 pub(in crate::engine) use crate::engine::table::shard::{NewKey, Shard, Slot};
 use crate::engine::table::shard::{RemovedKey, SweepOutcome, floor_s};
-use crate::engine::table::weight::{Capacity, KEY_BYTES, Need, SHARED_KEY_BYTES};
+use crate::engine::table::weight::{Capacity, EvictionGoal, KEY_BYTES, SHARED_KEY_BYTES};
 
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
 const KEYS_PER_SHARD: usize = 1024;
@@ -341,11 +341,11 @@ impl Table {
     }
 
     /// What there is too little of.
-    fn need(&self) -> Option<Need> {
+    fn need(&self) -> Option<EvictionGoal> {
         if self.keys.load(Ordering::Relaxed) > self.keys_max {
-            return Some(Need::Slot);
+            return Some(EvictionGoal::Slot);
         }
-        (self.bytes() > self.bytes_max).then_some(Need::Bytes)
+        (self.bytes() > self.bytes_max).then_some(EvictionGoal::Bytes)
     }
 
     /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
@@ -400,12 +400,13 @@ impl Table {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
             return true;
         }
-        self.evict_cool(shard, pinned, Need::Slot, now_ms) || self.evict_any(shard, pinned, Need::Slot, now_ms)
+        self.evict_cool(shard, pinned, EvictionGoal::Slot, now_ms)
+            || self.evict_any(shard, pinned, EvictionGoal::Slot, now_ms)
     }
 
     /// Gives up a key for another. False if there is none.
     #[cold]
-    fn make_room(&self, need: Need, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
+    fn make_room(&self, need: EvictionGoal, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
             return true;
         }
@@ -440,7 +441,7 @@ impl Table {
     }
 
     /// Gives up a key whether it is over its limit or not. False if there is none.
-    fn evict_any(&self, shard: &mut Shard, pinned: &PinnedSlots, need: Need, now_ms: u64) -> bool {
+    fn evict_any(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned, need) else { return false };
         let is_over = shard.is_over(victim, now_ms);
         self.evict(shard, victim, is_over);
@@ -566,7 +567,7 @@ impl Table {
     }
 
     /// Gives up a key that is not over its limit. False if there is none.
-    fn evict_cool(&self, shard: &mut Shard, pinned: &PinnedSlots, need: Need, now_ms: u64) -> bool {
+    fn evict_cool(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
         self.evict(shard, victim, false);
         true

@@ -24,7 +24,7 @@ use crate::rules::limit::Terms;
 pub(crate) const FRESH_MS: u64 = 5000;
 /// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
 const OLD_VIEW_MS: u64 = 200;
-/// How long a key decides from memory after a read of it has failed.
+/// How long `on_outage` decides on a key after a read of it has failed.
 const RETRY_MS: u64 = 250;
 /// After this the origin is asked again, whatever it said.
 const PAUSE_MS_MAX: u64 = 3_600_000;
@@ -119,7 +119,7 @@ pub(in crate::engine) struct RegionalPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
     Fresh,
-    /// The origin could not be read a moment ago: memory decides.
+    /// The store could not be read a moment ago: the rule's `on_outage` decides.
     Unreadable,
     Stale,
     /// Never read.
@@ -430,7 +430,7 @@ impl RegionalPart {
         FRESH_MS - self.fresh_for_ms(mono_ms) >= 1000
     }
 
-    /// The origin gave no answer: memory decides for a moment, and the view is no fresher for it.
+    /// The store gave no answer: the rule's `on_outage` decides for a moment, and the view is no fresher for it.
     pub(crate) fn unreadable(&mut self, mono_ms: u64) {
         if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
             self.fresh_until_ms = (mono_ms + RETRY_MS) as u32;

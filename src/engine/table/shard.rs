@@ -14,7 +14,7 @@ use crate::engine::table::foreign::{Foreign, View};
 use crate::engine::table::index::{Index, Tag};
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
-use crate::engine::table::weight::{Need, Weight};
+use crate::engine::table::weight::{EvictionGoal, Weight};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 
@@ -443,7 +443,7 @@ impl Shard {
     }
 
     /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: Need) -> Option<(u8, bool)> {
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<(u8, bool)> {
         let (slot, part) = self.both(number);
         let foreign = part.as_deref().and_then(RegionalPart::foreign);
         if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
@@ -456,7 +456,7 @@ impl Shard {
     ///
     /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
     /// replace each other rather than them.
-    pub(crate) fn victim(&mut self, now_ms: u64, pinned: &PinnedSlots, need: Need) -> Option<u32> {
+    pub(crate) fn victim(&mut self, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
         }
@@ -481,7 +481,7 @@ impl Shard {
             }
         }
         let Some((heat, number)) = coolest.or(coolest_dirty) else {
-            if need == Need::Slot {
+            if need == EvictionGoal::Slot {
                 self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
             }
             return None;
@@ -497,7 +497,7 @@ impl Shard {
     }
 
     /// Any slot at all, over its limit or not: the last resort.
-    pub(crate) fn sacrifice(&mut self, pinned: &PinnedSlots, need: Need) -> Option<u32> {
+    pub(crate) fn sacrifice(&mut self, pinned: &PinnedSlots, need: EvictionGoal) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
         }

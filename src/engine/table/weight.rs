@@ -33,14 +33,14 @@ impl Weight {
     }
 
     /// Whether giving it up is of use.
-    pub fn serves(self, need: Need) -> bool {
-        need == Need::Slot || self != Weight::NONE
+    pub fn serves(self, need: EvictionGoal) -> bool {
+        need == EvictionGoal::Slot || self != Weight::NONE
     }
 }
 
 /// What a key is given up for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum EvictionGoal {
     /// Its slot.
     Slot,
     /// What it takes beside the slot, which stays: only keys that take something there are of use.

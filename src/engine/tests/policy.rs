@@ -79,20 +79,20 @@ impl Process {
         let request = request("d", &[ask_for(entries, Hits::OfRequest(hits))]);
         match self.engine.attempt(&self.rules, &request, Modes::default(), now_ms, &consult(OUT, OUT)) {
             Attempt::Decided(decision) => decision,
-            Attempt::Asks(inquiry) => panic!("{inquiry:?}"),
+            Attempt::Asks(store_request) => panic!("{store_request:?}"),
         }
     }
 
     fn decided(&self, entries: &[&str], consult: &Consult<'_>) -> Decision<'_> {
         match self.attempt(entries, consult) {
             Attempt::Decided(decision) => decision,
-            Attempt::Asks(inquiry) => panic!("{inquiry:?}"),
+            Attempt::Asks(store_request) => panic!("{store_request:?}"),
         }
     }
 
     fn asked(&self, entries: &[&str], consult: &Consult<'_>) -> StoreRequest {
         match self.attempt(entries, consult) {
-            Attempt::Asks(inquiry) => inquiry,
+            Attempt::Asks(store_request) => store_request,
             Attempt::Decided(decision) => panic!("{}", said(&decision)),
         }
     }

@@ -94,8 +94,8 @@ impl Stored {
     }
 
     /// Asks, and waits for as long as it takes.
-    fn ask(&mut self, inquiry: StoreRequest, now: &mut Now) -> AskOutcome {
-        let (id, effects) = self.region.ask(inquiry, now.mono_us + 500_000, *now);
+    fn ask(&mut self, store_request: StoreRequest, now: &mut Now) -> AskOutcome {
+        let (id, effects) = self.region.ask(store_request, now.mono_us + 500_000, *now);
         let mut told = self.serve(effects, *now);
         for _ in 0..1000 {
             if let Some((_, outcome)) = told.into_iter().find(|(other, _)| *other == id) {
@@ -167,16 +167,16 @@ impl Fleet {
             let mono_ms = self.now.mono_ms();
             let given = given_back.as_deref();
             let consult = Consult { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
-            let mut inquiry = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &consult) {
+            let mut store_request = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &consult) {
                 Attempt::Decided(decision) => return said(&decision),
-                Attempt::Asks(inquiry) => inquiry,
+                Attempt::Asks(store_request) => store_request,
             };
             if !is_again {
-                given_back = inquiry.given_back.take();
+                given_back = store_request.given_back.take();
                 is_again = true;
             }
-            let store = inquiry.store as usize;
-            heard[store] = Some(self.stores[store].ask(inquiry, &mut self.now));
+            let store = store_request.store as usize;
+            heard[store] = Some(self.stores[store].ask(store_request, &mut self.now));
         }
     }
 }

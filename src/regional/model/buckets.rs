@@ -57,7 +57,7 @@ fn bucket_of(told: &CellUpdate) -> BucketUpdate {
 }
 
 impl Bucket {
-    /// As `engine::gcra::Bucket::drain`, by the origin's clock. Says whether the time moved.
+    /// As `engine::count::gcra::Bucket::drain`, by the origin's clock. Says whether the time moved.
     pub(super) fn drain(&mut self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let before_ms = self.at_ms;
         if now_ms >= self.at_ms {

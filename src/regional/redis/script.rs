@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Made at compile time: `static CALL: Script = Script::new(include_str!("scripts/call.lua"));`.
+/// Made at compile time: `static CALL: Script = Script::new(include_str!("scripts/origin.lua"));`.
 #[derive(Debug)]
 pub struct Script {
     source: &'static str,

@@ -62,13 +62,13 @@ impl Region {
         let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
         for id in ids {
-            let Some(waiting) = state.asks.waiting.get_mut(id) else { continue };
+            let Some(waiting) = state.wait_queue.waiting.get_mut(id) else { continue };
             let slots = waiting.keys.iter().map(|key| self.cluster_slot(key));
             let mut questions: SmallVec<[(u16, usize); 2]> = slots.zip(0..).collect();
             questions.sort_unstable();
             let of_slots = || questions.chunk_by(|one, other| one.0 == other.0);
             waiting.calls = of_slots().count();
-            let charges = waiting.calls == 1 && waiting.inquiry.charges;
+            let charges = waiting.calls == 1 && waiting.store_request.charges;
             for of_slot in of_slots() {
                 let number = *numbers.entry((of_slot[0].0, charges)).or_insert_with(|| {
                     groups.push((charges, Vec::new()));
@@ -96,13 +96,13 @@ impl Region {
         let mut wire_asks = Vec::new();
         let mut until_us = now.mono_us;
         for ask in &mut asks {
-            let Some(waiting) = state.asks.waiting.get(&ask.id) else { continue };
+            let Some(waiting) = state.wait_queue.waiting.get(&ask.id) else { continue };
             until_us = until_us.max(waiting.until_us);
             let mut needs: SmallVec<[Need; 2]> = SmallVec::new();
             let mut judged: SmallVec<[usize; 2]> = SmallVec::new();
             for question in &ask.questions {
                 steps::count();
-                let asked = &waiting.inquiry.questions[*question];
+                let asked = &waiting.store_request.questions[*question];
                 let origin = waiting.keys[*question];
                 let part = *numbers.entry(origin).or_insert_with(|| {
                     let part = self.judged_part(origin, asked, now);
@@ -123,7 +123,7 @@ impl Region {
             if ask.is_read {
                 needs.clear();
                 judged.clear();
-            } else if waiting.inquiry.has_free_quota && needs.iter().any(|need: &Need| need.quota.is_some()) {
+            } else if waiting.store_request.has_free_quota && needs.iter().any(|need: &Need| need.quota.is_some()) {
                 // Stands for the quota groups that the origin is not asked about: they pass, so quotas deny nothing.
                 needs.push(Need { part: needs[0].part, limit: COUNT_MAX, hits: 0, quota: Some(u16::MAX) });
             }
@@ -148,24 +148,24 @@ impl Region {
     /// Requests that wait for a key go on: together in one call, unless the key denies them by now.
     pub(super) fn release(&self, state: &mut State, key: &OriginKey, now: Now) -> Effects {
         let mut effects = Effects::default();
-        let ids = state.asks.take_waiting(key);
+        let ids = state.wait_queue.take_waiting(key);
         let mut going = Vec::with_capacity(ids.len());
         for id in ids {
-            let Some(waiting) = state.asks.waiting.get(&id) else { continue };
-            let is_given_up = state.check_breaker(waiting.inquiry.is_strict, self.store()).is_open();
+            let Some(waiting) = state.wait_queue.waiting.get(&id) else { continue };
+            let is_given_up = state.check_breaker(waiting.store_request.is_strict, self.store()).is_open();
             if is_given_up && waiting.is_background {
-                self.want_again(&waiting.inquiry);
+                self.want_again(&waiting.store_request);
             } else if is_given_up {
                 effects.told.push((id, AskOutcome::NoAnswer));
-            } else if waiting.inquiry.questions.iter().any(|asked| self.is_paused(asked, now)) {
+            } else if waiting.store_request.questions.iter().any(|asked| self.is_paused(asked, now)) {
                 effects.told.push((id, AskOutcome::Again));
             } else {
                 going.push(id);
                 continue;
             }
-            state.asks.waiting.remove(&id);
+            state.wait_queue.waiting.remove(&id);
         }
-        let started = state.asks.start_together(key, &going, now.mono_us);
+        let started = state.wait_queue.start_together(key, &going, now.mono_us);
         if !started.is_empty() {
             effects.calls = self.check_calls(state, &started, now);
         }
@@ -184,7 +184,7 @@ impl Region {
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
             // A request that has given up is not charged. The next hit uses up what the origin has charged for it.
-            let is_there = state.asks.waiting.contains_key(&ask.id);
+            let is_there = state.wait_queue.waiting.contains_key(&ask.id);
             let over: HashSet<usize> = verdict.over.iter().map(|over| usize::from(*over)).collect();
             let is_of_quota = |(at, need): (usize, &Need)| need.quota.filter(|_| over.contains(&at));
             let over_quotas: HashSet<u16> = wire.needs.iter().enumerate().filter_map(is_of_quota).collect();
@@ -213,7 +213,7 @@ impl Region {
         }
         let mut effects = Effects::default();
         for (ask, verdict) in check.asks.iter().zip(&reply.verdicts) {
-            let Some(waiting) = state.asks.waiting.get_mut(&ask.id) else { continue };
+            let Some(waiting) = state.wait_queue.waiting.get_mut(&ask.id) else { continue };
             waiting.hear(verdict, &ask.questions, ask.is_read);
             if ask.is_read {
                 waiting.judge(&counted);
@@ -222,9 +222,9 @@ impl Region {
                 continue;
             }
             let settled = waiting.settled(!check.call.charges);
-            if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
+            if let Some(waiting) = state.wait_queue.waiting.remove(&ask.id) {
                 let is_settled = !waiting.has_read;
-                if is_settled && !check.call.charges && settled.is_admitted && waiting.inquiry.charges {
+                if is_settled && !check.call.charges && settled.is_admitted && waiting.store_request.charges {
                     self.charge_here(&waiting, now);
                 }
                 if !waiting.is_background {
@@ -249,21 +249,21 @@ impl Region {
             let is_quota = asked.kind.quota().is_some();
             asked.hits > 0 && asked.kind.is_judged() && QuotaRule::charges(is_quota, over.contains(&asked.kind))
         };
-        for asked in waiting.inquiry.questions.iter().filter(is_charged) {
+        for asked in waiting.store_request.questions.iter().filter(is_charged) {
             self.ledger().charge(&asked.key, &asked.terms, asked.hits, now);
         }
     }
 
-    /// A check was not answered: memory decides, and requests that wait try again.
+    /// A check was not answered: its requests are told so, and their rules' `on_outage` decides.
     pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
             self.ledger().unreadable(&key.key, &key.terms, now);
         }
         for ask in &check.asks {
-            if let Some(waiting) = state.asks.waiting.remove(&ask.id) {
+            if let Some(waiting) = state.wait_queue.waiting.remove(&ask.id) {
                 if waiting.is_background {
-                    self.want_again(&waiting.inquiry);
+                    self.want_again(&waiting.store_request);
                 } else {
                     effects.told.push((ask.id, AskOutcome::NoAnswer));
                 }
@@ -278,15 +278,15 @@ impl Region {
         let mut effects = Effects::default();
         // A request that waits for the spacing to pass must still have time to be answered.
         let free_at_us = check.sent_us + spacing_us.min(self.options.deadline_us / 2);
-        for key in state.asks.free(&keys, free_at_us, now.mono_us) {
+        for key in state.wait_queue.free(&keys, free_at_us, now.mono_us) {
             effects.join(self.release(state, &key, now));
         }
         effects
     }
 
     /// Keys whose background read failed stay in the queue.
-    fn want_again(&self, inquiry: &StoreRequest) {
-        for asked in &inquiry.questions {
+    fn want_again(&self, store_request: &StoreRequest) {
+        for asked in &store_request.questions {
             self.ledger().put_key_back(&asked.key.as_key());
         }
     }

@@ -131,7 +131,7 @@ impl Region {
             is_strict: false,
             why: Why::Cold,
         };
-        let inquiry = StoreRequest {
+        let store_request = StoreRequest {
             store: self.store(),
             charges: true,
             is_strict: false,
@@ -141,9 +141,9 @@ impl Region {
             has_free_quota: false,
             given_back: None,
         };
-        let waiting = Waiting::new(inquiry, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
-        let id = state.asks.enter(waiting);
-        if state.asks.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
+        let waiting = Waiting::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
+        let id = state.wait_queue.enter(waiting);
+        if state.wait_queue.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
     }
 
     pub(super) fn replayed(&self, state: &mut State, slots: &[SlotRef], reply: &Reply, now: Now) {

@@ -1,6 +1,6 @@
-//! The first bytes of an HTTP/2 connection, read before hyper sees it.
+//! The first bytes of an HTTP/2 connection, read before h2 sees them.
 //!
-//! A client that says nothing, or something else, is told apart here, under a deadline that hyper does not have. The
+//! A client that says nothing, or something else, is told apart here, under a deadline that h2 does not have. The
 //! bytes are always the same, so they need not be kept: whoever reads next gets them from the constant, and then, with
 //! no copy in between, what comes from the connection.
 
