@@ -113,7 +113,7 @@ pub(crate) struct Figures {
 
 impl Figures {
     /// The figures as Prometheus reads them.
-    pub(crate) fn to_text(self, options: &ScrapeOptions) -> Result<String, fmt::Error> {
+    pub(crate) fn into_text(self, options: &ScrapeOptions) -> Result<String, fmt::Error> {
         let labels = options.labels.iter().map(|(name, value)| (Cow::Owned(name.clone()), Cow::Owned(value.clone())));
         let mut registry = Registry::with_labels(labels);
         registry.register_collector(Box::new(Scrape { figures: self, as_ms: options.response_time_as_ms }));

@@ -171,7 +171,7 @@ async fn refuse(State(admin): State<Admin>, request: Request) -> Response {
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
-    match admin.figures().to_text(&admin.scrape) {
+    match admin.figures().into_text(&admin.scrape) {
         Ok(page) => respond(StatusCode::OK, scrape::CONTENT_TYPE, page),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
