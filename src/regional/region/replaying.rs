@@ -51,10 +51,12 @@ impl Region {
     /// Sends what is pending: all of it, or what is urgent.
     pub(super) fn flush(&self, state: &mut State, is_all: bool, now: Now) -> Effects {
         let ledger = self.ledger();
-        let is_idle = if is_all { !ledger.is_any_unsent() } else { !ledger.is_any_urgent() };
         if is_all {
+            // Before the look at what is unsent: a request queues its key there first, so that no urgent one is forgotten here
+            // and left for the next flush.
             ledger.forget_urgent();
         }
+        let is_idle = if is_all { !ledger.is_any_unsent() } else { !ledger.is_any_urgent() };
         if is_idle && state.replays_under_way == 0 {
             state.behind_since_us = None;
             self.pending_hits.store(0, Ordering::Relaxed);
