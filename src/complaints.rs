@@ -19,7 +19,7 @@ impl<K> Default for Complaints<K> {
 }
 
 impl<K: Ord> Complaints<K> {
-    /// Whether to complain of this now. Who is told so does.
+    /// Whether to complain of this now. If so, the caller does.
     pub(crate) fn is_due(&self, what: K, now: Instant) -> bool {
         let mut made = self.0.lock();
         let is_due = made.get(&what).is_none_or(|at| now.saturating_duration_since(*at) >= INTERVAL);

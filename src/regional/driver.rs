@@ -227,7 +227,7 @@ impl Regional {
             let mut waiting = self.waiting.lock();
             for (id, outcome) in effects.told {
                 if let Some(sender) = waiting.remove(&id) {
-                    // Whoever has gone needs no answer.
+                    // The request may be gone.
                     let _ = sender.send(outcome);
                 }
             }

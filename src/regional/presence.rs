@@ -35,7 +35,7 @@ impl Presence {
         now_us.saturating_sub(self.last_us) > GONE_AFTER_US
     }
 
-    /// It may be taken for one of fewer than there are, or for none.
+    /// Others may not count it yet, or it may not know all of them.
     pub(crate) fn is_new(&self, now_us: u64) -> bool {
         let has_lasted = |since_us: u64| self.last_us.saturating_sub(since_us) >= NEW_FOR_US;
         self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)

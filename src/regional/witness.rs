@@ -2,8 +2,8 @@
 //!
 //! Two things give a loss away. The incarnation is made with the data and goes with it, so that another one means that
 //! everything is gone, whoever noticed it first and whatever became of the heartbeats meanwhile. The run ids name the
-//! servers: behind another one the data may be older. A restart changes both, and is one loss all the same: who has
-//! concluded it from one of them leaves the other out, once.
+//! servers: behind another one the data may be older. A restart changes both and is one loss: after one of them has
+//! told of it, the next change of the other is ignored.
 
 /// What is remembered of the origin.
 #[derive(Clone, Debug, Default)]

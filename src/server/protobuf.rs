@@ -5,6 +5,9 @@
 
 use thiserror::Error;
 
+/// What gRPC puts before a message: whether it is compressed, and its length.
+pub(crate) const PREFIX_BYTES: usize = 5;
+
 /// How deep groups and messages may lie in each other, as in prost.
 const DEPTH_MAX: usize = 100;
 

@@ -177,7 +177,7 @@ impl Service {
         self.rules.tidy();
     }
 
-    /// The rules in force, for those who look rather than ask.
+    /// The rules in force, for readers other than requests.
     pub(crate) fn in_force(&self) -> Option<Arc<InForce>> {
         self.rules.get()
     }

@@ -31,7 +31,7 @@ use crate::regional::redis::settings::owner::OwnerSettingError;
 use crate::request::Bounds;
 use crate::secret::SecretError;
 use crate::server::answer_options::{AnswerOptions, LimitHeaders};
-use crate::server::rls::write::PREFIX_BYTES;
+use crate::server::protobuf::PREFIX_BYTES;
 use crate::server::service::ServiceOptions;
 use crate::server::socket_settings::{SocketSettingError, SocketSettings};
 use crate::server::tls::settings::{TlsSettingError, TlsSettings};

@@ -100,7 +100,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     held: &mut [Option<FoundKey<'s>>; N],
 ) -> bool {
     let mut hashes = [0; N];
-    // A shard's number above, whose it is below.
+    // In the high half the shard's number, in the low half the check's.
     let mut order = [u64::MAX; N];
     for (index, check) in checks.iter().enumerate() {
         if check.charging != Charging::Together || check.hits == 0 {
@@ -129,7 +129,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     true
 }
 
-/// For so few, the general way spends more on finding out how few they are.
+/// A fixed network: for so few entries, a general sort spends more on finding out how few they are.
 #[inline(always)]
 fn sort<const N: usize>(entries: &mut [u64; N]) {
     let mut order = |low: usize, high: usize| {

@@ -84,7 +84,7 @@ impl CheckState {
 /// a shard.
 #[inline]
 fn lock_all<'t>(table: &'t Table, seen: &mut [CheckState], guards: &mut SmallVec<[MutexGuard<'t, Shard>; 4]>) -> bool {
-    // A shard's number above, whose it is below.
+    // In the high half the shard's number, in the low half the check's.
     let mut order: SmallVec<[u64; 8]> = SmallVec::new();
     order.extend(seen.iter().zip(0..).map(|(seen, index)| u64::from(seen.shard) << 32 | index));
     order.sort_unstable();

@@ -28,8 +28,7 @@ pub(super) struct OutageDecision<'a> {
     pub(super) live: u32,
 }
 
-/// Hits that never fit into a part of the limit, but into all of it, are not hopeless: who comes again after the outage is
-/// admitted.
+/// Hits too many for a part of the limit, but not for all of it, are not hopeless: they fit after the outage.
 #[cold]
 pub(super) fn retry_after_outage(verdict: &mut Verdict, check: &Check<'_>) {
     if check.is_cut_off {

@@ -33,9 +33,8 @@ pub struct Question {
     pub store: Store,
     /// Whether it fits; otherwise only how it stands.
     pub is_judged: bool,
-    /// To judge the check by what comes before it in the request, so many more hits than its limit may be counted: those
-    /// of later checks on its key that are in the count already, less what was given back, and less the hits of earlier
-    /// ones that the store is not asked about.
+    /// What the store adds to the limit, to judge this check by earlier ones only: hits of later checks on its key that are
+    /// in the count already, less refunds, less hits of earlier checks that the store is not asked about.
     pub counted_after: i64,
     pub why: Why,
 }
@@ -49,7 +48,7 @@ impl LockedCase<'_, '_> {
     /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
     pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
         let Case { checks, groups, consult, is_shadow, .. } = *self.case;
-        // Whoever has charged has decided: nobody is asked after it.
+        // A store that has charged has decided: no other is asked.
         if consult.is_charged() {
             return SmallVec::new();
         }

@@ -64,7 +64,7 @@ impl Verdict {
     }
 }
 
-/// How long it is until so many hits are admitted, or until the window ends, if they never are, and whether that is so.
+/// How long until so many hits fit, and whether they never do: then it is the time to the end of the window.
 ///
 /// Returns two words, as other rare turns of a decision do, rather than write to the verdict: so that one that takes
 /// none of them keeps its verdict in registers.

@@ -88,10 +88,10 @@ impl Rare {
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct RegionalPart {
     own: OwnCounts,
-    /// The newest cell's number, cut off to what is needed to compare; the counter moves on by itself, and this follows.
+    /// The low half of the newest cell's number, enough to compare; the counter moves on by itself, and this follows.
     sequence: u32,
     rare: Option<Box<Rare>>,
-    /// This and other moments are cut off to what is needed to compare: they are never far from now.
+    /// This and other moments keep their low half, enough to compare: they are never far from now.
     fresh_until_ms: u32,
     /// In units of [`PAUSE_UNIT_MS`].
     paused_until: u32,

@@ -9,7 +9,7 @@ use thiserror::Error;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use crate::server::rls::write::PREFIX_BYTES;
+use crate::server::protobuf::PREFIX_BYTES;
 
 /// What gRPC calls a message that is not compressed.
 const IDENTITY: &str = "identity";

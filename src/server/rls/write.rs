@@ -9,11 +9,8 @@ use crate::server::answer_options::{
     AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers,
 };
 use crate::server::problem_body;
-use crate::server::protobuf::{Write, bytes_field, number_field};
+use crate::server::protobuf::{PREFIX_BYTES, Write, bytes_field, number_field};
 use crate::server::rls::unit_number;
-
-/// What gRPC puts before a message: whether it is compressed, and its length.
-pub const PREFIX_BYTES: usize = 5;
 
 /// An answer as it goes over the wire.
 #[derive(Clone, Debug)]

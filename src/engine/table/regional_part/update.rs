@@ -12,6 +12,7 @@ use crate::rules::limit::Terms;
 
 /// How long a cell outlives its window at the store: clocks differ.
 const GRACE_MS_MAX: u64 = 60_000;
+
 impl RegionalPart {
     /// What is told about all cells that count against the limit, the newest first.
     pub(crate) fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
