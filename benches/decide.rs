@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use governor::{DefaultKeyedRateLimiter, Quota};
-use tidegate::engine::decide::{Case, Check, Consult, Group};
+use tidegate::engine::decide::{Case, Check, Group, StoreViews};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
 use tidegate::observe::hits::HitMetrics;
 use tidegate::observe::outcome::Outcomes;
-use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use tidegate::request::{Bounds, Descriptor, DescriptorEntry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
@@ -165,7 +165,7 @@ fn check(space: Space, identifier: &[u8], group: usize) -> Check<'_> {
 }
 
 fn case<'a>(table: &'a Table, checks: &'a [Check<'a>], groups: &'a [Group]) -> Case<'a> {
-    Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, consult: &Consult::ALONE }
+    Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, views: &StoreViews::ALONE }
 }
 
 fn decide_one(table: &Table, space: Space, identifier: &[u8]) {
@@ -325,7 +325,7 @@ descriptors:
     let of = |count: usize, what: &'static str| {
         let names: Vec<String> = (0..count).map(name).collect();
         let descriptors = names.iter().map(|value| Descriptor {
-            entries: [Entry { key: "api_key", value }].into_iter().collect(),
+            entries: [DescriptorEntry { key: "api_key", value }].into_iter().collect(),
             hits: Hits::OfRequest(1),
             limit: None,
         });

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 use tidegate::clock::Now;
-use tidegate::engine::decide::{Asking, Cause, Consult, StoreView};
+use tidegate::engine::decide::{Cause, StoreAccess, StoreView, StoreViews};
 use tidegate::engine::key::{IdentifierBuffer, Key, OwnedKey};
 use tidegate::engine::reach::{Layers, RegionIndex, Store};
 use tidegate::engine::table::cell::CellState;
@@ -19,7 +19,7 @@ use tidegate::engine::table::foreign::Counts;
 use tidegate::engine::table::foreign_ledger::ForeignSum;
 use tidegate::engine::table::ledger::KeyAnswer;
 use tidegate::engine::{Attempt, Engine, Modes};
-use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use tidegate::request::{Bounds, Descriptor, DescriptorEntry, Hits, Request};
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Options, RuleText, Ruleset};
 use tidegate::simulate::process::KeyHits;
@@ -94,7 +94,7 @@ impl Case {
     /// Asks for everything once.
     fn fill(&self) {
         for n in 0..self.values {
-            self.decide(&self.request(&[(self.value)(n)]), Asking::Never(Cause::Outage));
+            self.decide(&self.request(&[(self.value)(n)]), StoreAccess::Never(Cause::Outage));
             if n % BATCH == 0 {
                 self.flush();
             }
@@ -104,7 +104,7 @@ impl Case {
 
     fn request<'r>(&'r self, values: &'r [String]) -> Request<'r> {
         let descriptor = |value: &'r String| Descriptor {
-            entries: [Entry { key: self.key, value }].into_iter().collect(),
+            entries: [DescriptorEntry { key: self.key, value }].into_iter().collect(),
             hits: Hits::OfRequest(1),
             limit: None,
         };
@@ -115,10 +115,10 @@ impl Case {
         }
     }
 
-    fn decide(&self, request: &Request<'_>, asking: Asking<'_>) {
+    fn decide(&self, request: &Request<'_>, asking: StoreAccess<'_>) {
         let origin = StoreView::new(1, asking);
-        let consult = Consult { mono_ms: MONO_MS, origin, ..Consult::ALONE };
-        match self.engine.attempt(&self.rules, request, Modes::default(), NOW_MS, &consult) {
+        let views = StoreViews { mono_ms: MONO_MS, origin, ..StoreViews::ALONE };
+        match self.engine.attempt(&self.rules, request, Modes::default(), NOW_MS, &views) {
             Attempt::Decided(decision) => assert!(!decision.is_over),
             Attempt::Asks(store_request) => panic!("memory has to decide: {store_request:?}"),
         }
@@ -135,7 +135,7 @@ impl Case {
             let values: Vec<Vec<String>> = (0..BATCH).map(draw).collect();
             let requests: Vec<Request<'_>> = values.iter().map(|values| self.request(values)).collect();
             let began = Instant::now();
-            requests.iter().for_each(|request| self.decide(request, Asking::Allowed));
+            requests.iter().for_each(|request| self.decide(request, StoreAccess::Allowed));
             let elapsed = began.elapsed();
             drop(requests);
             self.times_ns.push(elapsed.as_nanos() as f64 / BATCH as f64);

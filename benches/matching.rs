@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use tidegate::engine::key::IdentifierBuffer;
-use tidegate::request::Entry;
+use tidegate::request::DescriptorEntry;
 use tidegate::rules::{Options, RuleText, Ruleset};
 
 const LIMIT: &str = "rate_limit: {requests_per_unit: 10, unit: second}";
@@ -105,9 +105,9 @@ impl Case {
         let mut identifier = IdentifierBuffer::default();
         let domain = self.rules.domain(black_box("d"));
         let rule = match request {
-            [key, value] => domain.and_then(|domain| domain.find(&[Entry { key, value }], &mut identifier)),
+            [key, value] => domain.and_then(|domain| domain.find(&[DescriptorEntry { key, value }], &mut identifier)),
             [key, value, key2, value2] => {
-                let entries = [Entry { key, value }, Entry { key: key2, value: value2 }];
+                let entries = [DescriptorEntry { key, value }, DescriptorEntry { key: key2, value: value2 }];
                 domain.and_then(|domain| domain.find(&entries, &mut identifier))
             }
             _ => None,

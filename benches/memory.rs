@@ -7,7 +7,7 @@ use std::fmt;
 use std::process::Command;
 
 use tidegate::clock::Now;
-use tidegate::engine::decide::{self, Charging, Check, Consult, Group, Reach, Store};
+use tidegate::engine::decide::{self, ChargeMode, Check, Group, Reach, Store, StoreViews};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::table::foreign::Counts;
@@ -95,7 +95,7 @@ impl Case {
     fn use_key(&self, table: &Table, key: Key<'_>, now_ms: u64) {
         let reach = if self.with == With::Nobody { Reach::Process } else { Reach::Region { slack_permille: 100 } };
         // Charged whatever anybody says, so that nobody has to be asked.
-        let charging = Charging::Always;
+        let charging = ChargeMode::Always;
         let check = Check { reach, charging, hits: self.hits, ..Check::local(key, self.terms()) };
         let (checks, groups) = ([check], [Group::default()]);
         let case = decide::Case {
@@ -104,7 +104,7 @@ impl Case {
             groups: &groups,
             is_shadow: false,
             now_ms,
-            consult: &Consult::ALONE,
+            views: &StoreViews::ALONE,
         };
         case.decide();
     }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use governor::Quota;
 use hdrhistogram::Histogram;
-use tidegate::engine::decide::{Case, Check, Consult, Group};
+use tidegate::engine::decide::{Case, Check, Group, StoreViews};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::rules::limit::{Space, Terms};
@@ -40,7 +40,7 @@ fn terms(window_ms: u64) -> Terms {
 fn hit(table: &Table, space: Space, identifier: &[u8], terms: Terms, now_ms: u64) {
     let check = Check::local(Key::new(space, &terms, identifier), terms);
     let (checks, groups) = ([check], [Group::default()]);
-    let case = Case { table, checks: &checks, groups: &groups, is_shadow: false, now_ms, consult: &Consult::ALONE };
+    let case = Case { table, checks: &checks, groups: &groups, is_shadow: false, now_ms, views: &StoreViews::ALONE };
     black_box(case.decide());
 }
 

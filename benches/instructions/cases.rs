@@ -3,14 +3,14 @@
 use std::hint::black_box;
 
 use prost::Message;
-use tidegate::engine::decide::{self, Check, Consult, Group};
+use tidegate::engine::decide::{self, Check, Group, StoreViews};
 use tidegate::engine::key::{IdentifierBuffer, Key};
 use tidegate::engine::table::Table;
 use tidegate::engine::{Engine, Modes};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as WireEntry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use tidegate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use tidegate::request::{Bounds, Descriptor, DescriptorEntry, Hits, Request};
 use tidegate::rules::limit::{Space, Terms};
 use tidegate::rules::policy::Algorithm;
 use tidegate::rules::tree::Identifier;
@@ -69,7 +69,7 @@ fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
 }
 
 /// Looks the lists of entries up in turns.
-fn match_each(rules: &Ruleset, requests: &[Vec<Entry<'_>>], times: usize) {
+fn match_each(rules: &Ruleset, requests: &[Vec<DescriptorEntry<'_>>], times: usize) {
     repeat(times, |turn| {
         let mut identifier = IdentifierBuffer::default();
         let entries = &requests[turn % requests.len()];
@@ -87,7 +87,7 @@ fn match_values(count: usize, times: usize) {
     let value = |n| format!("/service-{n:05}/items");
     let rules = ruleset((0..count).map(|n| format!("key: path, value: {}, {LIMIT}", value(n))));
     let values = spread(count, value);
-    let requests: Vec<_> = values.iter().map(|value| vec![Entry { key: "path", value }]).collect();
+    let requests: Vec<_> = values.iter().map(|value| vec![DescriptorEntry { key: "path", value }]).collect();
     match_each(&rules, &requests, times);
 }
 
@@ -96,7 +96,8 @@ fn match_nested(times: usize) {
     let below = format!("descriptors: [{{key: path, {LIMIT}}}]");
     let rules = ruleset((0..100).map(|n| format!("key: tenant, value: {}, {below}", value(n))));
     let values = spread(100, value);
-    let entries = |value| vec![Entry { key: "tenant", value }, Entry { key: "path", value: "/items" }];
+    let entries =
+        |value| vec![DescriptorEntry { key: "tenant", value }, DescriptorEntry { key: "path", value: "/items" }];
     let requests: Vec<_> = values.iter().map(|value| entries(value.as_str())).collect();
     match_each(&rules, &requests, times);
 }
@@ -105,7 +106,7 @@ fn match_wildcards(pattern: &str, times: usize) {
     let text = |n: usize| pattern.replace('N', &n.to_string());
     let rules = ruleset((0..1000).map(|n| format!("key: path, value: '{}', {LIMIT}", text(n))));
     let values = spread(1000, |n| text(n).replace('*', "x1"));
-    let requests: Vec<_> = values.iter().map(|value| vec![Entry { key: "path", value }]).collect();
+    let requests: Vec<_> = values.iter().map(|value| vec![DescriptorEntry { key: "path", value }]).collect();
     match_each(&rules, &requests, times);
 }
 
@@ -126,7 +127,7 @@ fn check(identifier: &[u8], group: usize) -> Check<'_> {
 }
 
 fn decision<'a>(table: &'a Table, checks: &'a [Check<'a>], groups: &'a [Group]) -> decide::Case<'a> {
-    decide::Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, consult: &Consult::ALONE }
+    decide::Case { table, checks, groups, is_shadow: false, now_ms: NOW_MS, views: &StoreViews::ALONE }
 }
 
 fn decide_keys(count: usize, times: usize) {
@@ -154,7 +155,7 @@ fn request(descriptors: usize, times: usize) {
     let engine = Engine::new(1_000_000);
     let names: Vec<String> = (0..descriptors).map(name).collect();
     let descriptors = names.iter().map(|value| Descriptor {
-        entries: [Entry { key: "api_key", value }].into_iter().collect(),
+        entries: [DescriptorEntry { key: "api_key", value }].into_iter().collect(),
         hits: Hits::OfRequest(1),
         limit: None,
     });

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::Value;
-use tidegate::cli::generate::plan::{Plan, Wishes};
+use tidegate::cli::generate::plan::{GatewayPlan, Wishes};
 use tidegate::cli::generate::source::ValueSource;
-use tidegate::request::Entry;
-use tidegate::rules::reachable::{Expect, Expected, expected};
+use tidegate::request::DescriptorEntry;
+use tidegate::rules::reachable::{Expect, ReachingEntries, expected};
 use tidegate::rules::tree::Identifier;
 use tidegate::rules::{Domain, Options, Ruleset};
 use tidegate::sources::files::{self, Location};
@@ -36,7 +36,7 @@ struct Ask {
 }
 
 impl Ask {
-    fn for_rule(expected: &Expected<'_>, plan: &Plan) -> Ask {
+    fn for_rule(expected: &ReachingEntries<'_>, plan: &GatewayPlan) -> Ask {
         let mut ask = Ask { method: "GET".into(), path: "/".into(), ..Ask::default() };
         for (key, expect) in &expected.entries {
             let value = match expect {
@@ -83,10 +83,12 @@ fn reached(domain: &Domain, log: &str) -> BTreeSet<String> {
             let texts = descriptor["entries"].as_array().expect("a list").iter();
             let pairs: Vec<(&str, &str)> =
                 texts.map(|text| text.as_str().and_then(|text| text.split_once('=')).expect("key=value")).collect();
-            let entries: Vec<Entry<'_>> = pairs.iter().map(|(key, value)| Entry { key, value }).collect();
+            let entries: Vec<DescriptorEntry<'_>> =
+                pairs.iter().map(|(key, value)| DescriptorEntry { key, value }).collect();
             rules.extend(domain.find(&entries, &mut Nobody).map(|rule| rule.id.to_string()));
             let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-            let is_expected = |it: &Expected<'_>| it.entries.iter().map(|(key, _)| *key).eq(keys.iter().copied());
+            let is_expected =
+                |it: &ReachingEntries<'_>| it.entries.iter().map(|(key, _)| *key).eq(keys.iter().copied());
             assert!(expected(domain).iter().any(is_expected), "no rule waits for {keys:?}");
         }
     }
@@ -99,7 +101,7 @@ fn assert_reaches_every_rule(rules: &Path, name: &str, maps: &[&str], more: &str
     let ruleset: Ruleset = loaded.ruleset.expect("the rules are good");
     let domain = ruleset.domain(name).expect("the domain is there");
     let sources = maps.iter().map(|map| ValueSource::read(map).unwrap()).collect();
-    let plan = Plan::new(domain, Wishes { sources, ..Wishes::default() }).unwrap();
+    let plan = GatewayPlan::new(domain, Wishes { sources, ..Wishes::default() }).unwrap();
 
     let upstream = Upstream::start();
     let rules = rules.to_str().expect("a path of ASCII");

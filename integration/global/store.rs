@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate::global::mysql::error::{Remedy, StoreError};
+use tidegate::global::mysql::error::{MysqlError, Remedy};
 use tidegate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use tidegate::global::mysql::{MySql, statement};
 use tidegate::global::row::{CellName, Counts, HeardRow, OwnRow};
@@ -42,7 +42,7 @@ async fn migrated() -> (MariaDbServer, MySql) {
     let deadline = Instant::now() + PATIENCE;
     // A server that has just started may close its first connections.
     while let Err(error) = store.migrate().await {
-        let is_starting = matches!(error, StoreError::Unreachable(_)) && Instant::now() < deadline;
+        let is_starting = matches!(error, MysqlError::Unreachable(_)) && Instant::now() < deadline;
         assert!(is_starting, "{error}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -413,7 +413,7 @@ async fn one_row_that_is_refused_can_be_found_by_halving() {
 async fn a_table_that_is_missing_or_different_names_what_to_run() {
     let server = MariaDbServer::start();
     let store = store(&server);
-    let missing = |error: &StoreError| {
+    let missing = |error: &MysqlError| {
         assert_eq!((error.reason(), error.remedy()), ("schema", Remedy::GiveUp));
         assert!(error.to_string().ends_with(": run `tidegate migrate`"), "{error}");
     };
@@ -470,7 +470,7 @@ async fn a_server_that_stands_still_costs_no_more_than_the_bound() {
     for _ in 0..2 {
         let began = Instant::now();
         let error = store.publish("eu", &[row("a", 2, 0)]).await.unwrap_err();
-        assert_eq!(error, StoreError::Timeout { within: BOUND });
+        assert_eq!(error, MysqlError::Timeout { within: BOUND });
         let took = began.elapsed();
         assert!((BOUND..WITHIN).contains(&took), "{took:?}");
     }

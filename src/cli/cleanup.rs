@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::cli::{Exit, Output, mysql};
 use crate::flag_value::duration;
 use crate::global::mysql::MySql;
-use crate::global::mysql::error::{Remedy, StoreError};
+use crate::global::mysql::error::{MysqlError, Remedy};
 use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use crate::observe::logging::say;
 
@@ -80,7 +80,7 @@ pub(crate) fn run(flags: &CleanupFlags) -> anyhow::Result<Exit> {
 }
 
 /// What expired before this moment may go.
-async fn before_ms(store: &MySql, flags: &CleanupFlags) -> Result<u64, StoreError> {
+async fn before_ms(store: &MySql, flags: &CleanupFlags) -> Result<u64, MysqlError> {
     let older_than_ms = u64::try_from(flags.older_than.as_millis()).unwrap_or(u64::MAX);
     Ok(store.server_now_ms().await?.saturating_sub(older_than_ms))
 }
@@ -119,7 +119,7 @@ async fn delete(store: &MySql, flags: &CleanupFlags) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-async fn delete_all(store: &MySql, flags: &CleanupFlags, stop: &mut Stop, done: &mut Done) -> Result<(), StoreError> {
+async fn delete_all(store: &MySql, flags: &CleanupFlags, stop: &mut Stop, done: &mut Done) -> Result<(), MysqlError> {
     let before_ms = before_ms(store, flags).await?;
     let mut said_at: Option<Instant> = None;
     loop {
@@ -141,7 +141,7 @@ async fn delete_all(store: &MySql, flags: &CleanupFlags, stop: &mut Stop, done: 
     }
 }
 
-async fn delete_batch(store: &MySql, before_ms: u64, at_most: u64) -> Result<u64, StoreError> {
+async fn delete_batch(store: &MySql, before_ms: u64, at_most: u64) -> Result<u64, MysqlError> {
     let mut attempt = 1;
     loop {
         match store.delete_expired(before_ms, at_most).await {

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::cli::{Exit, Output, mysql};
 use crate::global::mysql::MySql;
-use crate::global::mysql::error::StoreError;
-use crate::global::mysql::schema::Applied;
+use crate::global::mysql::error::MysqlError;
+use crate::global::mysql::schema::AppliedMigration;
 use crate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 
 pub(crate) const EXAMPLES: &str = "Examples:
@@ -36,12 +36,14 @@ pub(crate) fn run(flags: &MigrateFlags) -> anyhow::Result<Exit> {
     };
     let mut out = std::io::stdout().lock();
     if flags.output == Output::Json {
-        let applied: Vec<_> =
-            applied.iter().map(|Applied { version, name }| json!({"version": version, "name": name})).collect();
+        let applied: Vec<_> = applied
+            .iter()
+            .map(|AppliedMigration { version, name }| json!({"version": version, "name": name}))
+            .collect();
         writeln!(out, "{:#}", json!({"ok": true, "applied": applied}))?;
         return Ok(Exit::Success);
     }
-    for Applied { version, name } in &applied {
+    for AppliedMigration { version, name } in &applied {
         writeln!(out, "applied: {version:04} {name}")?;
     }
     let done = if applied.is_empty() { "nothing to apply" } else { "done" };
@@ -50,7 +52,7 @@ pub(crate) fn run(flags: &MigrateFlags) -> anyhow::Result<Exit> {
 }
 
 /// Looks at the table afterwards: one that was made by hand is not changed by a migration that creates it.
-async fn migrate(settings: &MysqlSettings) -> Result<Vec<Applied>, StoreError> {
+async fn migrate(settings: &MysqlSettings) -> Result<Vec<AppliedMigration>, MysqlError> {
     let store = MySql::new(settings);
     let applied = store.migrate().await?;
     let checked = store.check_schema().await;

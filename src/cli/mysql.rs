@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use crate::cli::{Exit, Output};
-use crate::global::mysql::error::StoreError;
+use crate::global::mysql::error::MysqlError;
 use crate::observe::logging::say;
 
 /// One statement after the other needs no more than one thread.
@@ -15,9 +15,9 @@ pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 /// Says why it failed; `so_far` is what had been done by then.
-pub(crate) fn failed(error: &StoreError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
+pub(crate) fn failed(error: &MysqlError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
     let exit = match error {
-        StoreError::Unreachable(_) | StoreError::Timeout { .. } => Exit::NoAnswer,
+        MysqlError::Unreachable(_) | MysqlError::Timeout { .. } => Exit::NoAnswer,
         _ => Exit::Failure,
     };
     exit.after(match output {

@@ -19,26 +19,26 @@ use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::engine::reach::Store;
 use crate::engine::table::weight::Capacity;
-use crate::global::driver::Global;
+use crate::global::driver::GlobalDriver;
 use crate::global::exchange::ExchangeOptions;
 use crate::global::mysql::MySql;
 use crate::global::settings::{GlobalSettings, RegionNames};
 use crate::observe::logging;
 use crate::regional::call::ProcessId;
-use crate::regional::driver::{Regional, RegionalOptions};
+use crate::regional::driver::{RegionalDriver, RegionalOptions};
 use crate::regional::key_names::KeyNames;
 use crate::regional::redis::Redis;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::region::RegionOptions;
 use crate::server::admin::Admin;
 use crate::server::connection_stats::ConnectionStats;
-use crate::server::drain::{self, Drainer, Phase};
+use crate::server::drain::{self, DrainPhase, Drainer};
 use crate::server::grpc::connection::{self, ConnectionBounds, GrpcPort};
 use crate::server::grpc::workers::Workers;
 use crate::server::listener::{GrpcListener, UnixSocket};
-use crate::server::reload::{self, Following, Reloader};
+use crate::server::reload::{self, Reloader, XdsFollower};
 use crate::server::service::Service;
-use crate::server::tls::Tls;
+use crate::server::tls::ServerTls;
 use crate::server::{grpc, http};
 use crate::settings::serve_flags::ServeFlags;
 use crate::settings::sharing::SharingSettings;
@@ -154,7 +154,7 @@ async fn first_rules(
     mut signals: Signals,
 ) -> Option<(RuleNews, Signals)> {
     let (news, mut heard) = watch::channel(0);
-    tokio::spawn(stream::follow(xds.clone(), Following { reloader: reloader.clone(), news }));
+    tokio::spawn(stream::follow(xds.clone(), XdsFollower { reloader: reloader.clone(), news }));
     if !is_forced {
         logging::say(&format!("tidegate: waiting for the first rules from {}", xds.place));
         tokio::select! {
@@ -185,7 +185,7 @@ impl Signals {
 
 async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: Signals) -> anyhow::Result<()> {
     let Signals { mut terminate, mut interrupt, hang_up } = signals;
-    let tls = settings.tls.clone().map(Tls::start).transpose()?;
+    let tls = settings.tls.clone().map(ServerTls::start).transpose()?;
     let grpc_listener = match &settings.grpc_socket {
         Some(socket) => GrpcListener::Unix(UnixSocket::open(socket)?),
         None => GrpcListener::Tcp(bind("gRPC", settings.grpc_addr, "--grpc-port (GRPC_PORT)").await?),
@@ -281,7 +281,7 @@ struct StoreJoin<'a> {
 }
 
 impl StoreJoin<'_> {
-    fn start(&self, redis: RedisSettings, store: Store) -> Arc<Regional> {
+    fn start(&self, redis: RedisSettings, store: Store) -> Arc<RegionalDriver> {
         let deadline = redis.origin_deadline;
         let region = RegionOptions {
             store,
@@ -297,25 +297,25 @@ impl StoreJoin<'_> {
         let replicas = if is_owner { self.sharing.owner.replicas } else { 0 };
         let replicated = (replicas > 0).then(|| Redis::start_replicated(redis.clone(), replicas));
         let options = RegionalOptions { region, deadline, strict_deadline, replicated, began: self.service.began() };
-        Regional::start(self.service.engine().clone(), Redis::start(redis), options)
+        RegionalDriver::start(self.service.engine().clone(), Redis::start(redis), options)
     }
 
     /// Shares the counts with the other processes of the region from now on.
-    fn region(&self, redis: RedisSettings) -> Arc<Regional> {
+    fn region(&self, redis: RedisSettings) -> Arc<RegionalDriver> {
         let regional = self.start(redis, Store::Origin);
         self.service.join(regional.clone());
         regional
     }
 
     /// Has strict limits decided by their owner from now on.
-    fn owner(&self, redis: RedisSettings) -> Arc<Regional> {
+    fn owner(&self, redis: RedisSettings) -> Arc<RegionalDriver> {
         let owner = self.start(redis, Store::Owner);
         self.service.join_owner(owner.clone());
         owner
     }
 
     /// Shares the counts with other regions from now on.
-    fn others(&self, settings: GlobalSettings, migrates: bool) -> Arc<Global> {
+    fn others(&self, settings: GlobalSettings, migrates: bool) -> Arc<GlobalDriver> {
         let GlobalSettings { mysql, names: RegionNames { region, regions } } = settings;
         let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
         let options =
@@ -323,14 +323,20 @@ impl StoreJoin<'_> {
         let place = mysql.place.clone();
         let outage_after = self.sharing.outages.global_after;
         let engine = self.service.engine().clone();
-        let global = Global::start(engine, MySql::new(&mysql), place, options, migrates, outage_after);
+        let global = GlobalDriver::start(engine, MySql::new(&mysql), place, options, migrates, outage_after);
         self.service.join_others(global.clone());
         global
     }
 }
 
 /// Loads the rules again whenever their files change or somebody asks for it.
-async fn reload(reloader: Reloader, tls: Option<Arc<Tls>>, health: &Health, mut news: RuleNews, mut hang_up: Signal) {
+async fn reload(
+    reloader: Reloader,
+    tls: Option<Arc<ServerTls>>,
+    health: &Health,
+    mut news: RuleNews,
+    mut hang_up: Signal,
+) {
     loop {
         tokio::select! {
             () = news.next() => {}
@@ -373,10 +379,10 @@ impl Health {
 /// Announces the stop, waits for it to be noticed, then asks every connection to finish.
 async fn stop(drainer: &Drainer, health: &HealthReporter, delay: Duration) {
     tracing::info!(?delay, "stopping: health says NOT_SERVING, calls are still answered");
-    drainer.enter(Phase::Announced);
+    drainer.enter(DrainPhase::Announced);
     report_health(health, ServingStatus::NotServing).await;
     sleep(delay).await;
-    drainer.enter(Phase::Closing);
+    drainer.enter(DrainPhase::Closing);
     // Ends the streams of those who watch health, which would otherwise stay open for good.
     let mut health = health.clone();
     for name in ["", grpc::HEALTH_NAME] {

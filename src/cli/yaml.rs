@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::rules::problem::{Problems, Strictness};
 use crate::rules::scalar::{Meaning, Scalar};
-use crate::rules::yaml::{Kind, Node, documents};
+use crate::rules::yaml::{NodeKind, YamlNode, documents};
 
 /// What stands first in a map, because readers look for it.
 const FIRST: [&str; 4] = ["apiVersion", "kind", "metadata", "name"];
@@ -120,11 +120,11 @@ pub(crate) fn read(text: &str) -> Result<Read, (usize, String)> {
     }
 }
 
-fn value(node: &Node, is_merged: &mut bool) -> Value {
+fn value(node: &YamlNode, is_merged: &mut bool) -> Value {
     match &node.kind {
-        Kind::Scalar(scalar) => of_scalar(scalar),
-        Kind::List(list) => list.iter().map(|node| value(node, is_merged)).collect(),
-        Kind::Map(pairs) => {
+        NodeKind::Scalar(scalar) => of_scalar(scalar),
+        NodeKind::List(list) => list.iter().map(|node| value(node, is_merged)).collect(),
+        NodeKind::Map(pairs) => {
             let mut fields = Map::new();
             let mut merged = Vec::new();
             for (key, node) in pairs {
@@ -147,9 +147,9 @@ fn value(node: &Node, is_merged: &mut bool) -> Value {
     }
 }
 
-fn maps(node: &Rc<Node>) -> Vec<Rc<Node>> {
+fn maps(node: &Rc<YamlNode>) -> Vec<Rc<YamlNode>> {
     match &node.kind {
-        Kind::List(list) => list.clone(),
+        NodeKind::List(list) => list.clone(),
         _ => vec![node.clone()],
     }
 }

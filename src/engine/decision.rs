@@ -38,12 +38,12 @@ pub enum StatusKind<'r> {
     Unmatched,
     Unlimited,
     /// The limit that matters most of those that apply.
-    Limited(Limited<'r>),
+    Limited(LimitStatus<'r>),
 }
 
 /// A limit of a descriptor, and what it came to.
 #[derive(Clone, Copy, Debug)]
-pub struct Limited<'r> {
+pub struct LimitStatus<'r> {
     /// `None` for a request override.
     pub limit: Option<&'r Limit>,
     /// With this region's part of the limit, if it is split.
@@ -58,12 +58,12 @@ pub struct Limited<'r> {
     pub verdict: Verdict,
 }
 
-impl<'r> Limited<'r> {
+impl<'r> LimitStatus<'r> {
     #[inline]
-    fn new(limit: Option<&'r Limit>, check: &Check<'_>, verdict: &Verdict) -> Limited<'r> {
+    fn new(limit: Option<&'r Limit>, check: &Check<'_>, verdict: &Verdict) -> LimitStatus<'r> {
         let Check { terms, scope, on_outage, is_cut_off, reach, .. } = *check;
         let is_alone = reach == Reach::Process;
-        Limited { limit, terms, scope, on_outage, is_alone, is_cut_off, verdict: *verdict }
+        LimitStatus { limit, terms, scope, on_outage, is_alone, is_cut_off, verdict: *verdict }
     }
 
     /// The protocol's unit, when the window is one.
@@ -117,7 +117,7 @@ impl<'r> Decision<'r> {
             };
             if is_reported {
                 let limit = matches[check.group].limit(check.limit_index);
-                status.kind = StatusKind::Limited(Limited::new(limit, check, verdict));
+                status.kind = StatusKind::Limited(LimitStatus::new(limit, check, verdict));
             }
         }
         let would_deny = || case.is_denied(&case.groups_over(&outcome.verdicts));

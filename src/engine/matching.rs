@@ -146,16 +146,16 @@ impl<'r> MatchedLimit<'r> {
 }
 
 /// The names of limits that the rules of a request take out of it.
-pub(super) struct Replaced<'r>(SmallVec<[&'r str; 2]>);
+pub(super) struct ReplacedLimits<'r>(SmallVec<[&'r str; 2]>);
 
-impl<'r> Replaced<'r> {
-    pub(super) fn by(matches: &[Match<'r>]) -> Replaced<'r> {
+impl<'r> ReplacedLimits<'r> {
+    pub(super) fn by(matches: &[Match<'r>]) -> ReplacedLimits<'r> {
         let rules = matches.iter().filter(|found| found.override_limit.is_none()).filter_map(|found| found.rule);
         let mut names: SmallVec<[&str; 2]> = rules.flat_map(Rule::replaces).map(|name| &**name).collect();
         // Many descriptors may name the same few.
         names.sort_unstable();
         names.dedup();
-        Replaced(names)
+        ReplacedLimits(names)
     }
 
     #[inline]

@@ -22,10 +22,10 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use crate::engine::decide::{Case, Charging, Check, Consult, Group};
-pub use crate::engine::decision::{Decision, Limited, Status, StatusKind};
+use crate::engine::decide::{Case, ChargeMode, Check, Group, StoreViews};
+pub use crate::engine::decision::{Decision, LimitStatus, Status, StatusKind};
 use crate::engine::key::IdentifierBuffer;
-use crate::engine::matching::{Match, Replaced};
+use crate::engine::matching::{Match, ReplacedLimits};
 use crate::engine::reach::{Layers, Store};
 pub use crate::engine::store_request::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::engine::table::weight::Capacity;
@@ -82,7 +82,7 @@ impl Engine {
 
     /// Decides a request from memory and charges what is to be charged.
     pub fn decide<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, modes: Modes, now_ms: u64) -> Decision<'r> {
-        match self.attempt(ruleset, request, modes, now_ms, &Consult::ALONE) {
+        match self.attempt(ruleset, request, modes, now_ms, &StoreViews::ALONE) {
             Attempt::Decided(decision) => decision,
             Attempt::Asks(_) => unreachable!("Consult::ALONE never asks"),
         }
@@ -99,21 +99,21 @@ impl Engine {
         request: &Request<'_>,
         modes: Modes,
         now_ms: u64,
-        consult: &Consult<'_>,
+        views: &StoreViews<'_>,
     ) -> Attempt<'r> {
         let domain = ruleset.domain(request.domain());
         let is_sensitive = domain.is_some_and(Domain::has_sensitive_keys);
         let mut identifiers = IdentifierBuffer::default();
         let matches: SmallVec<[Match<'r>; 2]> =
             request.descriptors().iter().map(|descriptor| Match::find(domain, descriptor, &mut identifiers)).collect();
-        let replaced = Replaced::by(&matches);
+        let replaced = ReplacedLimits::by(&matches);
         let mut checks: SmallVec<[Check<'_>; 4]> = SmallVec::new();
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         for (found, descriptor) in matches.iter().zip(request.descriptors()) {
             let identifier = found.identifier(&identifiers);
             let before = checks.len();
             for met in found.limits().filter(|met| !replaced.contains(met)) {
-                let held = self.layers.enforce(&met.terms, met.policy, consult.is_cut_off);
+                let held = self.layers.enforce(&met.terms, met.policy, views.is_cut_off);
                 let (hits, charging) = charging(descriptor.hits, met.charge);
                 checks.push(Check {
                     hits,
@@ -127,7 +127,7 @@ impl Engine {
             groups.push(found.group(checks.len() > before, modes));
         }
         let (checks, groups) = (&checks[..], &groups[..]);
-        let case = Case { table: &self.table, checks, groups, is_shadow: modes.shadow, now_ms, consult };
+        let case = Case { table: &self.table, checks, groups, is_shadow: modes.shadow, now_ms, views };
         let outcome = case.decide();
         if outcome.questions.is_empty() {
             Attempt::Decided(Decision::new(domain, &matches, &case, &outcome))
@@ -168,12 +168,12 @@ impl Engine {
 }
 
 /// How many hits a descriptor asks for, and how they are charged.
-fn charging(hits: Hits, charge: Charge) -> (u64, Charging) {
+fn charging(hits: Hits, charge: Charge) -> (u64, ChargeMode) {
     match (hits, charge) {
-        (Hits::Refund(hits), _) => (hits, Charging::Refund),
-        (Hits::OfRequest(hits), Charge::Always) => (hits, Charging::Always),
-        (Hits::OfRequest(hits), Charge::Auto | Charge::Accepted) => (hits, Charging::Together),
-        (Hits::Own(hits), Charge::Accepted) => (hits, Charging::Together),
-        (Hits::Own(hits), Charge::Auto | Charge::Always) => (hits, Charging::Always),
+        (Hits::Refund(hits), _) => (hits, ChargeMode::Refund),
+        (Hits::OfRequest(hits), Charge::Always) => (hits, ChargeMode::Always),
+        (Hits::OfRequest(hits), Charge::Auto | Charge::Accepted) => (hits, ChargeMode::Together),
+        (Hits::Own(hits), Charge::Accepted) => (hits, ChargeMode::Together),
+        (Hits::Own(hits), Charge::Auto | Charge::Always) => (hits, ChargeMode::Always),
     }
 }

@@ -1,7 +1,7 @@
 //! Why a request was answered as it was, in one word, and what the answer rests on.
 
 use crate::engine::decide::{Basis, Cause, Store};
-use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::rules::policy::{OnOutage, Scope};
 
 /// Why a request was answered as it was.
@@ -75,7 +75,7 @@ impl DecidedBy {
     }
 }
 
-impl Limited<'_> {
+impl LimitStatus<'_> {
     /// Why the limit's own verdict is not a matter of its count, if it is not.
     pub fn emergency(&self) -> Option<Reason> {
         match self.verdict.basis {

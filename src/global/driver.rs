@@ -16,11 +16,11 @@ use crate::clock::{Clock, Now};
 use crate::complaints::Complaints;
 use crate::engine::Engine;
 use crate::global::exchange::{Exchange, ExchangeOptions, TURN_STATEMENTS};
-use crate::global::import::Reading;
-use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, Turn};
+use crate::global::import::ReadScope;
+use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, TurnKind};
 use crate::global::mysql::MySql;
-use crate::global::mysql::error::{Remedy, StoreError};
-use crate::global::publish::{Publication, Sent, Then};
+use crate::global::mysql::error::{MysqlError, Remedy};
+use crate::global::publish::{NextStep, Publication, StatementOutcome};
 use crate::rules::Ruleset;
 
 /// How long a clean stop goes on publishing.
@@ -31,7 +31,7 @@ const SEEK_MAX: Duration = Duration::from_millis(500);
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The process's part in the exchange, at work.
-pub(crate) struct Global {
+pub(crate) struct GlobalDriver {
     exchange: Exchange,
     mysql: MySql,
     /// Where the table is, without secrets.
@@ -43,7 +43,7 @@ pub(crate) struct Global {
     /// One turn at a time: the last one of a stop waits for the one under way.
     publishing: tokio::sync::Mutex<()>,
     /// Of each turn and reason.
-    complaints: Complaints<(Turn, &'static str)>,
+    complaints: Complaints<(TurnKind, &'static str)>,
     /// It is given up after so long.
     outage_after: Duration,
     is_down: AtomicBool,
@@ -51,13 +51,13 @@ pub(crate) struct Global {
     pub metrics: GlobalMetrics,
 }
 
-impl fmt::Debug for Global {
+impl fmt::Debug for GlobalDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Global").field("region", &self.exchange.options().region).finish_non_exhaustive()
     }
 }
 
-impl Global {
+impl GlobalDriver {
     /// Starts to take part. Must be called on the runtime.
     pub(crate) fn start(
         engine: Arc<Engine>,
@@ -66,9 +66,9 @@ impl Global {
         options: ExchangeOptions,
         migrates: bool,
         outage_after: Duration,
-    ) -> Arc<Global> {
+    ) -> Arc<GlobalDriver> {
         let clock = Clock::since(Instant::now());
-        let global = Arc::new(Global {
+        let global = Arc::new(GlobalDriver {
             exchange: Exchange::new(engine, options, clock.now()),
             mysql,
             place,
@@ -161,7 +161,7 @@ impl Global {
             self.migrate().await;
         }
         if let Err(error) = self.mysql.check_schema().await {
-            self.warn(Turn::Publish, &error, "counts are not shared with other regions for now");
+            self.warn(TurnKind::Publish, &error, "counts are not shared with other regions for now");
         }
     }
 
@@ -173,7 +173,7 @@ impl Global {
                     tracing::info!(applied = applied.len(), "the table that regions share is up to date");
                     return;
                 }
-                Err(error) => self.warn(Turn::Publish, &error, "the table could not be migrated: trying again"),
+                Err(error) => self.warn(TurnKind::Publish, &error, "the table could not be migrated: trying again"),
             }
             sleep(MIGRATE_INTERVAL).await;
         }
@@ -201,10 +201,12 @@ impl Global {
             let outcome = self.mysql.publish(region, rows).await;
             let sent = self.sent(&outcome);
             match sending.sent(sent) {
-                Then::Go => {}
+                NextStep::Go => {}
                 // Not in step with whoever was in the way.
-                Then::Pause { for_us } => sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await,
-                Then::End => break,
+                NextStep::Pause { for_us } => {
+                    sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await
+                }
+                NextStep::End => break,
             }
         }
         self.publish_ended(&sending, began);
@@ -216,40 +218,40 @@ impl Global {
         if self.exchange.wants_ping(self.now()) {
             let answer = self.mysql.server_now_ms().await;
             if let Err(error) = &answer {
-                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
-                self.warn(Turn::Publish, error, "counts could not be published now");
+                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
+                self.warn(TurnKind::Publish, error, "counts could not be published now");
             }
             does_answer = Some(answer.is_ok());
         }
         self.exchange.published_nothing(does_answer, self.now());
     }
 
-    fn sent(&self, outcome: &Result<(), StoreError>) -> Sent {
-        let Err(error) = outcome else { return Sent::Done };
+    fn sent(&self, outcome: &Result<(), MysqlError>) -> StatementOutcome {
+        let Err(error) = outcome else { return StatementOutcome::Done };
         match error.remedy() {
             Remedy::Retry => {
                 self.metrics.conflict();
-                Sent::Conflict
+                StatementOutcome::Conflict
             }
             Remedy::Bisect => {
-                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
-                self.warn(Turn::Publish, error, "some counts can't be published: the others are");
-                Sent::Refused
+                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
+                self.warn(TurnKind::Publish, error, "some counts can't be published: the others are");
+                StatementOutcome::Refused
             }
             Remedy::GiveUp => {
-                self.metrics.failed(Turn::Publish, StoreFailure::of(error));
-                self.warn(Turn::Publish, error, "counts can't be published: they are, as soon as MySQL takes them");
-                if matches!(error, StoreError::Schema(_)) {
+                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
+                self.warn(TurnKind::Publish, error, "counts can't be published: they are, as soon as MySQL takes them");
+                if matches!(error, MysqlError::Schema(_)) {
                     self.exchange.doubt();
                 }
-                Sent::Failed
+                StatementOutcome::Failed
             }
         }
     }
 
     fn publish_ended(&self, sending: &Publication, began: Instant) {
         if sending.failed.is_empty() {
-            self.metrics.took(Turn::Publish, began.elapsed());
+            self.metrics.took(TurnKind::Publish, began.elapsed());
         } else {
             tracing::debug!(rows = sending.failed.len(), "rows wait for the next turn");
         }
@@ -271,7 +273,7 @@ impl Global {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
         let mut clock = None;
-        if matches!(reading, Reading::All { .. }) {
+        if matches!(reading, ReadScope::All { .. }) {
             match self.mysql.server_now_ms().await {
                 // A table that is too large to be read at once is followed from here on.
                 Ok(server_ms) => clock = Some(server_ms),
@@ -284,23 +286,23 @@ impl Global {
             // The time of each row: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
             match &reading {
-                Reading::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
-                Reading::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
+                ReadScope::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
+                ReadScope::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
             }
         };
         match outcome {
             Ok(server_ms) => {
                 let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
-                self.metrics.took(Turn::Import, began.elapsed());
+                self.metrics.took(TurnKind::Import, began.elapsed());
                 ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
                 self.seek().await;
             }
             Err(error) => match clock {
                 // Whoever ended it, this side, the server or what is between them: the next part goes on there.
                 Some(server_ms) if hearing.rows() > 0 => {
-                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
+                    self.metrics.failed(TurnKind::Import, StoreFailure::of(&error));
                     self.warn(
-                        Turn::Import,
+                        TurnKind::Import,
                         &error,
                         "not all counts of other regions could be read at once: following what changes, the rest comes in parts",
                     );
@@ -316,15 +318,15 @@ impl Global {
     async fn seek(&self) {
         let began = Instant::now();
         for _ in 0..TURN_STATEMENTS {
-            let Some(mut seeking) = block_in_place(|| self.exchange.seek(self.now())) else { return };
-            let cells = std::mem::take(&mut seeking.cells);
-            let mut each = |row| self.exchange.found(&mut seeking, row, self.now());
+            let Some(mut lookup) = block_in_place(|| self.exchange.seek(self.now())) else { return };
+            let cells = std::mem::take(&mut lookup.cells);
+            let mut each = |row| self.exchange.found(&mut lookup, row, self.now());
             match self.mysql.find(&cells, &mut each).await {
-                Ok(()) => self.exchange.sought(seeking, self.now()),
+                Ok(()) => self.exchange.sought(lookup, self.now()),
                 Err(error) => {
-                    self.metrics.failed(Turn::Import, StoreFailure::of(&error));
-                    self.warn(Turn::Import, &error, "counts of other regions can't be looked up now");
-                    return self.exchange.not_sought(seeking);
+                    self.metrics.failed(TurnKind::Import, StoreFailure::of(&error));
+                    self.warn(TurnKind::Import, &error, "counts of other regions can't be looked up now");
+                    return self.exchange.not_sought(lookup);
                 }
             }
             if began.elapsed() > SEEK_MAX {
@@ -333,10 +335,10 @@ impl Global {
         }
     }
 
-    fn import_failed(&self, error: &StoreError, reading: &Reading) {
-        self.metrics.failed(Turn::Import, StoreFailure::of(error));
-        self.warn(Turn::Import, error, "counts of other regions can't be imported: the last known ones stay");
-        if matches!(error, StoreError::Schema(_)) {
+    fn import_failed(&self, error: &MysqlError, reading: &ReadScope) {
+        self.metrics.failed(TurnKind::Import, StoreFailure::of(error));
+        self.warn(TurnKind::Import, error, "counts of other regions can't be imported: the last known ones stay");
+        if matches!(error, MysqlError::Schema(_)) {
             self.exchange.doubt();
         }
         self.exchange.not_imported(reading, self.now());
@@ -351,7 +353,7 @@ impl Global {
     }
 
     /// Says so, but the same thing once a minute only.
-    fn warn(&self, turn: Turn, error: &StoreError, what: &str) {
+    fn warn(&self, turn: TurnKind, error: &MysqlError, what: &str) {
         if self.complaints.is_due((turn, error.reason()), Instant::now()) {
             tracing::warn!(%error, "{what}");
         } else {

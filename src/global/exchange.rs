@@ -4,14 +4,14 @@
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod importing;
+mod lookup_turn;
 mod pass;
 mod publishing;
-mod seeking;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use crate::global::exchange::importing::ImportProgress;
-pub(crate) use crate::global::exchange::seeking::{Seeking, TURN_STATEMENTS};
+pub(crate) use crate::global::exchange::lookup_turn::{LookupTurn, TURN_STATEMENTS};
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ pub struct ExchangeCounts {
 }
 
 #[derive(Debug)]
-struct State {
+struct ExchangeState {
     publishing: Cadence,
     importing: Cadence,
     /// The server's clock at the last reading.
@@ -92,7 +92,7 @@ struct State {
     random: u64,
 }
 
-impl State {
+impl ExchangeState {
     /// The server's clock, as far as it is known.
     fn server_ms(&self, now: Now) -> Option<u64> {
         let since_us = now.mono_us.saturating_sub(self.imported_us?);
@@ -132,13 +132,13 @@ pub struct Exchange {
     options: ExchangeOptions,
     names: RwLock<Arc<Names>>,
     /// Locked before any shard of the table: see `Table::lock` for the order.
-    state: Mutex<State>,
+    state: Mutex<ExchangeState>,
     pub counts: ExchangeCounts,
 }
 
 impl Exchange {
     pub fn new(engine: Arc<Engine>, options: ExchangeOptions, now: Now) -> Exchange {
-        let state = State {
+        let state = ExchangeState {
             publishing: Cadence::new(INTERVAL_US, now.mono_us, options.seed),
             importing: Cadence::new(INTERVAL_US, now.mono_us, options.seed.rotate_left(32)),
             clock_ms: None,

@@ -11,7 +11,7 @@ const SEEN_MAX: usize = 256;
 
 /// What to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reading {
+pub enum ReadScope {
     /// Everything that has not expired, from this cell on if there is one: what comes before it was read before.
     All { from: Option<CellName> },
     /// All rows of the cells of which one has changed since then, by the server's clock.

@@ -8,24 +8,24 @@ use parking_lot::Mutex;
 
 use crate::clock::{Now, wall_time};
 use crate::global::exchange::{Exchange, ExchangeStatus};
-use crate::global::mysql::error::StoreError;
+use crate::global::mysql::error::MysqlError;
 use crate::measure::histogram::Histogram;
 use crate::measure::times::Times;
 
 /// What is done with the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Turn {
+pub(crate) enum TurnKind {
     Publish,
     Import,
 }
 
-impl Turn {
-    pub(crate) const ALL: [Turn; 2] = [Turn::Publish, Turn::Import];
+impl TurnKind {
+    pub(crate) const ALL: [TurnKind; 2] = [TurnKind::Publish, TurnKind::Import];
 
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Turn::Publish => "publish",
-            Turn::Import => "import",
+            TurnKind::Publish => "publish",
+            TurnKind::Import => "import",
         }
     }
 }
@@ -39,7 +39,7 @@ pub(crate) struct StoreFailure {
 }
 
 impl StoreFailure {
-    pub(crate) fn of(error: &StoreError) -> StoreFailure {
+    pub(crate) fn of(error: &MysqlError) -> StoreFailure {
         StoreFailure { reason: error.reason(), text: error.to_string(), at: wall_time() }
     }
 }
@@ -50,13 +50,13 @@ pub(crate) struct GlobalMetrics {
     times: [Histogram; 2],
     /// Of rows that told something new, at their import.
     ages: Histogram,
-    errors: Mutex<BTreeMap<(Turn, &'static str), u64>>,
-    last_error: Mutex<Option<(Turn, StoreFailure)>>,
+    errors: Mutex<BTreeMap<(TurnKind, &'static str), u64>>,
+    last_error: Mutex<Option<(TurnKind, StoreFailure)>>,
     conflicts: AtomicU64,
 }
 
 impl GlobalMetrics {
-    pub(crate) fn took(&self, turn: Turn, time: Duration) {
+    pub(crate) fn took(&self, turn: TurnKind, time: Duration) {
         self.times[turn as usize].record(time);
     }
 
@@ -64,7 +64,7 @@ impl GlobalMetrics {
         self.ages.record(age);
     }
 
-    pub(crate) fn failed(&self, turn: Turn, failure: StoreFailure) {
+    pub(crate) fn failed(&self, turn: TurnKind, failure: StoreFailure) {
         *self.errors.lock().entry((turn, failure.reason)).or_default() += 1;
         *self.last_error.lock() = Some((turn, failure));
     }
@@ -99,12 +99,12 @@ pub(crate) struct GlobalFigures {
     /// Rows that were left out, by why.
     pub ignored_rows: [(&'static str, u64); 3],
     /// Of turns that succeeded.
-    pub times: [(Turn, Times); 2],
+    pub times: [(TurnKind, Times); 2],
     /// How old news of other regions were at their import.
     pub ages: Times,
     /// Statements that failed, by turn and reason.
-    pub errors: BTreeMap<(Turn, &'static str), u64>,
-    pub last_error: Option<(Turn, StoreFailure)>,
+    pub errors: BTreeMap<(TurnKind, &'static str), u64>,
+    pub last_error: Option<(TurnKind, StoreFailure)>,
     /// Statements that were tried again.
     pub conflicts: u64,
 }
@@ -129,7 +129,7 @@ impl GlobalFigures {
                 ("no_rule", count(&counts.unknown_rows)),
                 ("no_room", count(&counts.roomless_rows)),
             ],
-            times: Turn::ALL.map(|turn| (turn, Times::of(&metrics.times[turn as usize]))),
+            times: TurnKind::ALL.map(|turn| (turn, Times::of(&metrics.times[turn as usize]))),
             ages: Times::of(&metrics.ages),
             errors: metrics.errors.lock().clone(),
             last_error: metrics.last_error.lock().clone(),
@@ -138,16 +138,16 @@ impl GlobalFigures {
     }
 
     /// Seconds since each turn last succeeded.
-    pub(crate) fn since_success(&self) -> [(Turn, Option<f64>); 2] {
+    pub(crate) fn since_success(&self) -> [(TurnKind, Option<f64>); 2] {
         let seconds = |us: Option<u64>| us.map(|us| us as f64 / 1e6);
         let ExchangeStatus { published_ago_us, imported_ago_us, .. } = self.status;
-        [(Turn::Publish, seconds(published_ago_us)), (Turn::Import, seconds(imported_ago_us))]
+        [(TurnKind::Publish, seconds(published_ago_us)), (TurnKind::Import, seconds(imported_ago_us))]
     }
 
     /// Of each turn: whether its breaker is open, and how often it has opened.
-    pub(crate) fn breakers(&self) -> [(Turn, bool, u64); 2] {
+    pub(crate) fn breakers(&self) -> [(TurnKind, bool, u64); 2] {
         let ExchangeStatus { is_publish_open, is_import_open, publish_opened, import_opened, .. } = self.status;
-        [(Turn::Publish, is_publish_open, publish_opened), (Turn::Import, is_import_open, import_opened)]
+        [(TurnKind::Publish, is_publish_open, publish_opened), (TurnKind::Import, is_import_open, import_opened)]
     }
 
     /// How long ago each region has last changed a row, in milliseconds by the server's clock; `None` if it never has.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::global::import::Reading;
+use crate::global::import::ReadScope;
 use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,10 +47,10 @@ impl Rows {
     }
 
     /// What a reading says, all rows of a cell one after the other.
-    pub fn read(&self, reading: &Reading, now_ms: u64) -> Vec<HeardRow> {
+    pub fn read(&self, reading: &ReadScope, now_ms: u64) -> Vec<HeardRow> {
         let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, StoredRow>| match reading {
-            Reading::All { from } => from.as_ref().is_none_or(|from| cell >= from),
-            Reading::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
+            ReadScope::All { from } => from.as_ref().is_none_or(|from| cell >= from),
+            ReadScope::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };
         let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);
         heard(live.filter(|(cell, regions)| is_read(cell, regions)))

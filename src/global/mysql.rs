@@ -17,8 +17,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use tokio::time::timeout;
 
 use crate::global::mysql::connections::Connections;
-use crate::global::mysql::error::StoreError;
-use crate::global::mysql::schema::Applied;
+use crate::global::mysql::error::MysqlError;
+use crate::global::mysql::schema::AppliedMigration;
 use crate::global::mysql::settings::MysqlSettings;
 use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
 
@@ -43,7 +43,7 @@ impl MySql {
 
     /// Raises this region's rows to what they are here. All or none; the caller sorts them by cell, so that several
     /// processes take locks in the same order, and keeps them few (512). A row that is there with as much stays as it is.
-    pub async fn publish(&self, region: &str, rows: &[OwnRow]) -> Result<(), StoreError> {
+    pub async fn publish(&self, region: &str, rows: &[OwnRow]) -> Result<(), MysqlError> {
         if rows.is_empty() {
             return Ok(());
         }
@@ -59,18 +59,18 @@ impl MySql {
     /// than what is returned here, by more than that.
     ///
     /// Rows that make no sense are left out.
-    pub async fn changed_since(&self, since_ms: u64, each: EachRow<'_>) -> Result<u64, StoreError> {
+    pub async fn changed_since(&self, since_ms: u64, each: EachRow<'_>) -> Result<u64, MysqlError> {
         self.read(self.connections.timeout(), |now_ms| statement::changed_since(since_ms, now_ms), each).await
     }
 
     /// All rows that have not expired, from a cell on if one is given, in the order of cells. Otherwise like
     /// [`MySql::changed_since`].
-    pub async fn all_live(&self, from: Option<&CellName>, each: EachRow<'_>) -> Result<u64, StoreError> {
+    pub async fn all_live(&self, from: Option<&CellName>, each: EachRow<'_>) -> Result<u64, MysqlError> {
         self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
     }
 
-    /// All rows of some cells, those of a cell one after the other. At most 252, see `exchange/seeking.rs`.
-    pub async fn find(&self, cells: &[CellName], each: EachRow<'_>) -> Result<(), StoreError> {
+    /// All rows of some cells, those of a cell one after the other. At most 252, see `exchange/lookup_turn.rs`.
+    pub async fn find(&self, cells: &[CellName], each: EachRow<'_>) -> Result<(), MysqlError> {
         if cells.is_empty() {
             return Ok(());
         }
@@ -81,7 +81,7 @@ impl MySql {
     }
 
     /// Whether the table has what the statements need.
-    pub async fn check_schema(&self) -> Result<(), StoreError> {
+    pub async fn check_schema(&self) -> Result<(), MysqlError> {
         let within = self.connections.timeout();
         let mut lease = self.connections.lease().await?;
         let outcome = timeout(within, schema::check(&mut lease.connection)).await.ok();
@@ -89,26 +89,26 @@ impl MySql {
     }
 
     /// Makes the table what this version needs, and says what that took.
-    pub async fn migrate(&self) -> Result<Vec<Applied>, StoreError> {
+    pub async fn migrate(&self) -> Result<Vec<AppliedMigration>, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let outcome = timeout(MIGRATING, schema::migrate(&mut lease.connection)).await;
         // Not given back: the connection holds the lock, and waits longer than others.
-        outcome.unwrap_or(Err(StoreError::Timeout { within: MIGRATING }))
+        outcome.unwrap_or(Err(MysqlError::Timeout { within: MIGRATING }))
     }
 
     /// Deletes rows that expired before, the oldest first, and returns how many there were: fewer than `at_most` means
     /// that none is left.
-    pub async fn delete_expired(&self, before_ms: u64, at_most: u64) -> Result<u64, StoreError> {
+    pub async fn delete_expired(&self, before_ms: u64, at_most: u64) -> Result<u64, MysqlError> {
         self.execute(statement::delete_expired(before_ms, at_most), LONG).await
     }
 
     /// How many rows expired before.
-    pub async fn count_expired(&self, before_ms: u64) -> Result<u64, StoreError> {
+    pub async fn count_expired(&self, before_ms: u64) -> Result<u64, MysqlError> {
         self.number(statement::count_expired(before_ms), LONG).await
     }
 
     /// The server's clock, in ms since 1970.
-    pub async fn server_now_ms(&self) -> Result<u64, StoreError> {
+    pub async fn server_now_ms(&self) -> Result<u64, MysqlError> {
         self.number(statement::clock(), self.connections.timeout()).await
     }
 
@@ -118,15 +118,15 @@ impl MySql {
     }
 
     /// How many rows it changed.
-    async fn execute(&self, sql: String, within: Duration) -> Result<u64, StoreError> {
+    async fn execute(&self, sql: String, within: Duration) -> Result<u64, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let executing = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lease.connection);
         let outcome = timeout(within, executing).await.ok();
-        let outcome = outcome.map(|done| done.map(|done| done.rows_affected()).map_err(StoreError::from));
+        let outcome = outcome.map(|done| done.map(|done| done.rows_affected()).map_err(MysqlError::from));
         lease.end(outcome, within)
     }
 
-    async fn number(&self, sql: String, within: Duration) -> Result<u64, StoreError> {
+    async fn number(&self, sql: String, within: Duration) -> Result<u64, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let outcome = timeout(within, number(&mut lease.connection, sql)).await.ok();
         lease.end(outcome, within)
@@ -138,7 +138,7 @@ impl MySql {
         within: Duration,
         sql: impl FnOnce(u64) -> String,
         each: EachRow<'_>,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<u64, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let reading = async {
             let now_ms = number(&mut lease.connection, statement::clock()).await?;
@@ -151,7 +151,7 @@ impl MySql {
 }
 
 /// Tells every row that a statement reads and that makes sense.
-async fn each_row(connection: &mut MySqlConnection, sql: String, each: EachRow<'_>) -> Result<(), StoreError> {
+async fn each_row(connection: &mut MySqlConnection, sql: String, each: EachRow<'_>) -> Result<(), MysqlError> {
     let mut rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch(connection);
     while let Some(row) = rows.try_next().await? {
         if let Some(row) = heard(&row) {
@@ -162,9 +162,9 @@ async fn each_row(connection: &mut MySqlConnection, sql: String, each: EachRow<'
 }
 
 /// The first value of the first row.
-async fn number(connection: &mut MySqlConnection, sql: String) -> Result<u64, StoreError> {
+async fn number(connection: &mut MySqlConnection, sql: String) -> Result<u64, MysqlError> {
     let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
-    unsigned(&row, 0).ok_or_else(|| StoreError::Other("it answered with something else than a number".into()))
+    unsigned(&row, 0).ok_or_else(|| MysqlError::Other("it answered with something else than a number".into()))
 }
 
 /// `None` for a row that makes no sense, whoever wrote it.

@@ -16,7 +16,7 @@ const REFUSED_MAX: usize = 32;
 
 /// What became of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
+pub enum StatementOutcome {
     Done,
     /// Another transaction was in the way: it may succeed if it is tried again.
     Conflict,
@@ -28,7 +28,7 @@ pub enum Sent {
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum NextStep {
     Go,
     /// Wait so long, then go on.
     Pause {
@@ -93,28 +93,28 @@ impl Publication {
     }
 
     /// Takes note of what became of the statement.
-    pub fn sent(&mut self, sent: Sent) -> Then {
-        let Some(range) = self.left.pop() else { return Then::End };
+    pub fn sent(&mut self, sent: StatementOutcome) -> NextStep {
+        let Some(range) = self.left.pop() else { return NextStep::End };
         let conflicts = std::mem::take(&mut self.conflicts);
         match sent {
-            Sent::Done => self.done.extend(range),
-            Sent::Conflict if conflicts < CONFLICTS_MAX => {
+            StatementOutcome::Done => self.done.extend(range),
+            StatementOutcome::Conflict if conflicts < CONFLICTS_MAX => {
                 self.left.push(range);
                 self.conflicts = conflicts + 1;
-                return Then::Pause { for_us: CONFLICT_PAUSE_US << conflicts };
+                return NextStep::Pause { for_us: CONFLICT_PAUSE_US << conflicts };
             }
-            Sent::Refused if range.len() > 1 => {
+            StatementOutcome::Refused if range.len() > 1 => {
                 // One half has the bad row in it, and the other goes through.
                 let middle = range.start + range.len() / 2;
                 self.left.extend([middle..range.end, range.start..middle]);
             }
-            Sent::Refused if self.refused.len() < REFUSED_MAX => self.refused.extend(range),
-            Sent::Refused | Sent::Conflict | Sent::Failed => {
+            StatementOutcome::Refused if self.refused.len() < REFUSED_MAX => self.refused.extend(range),
+            StatementOutcome::Refused | StatementOutcome::Conflict | StatementOutcome::Failed => {
                 self.failed.extend(range);
                 self.failed.extend(self.left.drain(..).flatten());
             }
         }
-        if self.left.is_empty() { Then::End } else { Then::Go }
+        if self.left.is_empty() { NextStep::End } else { NextStep::Go }
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
             assert!(rows.is_sorted_by_key(|row| &row.cell) && last < Some(rows[0].cell.clone()));
             last = Some(rows[rows.len() - 1].cell.clone());
             sizes.push(rows.len());
-            sending.sent(Sent::Done);
+            sending.sent(StatementOutcome::Done);
         }
         assert_eq!(sizes, [512, 512, 176]);
         assert_eq!(sending.done.len(), 1200);
@@ -161,7 +161,7 @@ mod tests {
         let mut statements = 0;
         while let Some(rows) = sending.next() {
             statements += 1;
-            let sent = if rows.contains(&bad) { Sent::Refused } else { Sent::Done };
+            let sent = if rows.contains(&bad) { StatementOutcome::Refused } else { StatementOutcome::Done };
             sending.sent(sent);
         }
         assert_eq!((sending.done.len(), sending.refused.len(), sending.failed.len()), (999, 1, 0));
@@ -173,9 +173,9 @@ mod tests {
     fn a_conflict_is_tried_again_and_then_left() {
         let mut sending = sending(10);
         for turn in 0..CONFLICTS_MAX {
-            assert_eq!(sending.sent(Sent::Conflict), Then::Pause { for_us: CONFLICT_PAUSE_US << turn });
+            assert_eq!(sending.sent(StatementOutcome::Conflict), NextStep::Pause { for_us: CONFLICT_PAUSE_US << turn });
         }
-        assert_eq!(sending.sent(Sent::Conflict), Then::End);
+        assert_eq!(sending.sent(StatementOutcome::Conflict), NextStep::End);
         assert_eq!(sending.failed.len(), 10);
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let mut statements = 0;
         while sending.next().is_some() {
             statements += 1;
-            sending.sent(Sent::Refused);
+            sending.sent(StatementOutcome::Refused);
         }
         assert!(statements < 100, "{statements}");
         assert_eq!((sending.refused.len(), sending.refused.len() + sending.failed.len()), (REFUSED_MAX, 5000));
@@ -194,8 +194,8 @@ mod tests {
     #[test]
     fn a_server_that_is_gone_is_not_told_the_rest() {
         let mut sending = sending(2000);
-        assert_eq!(sending.sent(Sent::Done), Then::Go);
-        assert_eq!(sending.sent(Sent::Failed), Then::End);
+        assert_eq!(sending.sent(StatementOutcome::Done), NextStep::Go);
+        assert_eq!(sending.sent(StatementOutcome::Failed), NextStep::End);
         assert!(sending.next().is_none());
         assert_eq!((sending.done.len(), sending.failed.len()), (512, 1488));
     }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::observe::hits::HitCounters;
 use crate::observe::labels::{Labels, clipped};
 use crate::request::Descriptor;
-use crate::rules::limit::TrailStep;
+use crate::rules::limit::RulePathStep;
 
 /// All values beyond share one series.
 pub(crate) const SERIES_PER_RULE_MAX: usize = 1000;
@@ -26,7 +26,7 @@ type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::Rand
 #[derive(Debug)]
 pub(crate) struct ByValue {
     domain: Arc<str>,
-    trail: Box<[TrailStep]>,
+    rule_path: Box<[RulePathStep]>,
     series: ArcSwap<SeriesOfValues>,
     /// Taken by whoever adds a series; nobody waits for it to read.
     adding: Mutex<()>,
@@ -34,22 +34,22 @@ pub(crate) struct ByValue {
 }
 
 impl ByValue {
-    pub(crate) fn new(domain: &Arc<str>, trail: &[TrailStep]) -> ByValue {
-        let other: Vec<Arc<str>> = trail
+    pub(crate) fn new(domain: &Arc<str>, rule_path: &[RulePathStep]) -> ByValue {
+        let other: Vec<Arc<str>> = rule_path
             .iter()
             .map(|step| if step.takes_value { format!("{}_{OTHER}", step.key).into() } else { step.written.clone() })
             .collect();
         ByValue {
             domain: domain.clone(),
-            trail: trail.into(),
+            rule_path: rule_path.into(),
             series: ArcSwap::default(),
             adding: Mutex::new(()),
             other: Arc::new((Labels::new(domain, &other), HitCounters::default())),
         }
     }
 
-    pub(crate) fn trail(&self) -> &[TrailStep] {
-        &self.trail
+    pub(crate) fn rule_path(&self) -> &[RulePathStep] {
+        &self.rule_path
     }
 
     /// Every series there is.
@@ -87,7 +87,7 @@ impl ByValue {
     /// The values that the labels name, each after its length.
     fn key(&self, descriptor: &Descriptor<'_>) -> SmallVec<[u8; 64]> {
         let mut key = SmallVec::new();
-        for (step, entry) in self.trail.iter().zip(&descriptor.entries) {
+        for (step, entry) in self.rule_path.iter().zip(&descriptor.entries) {
             if step.takes_value {
                 let value = clipped(entry.value);
                 key.push(value.len() as u8);
@@ -98,13 +98,13 @@ impl ByValue {
     }
 
     fn labels(&self, descriptor: &Descriptor<'_>) -> Labels {
-        let name = |(step, value): (&TrailStep, &str)| match clipped(value) {
+        let name = |(step, value): (&RulePathStep, &str)| match clipped(value) {
             value if step.takes_value && !value.is_empty() => format!("{}_{value}", step.key).into(),
             _ if step.takes_value => step.key.clone(),
             _ => step.written.clone(),
         };
         let values = descriptor.entries.iter().map(|entry| entry.value);
-        let steps: Vec<Arc<str>> = self.trail.iter().zip(values).map(name).collect();
+        let steps: Vec<Arc<str>> = self.rule_path.iter().zip(values).map(name).collect();
         Labels::new(&self.domain, &steps)
     }
 }

@@ -6,14 +6,14 @@ use std::time::UNIX_EPOCH;
 use prometheus_client::metrics::MetricType;
 use serde_json::{Map, Value, json};
 
-use crate::global::metrics::{GlobalFigures, Turn};
+use crate::global::metrics::{GlobalFigures, TurnKind};
 use crate::measure::times::Times;
 use crate::observe::label_name::LabelName;
-use crate::observe::page::Page;
+use crate::observe::page::MetricsPage;
 
 /// All figures at a glance, for `/stats`.
 pub(crate) fn to_json(figures: &GlobalFigures) -> Value {
-    let turn = |(turn, is_open, opened): (Turn, bool, u64)| {
+    let turn = |(turn, is_open, opened): (TurnKind, bool, u64)| {
         let failed: u64 = figures.errors.iter().filter(|((of, _), _)| *of == turn).map(|(_, count)| count).sum();
         let times = figures.times.iter().find(|(of, _)| *of == turn).map(|(_, times)| times);
         let since = figures.since_success().into_iter().find(|(of, _)| *of == turn).and_then(|(_, since)| since);
@@ -53,7 +53,7 @@ pub(crate) fn to_json(figures: &GlobalFigures) -> Value {
 }
 
 /// Writes what was exchanged, and how that went.
-pub(super) fn write(figures: &GlobalFigures, page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write(figures: &GlobalFigures, page: &mut MetricsPage<'_>) -> fmt::Result {
     page.counter("tidegate_global_published_rows_total", "Rows that MySQL was told", figures.published_rows)?;
     page.counter("tidegate_global_refused_rows_total", "Rows that MySQL does not take", figures.refused_rows)?;
     page.counter("tidegate_global_imported_rows_total", "Rows that were read", figures.imported_rows)?;

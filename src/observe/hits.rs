@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::engine::decide::Basis;
 use crate::engine::reason::Reason;
-use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::measure::stripes::Stripes;
 use crate::observe::by_value::ByValue;
 use crate::observe::labels::Labels;
@@ -23,7 +23,7 @@ const LABELS_MAX: usize = 2;
 
 /// Which of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
+pub enum HitCounter {
     Total,
     OverLimit,
     NearLimit,
@@ -32,79 +32,86 @@ pub enum Count {
     Negative,
 }
 
-impl Count {
-    pub const ALL: [Count; 6] =
-        [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow, Count::Negative];
+impl HitCounter {
+    pub const ALL: [HitCounter; 6] = [
+        HitCounter::Total,
+        HitCounter::OverLimit,
+        HitCounter::NearLimit,
+        HitCounter::WithinLimit,
+        HitCounter::Shadow,
+        HitCounter::Negative,
+    ];
     /// Those that hits add to. What is given back has one of its own.
-    const OF_HITS: [Count; 5] = [Count::Total, Count::OverLimit, Count::NearLimit, Count::WithinLimit, Count::Shadow];
+    const OF_HITS: [HitCounter; 5] =
+        [HitCounter::Total, HitCounter::OverLimit, HitCounter::NearLimit, HitCounter::WithinLimit, HitCounter::Shadow];
 
     /// The end of the metric's name, and what it means.
     pub fn name_and_help(self) -> (&'static str, &'static str) {
         match self {
-            Count::Total => ("total_hits", "Hits evaluated on a rule"),
-            Count::OverLimit => ("over_limit", "Hits that were over the limit"),
-            Count::NearLimit => ("near_limit", "Charged hits above the near limit ratio"),
-            Count::WithinLimit => ("within_limit", "Charged hits within the limit"),
-            Count::Shadow => ("shadow_mode", "Hits that were over the limit of a rule in shadow mode"),
-            Count::Negative => ("total_negative_hits", "Hits that were to be given back (is_negative_hits)"),
+            HitCounter::Total => ("total_hits", "Hits evaluated on a rule"),
+            HitCounter::OverLimit => ("over_limit", "Hits that were over the limit"),
+            HitCounter::NearLimit => ("near_limit", "Charged hits above the near limit ratio"),
+            HitCounter::WithinLimit => ("within_limit", "Charged hits within the limit"),
+            HitCounter::Shadow => ("shadow_mode", "Hits that were over the limit of a rule in shadow mode"),
+            HitCounter::Negative => ("total_negative_hits", "Hits that were to be given back (is_negative_hits)"),
         }
     }
 }
 
-pub type HitCounts = [u64; Count::ALL.len()];
+pub type HitCounts = [u64; HitCounter::ALL.len()];
 
 /// The counters of one set of labels.
 #[derive(Debug, Default)]
-pub struct HitCounters(Stripes<{ Count::ALL.len() }>);
+pub struct HitCounters(Stripes<{ HitCounter::ALL.len() }>);
 
 impl HitCounters {
-    fn record(&self, hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) {
+    fn record(&self, hits: u64, status: &Status<'_>, limited: &LimitStatus<'_>, near_ratio: f32) {
         let counts = counts(hits, status, limited, near_ratio);
-        for count in Count::OF_HITS {
+        for count in HitCounter::OF_HITS {
             self.0.add(count as usize, counts[count as usize]);
         }
     }
 
     fn record_refund(&self, hits: u64) {
-        self.0.add(Count::Negative as usize, hits);
+        self.0.add(HitCounter::Negative as usize, hits);
     }
 
     fn read(&self) -> HitCounts {
-        Count::ALL.map(|count| self.0.sum(count as usize))
+        HitCounter::ALL.map(|count| self.0.sum(count as usize))
     }
 }
 
 /// What one descriptor adds, with the reference's arithmetic where its hits straddle a threshold.
-fn counts(hits: u64, status: &Status<'_>, limited: &Limited<'_>, near_ratio: f32) -> HitCounts {
+fn counts(hits: u64, status: &Status<'_>, limited: &LimitStatus<'_>, near_ratio: f32) -> HitCounts {
     let verdict = &limited.verdict;
     let limit = limited.terms.capacity();
     let near = (limit as f32 * near_ratio).floor() as u64;
     let before = u64::try_from(i64::from(limit).saturating_sub(verdict.available)).unwrap_or(0);
     let limit = u64::from(limit);
     let mut counts = HitCounts::default();
-    let mut set = |count: Count, hits: u64| counts[count as usize] = hits;
-    set(Count::Total, hits);
+    let mut set = |count: HitCounter, hits: u64| counts[count as usize] = hits;
+    set(HitCounter::Total, hits);
     if verdict.is_over && !is_by_count(limited) {
         // Denied for another reason than its count.
     } else if verdict.is_over {
         let fitting = limit.saturating_sub(before);
         let over = hits.saturating_sub(fitting).max(hits.min(1));
-        set(Count::OverLimit, over);
+        set(HitCounter::OverLimit, over);
         if verdict.charged > 0 {
-            set(Count::NearLimit, limit.saturating_sub(near.max(before)));
+            set(HitCounter::NearLimit, limit.saturating_sub(near.max(before)));
         }
         if status.is_shadowed {
-            set(Count::Shadow, over);
+            set(HitCounter::Shadow, over);
         }
     } else if verdict.charged > 0 {
-        set(Count::WithinLimit, hits);
-        set(Count::NearLimit, before.saturating_add(hits).saturating_sub(near.max(before)));
+        set(HitCounter::WithinLimit, hits);
+        set(HitCounter::NearLimit, before.saturating_add(hits).saturating_sub(near.max(before)));
     }
     counts
 }
 
 /// Whether a denial is a matter of the limit: what an outage or too much load denies is not over it.
-fn is_by_count(limited: &Limited<'_>) -> bool {
+fn is_by_count(limited: &LimitStatus<'_>) -> bool {
     match limited.emergency() {
         None | Some(Reason::Outage(OnOutage::Local | OnOutage::Allow)) => true,
         Some(Reason::Overload) => false,
@@ -150,14 +157,14 @@ impl HitMetrics {
     }
 
     fn of_rule(&mut self, domain: &Domain, rule: &Rule, before: &HitMetrics) -> OfRule {
-        let trail = &rule.trail[..rule.trail.len().min(LABELS_MAX)];
-        if !trail.iter().any(|step| step.takes_value) {
-            let steps: Vec<Arc<str>> = trail.iter().map(|step| step.written.clone()).collect();
+        let rule_path = &rule.rule_path[..rule.rule_path.len().min(LABELS_MAX)];
+        if !rule_path.iter().any(|step| step.takes_value) {
+            let steps: Vec<Arc<str>> = rule_path.iter().map(|step| step.written.clone()).collect();
             return OfRule::Fixed(self.fixed(Labels::new(&domain.name, &steps), before));
         }
         let name = (domain.name.clone(), rule.id.clone());
-        let known = before.by_value.get(&name).filter(|known| known.trail() == trail);
-        let series = known.cloned().unwrap_or_else(|| Arc::new(ByValue::new(&domain.name, trail)));
+        let known = before.by_value.get(&name).filter(|known| known.rule_path() == rule_path);
+        let series = known.cloned().unwrap_or_else(|| Arc::new(ByValue::new(&domain.name, rule_path)));
         self.by_value.insert(name, series.clone());
         OfRule::ByValue(series)
     }
@@ -200,7 +207,7 @@ impl HitMetrics {
         let mut read: BTreeMap<Labels, HitCounts> = BTreeMap::new();
         let mut add = |labels: &Labels, counters: &HitCounters| {
             let counts = counters.read();
-            if counts[Count::Total as usize] > 0 || counts[Count::Negative as usize] > 0 {
+            if counts[HitCounter::Total as usize] > 0 || counts[HitCounter::Negative as usize] > 0 {
                 let sums = read.entry(labels.clone()).or_default();
                 sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
             }
@@ -218,7 +225,7 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, Modes};
     use crate::observe::by_value::SERIES_PER_RULE_MAX;
-    use crate::request::{Bounds, Descriptor, Entry};
+    use crate::request::{Bounds, Descriptor, DescriptorEntry};
     use crate::rules::{Options, RuleText};
 
     fn ruleset(text: &str) -> Ruleset {
@@ -227,7 +234,7 @@ mod tests {
     }
 
     fn descriptor<'a>(pairs: &[(&'a str, &'a str)], hits: Hits) -> Descriptor<'a> {
-        let entries = pairs.iter().map(|(key, value)| Entry { key, value }).collect();
+        let entries = pairs.iter().map(|(key, value)| DescriptorEntry { key, value }).collect();
         Descriptor { entries, hits, limit: None }
     }
 
@@ -258,8 +265,9 @@ mod tests {
         fn said(&self) -> Vec<String> {
             let line = |(labels, counts): (&Labels, &HitCounts)| {
                 let key2 = labels.key2.as_ref().map_or(String::new(), |key2| format!(".{key2}"));
-                let of_hits: Vec<String> = Count::OF_HITS.iter().map(|of| counts[*of as usize].to_string()).collect();
-                let given_back = match counts[Count::Negative as usize] {
+                let of_hits: Vec<String> =
+                    HitCounter::OF_HITS.iter().map(|of| counts[*of as usize].to_string()).collect();
+                let given_back = match counts[HitCounter::Negative as usize] {
                     0 => String::new(),
                     hits => format!(" -{hits}"),
                 };

@@ -7,7 +7,7 @@ use prometheus_client::metrics::MetricType;
 use serde_json::{Value, json};
 
 use crate::observe::label_name::LabelName;
-use crate::observe::page::Page;
+use crate::observe::page::MetricsPage;
 
 /// What a process shares its counts through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl fmt::Display for LayerFigures {
 }
 
 /// Writes how the layers stand.
-pub(super) fn write(layers: &[LayerFigures], page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write(layers: &[LayerFigures], page: &mut MetricsPage<'_>) -> fmt::Result {
     let up = layers.iter().map(|layer| (vec![(LabelName::Layer, layer.name.word())], u64::from(layer.is_up())));
     page.family("tidegate_layer_up", "1 while a layer can be reached", MetricType::Gauge, up)?;
     let changes = layers.iter().flat_map(|layer| {

@@ -80,7 +80,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut fields = Fields(Map::new());
+        let mut fields = EventFields(Map::new());
         let at = humantime::format_rfc3339_millis(wall_time()).to_string();
         fields.0.insert("@timestamp".into(), at.into());
         fields.0.insert("level".into(), event.metadata().level().as_str().to_lowercase().into());
@@ -90,16 +90,16 @@ where
 }
 
 /// The fields of an event. The message is one of them.
-struct Fields(Map<String, Value>);
+struct EventFields(Map<String, Value>);
 
-impl Fields {
+impl EventFields {
     fn set(&mut self, field: &Field, value: impl Into<Value>) {
         let name = if field.name() == "message" { "@message" } else { field.name() };
         self.0.insert(name.to_owned(), value.into());
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.set(field, format!("{value:?}"));
     }

@@ -64,7 +64,7 @@ impl RequestOutcome {
 
 /// Why there was no decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum NoDecision {
     /// The request breaks a bound or names no domain or descriptor.
     Invalid,
     /// It can't be decoded.
@@ -81,26 +81,26 @@ pub enum Failure {
     Deadline,
 }
 
-impl Failure {
-    pub const ALL: [Failure; 7] = [
-        Failure::Invalid,
-        Failure::Malformed,
-        Failure::Protocol,
-        Failure::Cancelled,
-        Failure::NoRules,
-        Failure::Overload,
-        Failure::Deadline,
+impl NoDecision {
+    pub const ALL: [NoDecision; 7] = [
+        NoDecision::Invalid,
+        NoDecision::Malformed,
+        NoDecision::Protocol,
+        NoDecision::Cancelled,
+        NoDecision::NoRules,
+        NoDecision::Overload,
+        NoDecision::Deadline,
     ];
 
     pub fn word(self) -> &'static str {
         match self {
-            Failure::Invalid => "invalid",
-            Failure::Malformed => "malformed",
-            Failure::Protocol => "protocol",
-            Failure::Cancelled => "cancelled",
-            Failure::NoRules => "no_rules",
-            Failure::Overload => "overload",
-            Failure::Deadline => "deadline",
+            NoDecision::Invalid => "invalid",
+            NoDecision::Malformed => "malformed",
+            NoDecision::Protocol => "protocol",
+            NoDecision::Cancelled => "cancelled",
+            NoDecision::NoRules => "no_rules",
+            NoDecision::Overload => "overload",
+            NoDecision::Deadline => "deadline",
         }
     }
 }
@@ -116,7 +116,7 @@ const ALL: usize = SHED + Class::ALL.len();
 #[derive(Debug, Default)]
 pub struct Outcomes {
     decisions: Stripes<ALL>,
-    failures: Stripes<{ Failure::ALL.len() }>,
+    failures: Stripes<{ NoDecision::ALL.len() }>,
     /// From the message to its answer.
     pub decision_time: Histogram,
     /// From the arrival of a gRPC call until its answer was there to be sent.
@@ -148,7 +148,7 @@ impl Outcomes {
         self.decisions.sum(SHED + class as usize)
     }
 
-    pub fn record_failure(&self, failure: Failure) {
+    pub fn record_failure(&self, failure: NoDecision) {
         self.failures.add(failure as usize, 1);
     }
 
@@ -156,7 +156,7 @@ impl Outcomes {
         self.decisions.sum(outcome as usize)
     }
 
-    pub fn failures(&self, failure: Failure) -> u64 {
+    pub fn failures(&self, failure: NoDecision) -> u64 {
         self.failures.sum(failure as usize)
     }
 

@@ -12,11 +12,11 @@ use crate::measure::times::Times;
 use crate::observe::label_name::LabelName;
 
 /// Where metrics are written, one family after the other.
-pub(super) struct Page<'p>(DescriptorEncoder<'p>);
+pub(super) struct MetricsPage<'p>(DescriptorEncoder<'p>);
 
-impl<'p> Page<'p> {
-    pub(super) fn new(encoder: DescriptorEncoder<'p>) -> Page<'p> {
-        Page(encoder)
+impl<'p> MetricsPage<'p> {
+    pub(super) fn new(encoder: DescriptorEncoder<'p>) -> MetricsPage<'p> {
+        MetricsPage(encoder)
     }
 
     pub(super) fn family<'l, V: EncodeGaugeValue>(

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::measure::times::Times;
 use crate::observe::label_name::LabelName;
-use crate::observe::page::Page;
+use crate::observe::page::MetricsPage;
 use crate::regional::metrics::RegionalFigures;
-use crate::regional::region::Operation;
+use crate::regional::region::CallPurpose;
 
 /// All figures at a glance, for `/stats`.
 pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
@@ -58,7 +58,7 @@ pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
 }
 
 /// Writes what the region did.
-pub(super) fn write(figures: &RegionalFigures, page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fmt::Result {
     let decisions = figures.decisions.iter().map(|(by, count)| (vec![(LabelName::By, by.word())], *count));
     page.family(
         "tidegate_regional_decisions_total",
@@ -87,7 +87,7 @@ pub(super) fn write(figures: &RegionalFigures, page: &mut Page<'_>) -> fmt::Resu
 }
 
 /// The calls to the owner of strict limits, under names of their own.
-pub(super) fn write_as_owner(figures: &RegionalFigures, page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write_as_owner(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fmt::Result {
     page.gauge("tidegate_owner_live_processes", "Processes of all regions that ask the owner", figures.live)?;
     page.gauge(
         "tidegate_owner_pending_hits",
@@ -98,10 +98,10 @@ pub(super) fn write_as_owner(figures: &RegionalFigures, page: &mut Page<'_>) -> 
 }
 
 /// Writes the calls to a store under its name.
-fn write_calls(figures: &RegionalFigures, who: &str, page: &mut Page<'_>) -> fmt::Result {
+fn write_calls(figures: &RegionalFigures, who: &str, page: &mut MetricsPage<'_>) -> fmt::Result {
     let name = |what: &str| format!("tidegate_{who}_{what}");
     let calls =
-        Operation::ALL.map(|operation| (vec![(LabelName::Operation, operation.word())], figures.calls(operation)));
+        CallPurpose::ALL.map(|operation| (vec![(LabelName::Operation, operation.word())], figures.calls(operation)));
     page.family(&name("calls_total"), "Calls to Redis", MetricType::Counter, calls)?;
     let times = figures.times.iter().map(|(operation, times)| (vec![(LabelName::Operation, operation.word())], times));
     page.histograms(&name("duration_seconds"), "Calls to Redis that were answered", times)?;
@@ -144,11 +144,11 @@ mod tests {
     fn the_figures_are_shown_at_a_glance() {
         let metrics = RegionalMetrics::default();
         metrics.decided(DecidedBy::Memory);
-        metrics.failed(Operation::Check, "timeout");
-        metrics.failed(Operation::Check, "down");
-        (0..98).for_each(|_| metrics.called(Operation::Check, Duration::from_micros(200)));
-        (0..2).for_each(|_| metrics.called(Operation::Check, Duration::from_micros(900)));
-        metrics.called(Operation::Beat, Duration::from_secs(3));
+        metrics.failed(CallPurpose::Check, "timeout");
+        metrics.failed(CallPurpose::Check, "down");
+        (0..98).for_each(|_| metrics.called(CallPurpose::Check, Duration::from_micros(200)));
+        (0..2).for_each(|_| metrics.called(CallPurpose::Check, Duration::from_micros(900)));
+        metrics.called(CallPurpose::Beat, Duration::from_secs(3));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         let last_error = LastError { text: "it was closed".into(), reason: "io", at: at(7) };
         let figures = RegionalFigures {

@@ -15,18 +15,18 @@ use prometheus_client::registry::Registry;
 use crate::engine::table::TableStats;
 use crate::global::metrics::GlobalFigures;
 use crate::measure::times::Times;
-use crate::observe::hits::{Count, HitCounts};
+use crate::observe::hits::{HitCounter, HitCounts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
 use crate::observe::layers::{self, LayerFigures};
-use crate::observe::outcome::{Failure, Outcomes, RequestOutcome};
-use crate::observe::page::Page;
+use crate::observe::outcome::{NoDecision, Outcomes, RequestOutcome};
+use crate::observe::page::MetricsPage;
 use crate::observe::process::ProcessFigures;
 use crate::observe::{global, regional};
 use crate::regional::metrics::RegionalFigures;
 use crate::rules::policy::{Class, OnOutage, Word};
 use crate::rules::problem::Severity;
-use crate::sources::load_status::{Config, now_s};
+use crate::sources::load_status::{LoadReport, now_s};
 
 /// What `/metrics` answers with.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -46,7 +46,7 @@ pub(crate) struct ScrapeOptions {
 #[derive(Clone, Debug)]
 pub(crate) struct OutcomeFigures {
     pub decisions: [(RequestOutcome, u64); RequestOutcome::ALL.len()],
-    pub failures: [(Failure, u64); Failure::ALL.len()],
+    pub failures: [(NoDecision, u64); NoDecision::ALL.len()],
     pub globally_shadowed: u64,
     pub unknown_domain: u64,
     outages: Vec<(OnOutage, [u64; 2])>,
@@ -59,7 +59,7 @@ impl OutcomeFigures {
     pub(crate) fn of(outcomes: &Outcomes) -> OutcomeFigures {
         OutcomeFigures {
             decisions: RequestOutcome::ALL.map(|outcome| (outcome, outcomes.decisions(outcome))),
-            failures: Failure::ALL.map(|failure| (failure, outcomes.failures(failure))),
+            failures: NoDecision::ALL.map(|failure| (failure, outcomes.failures(failure))),
             globally_shadowed: outcomes.globally_shadowed(),
             unknown_domain: outcomes.unknown_domain(),
             outages: OnOutage::ALL
@@ -100,7 +100,7 @@ pub(crate) struct Figures {
     pub strict_time: Option<Times>,
     pub layers: Vec<LayerFigures>,
     pub connections: ConnectionFigures,
-    pub config: Config,
+    pub config: LoadReport,
     /// `None` when counts are not shared.
     pub regional: Option<RegionalFigures>,
     /// `None` when strict limits have no owner of their own.
@@ -131,7 +131,7 @@ struct Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Page::new(encoder);
+        let mut page = MetricsPage::new(encoder);
         self.of_the_reference(&mut page)?;
         self.of_decisions(&mut page)?;
         self.of_config(&mut page)?;
@@ -144,9 +144,9 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    fn of_the_reference(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn of_the_reference(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let Figures { hits, outcomes, config, .. } = &self.figures;
-        for count in Count::ALL {
+        for count in HitCounter::ALL {
             let (name, help) = count.name_and_help();
             let series = hits.iter().map(|(labels, counts)| {
                 let mut pairs = vec![(LabelName::Domain, &*labels.domain), (LabelName::Key1, &*labels.key1)];
@@ -186,7 +186,7 @@ impl Scrape {
         page.counter("ratelimit_service_config_load_error", "Rules that were refused", config.loads_failed)
     }
 
-    fn of_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn of_decisions(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let Figures { outcomes, table, keys_max, keys_bytes_max, in_flight, in_flight_max, connections, .. } =
             &self.figures;
         let decisions =
@@ -235,7 +235,7 @@ impl Scrape {
         )
     }
 
-    fn of_outages(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn of_outages(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let Figures { outcomes, layers, waiting, strict_time, .. } = &self.figures;
         layers::write(layers, page)?;
         let answered = outcomes.outages.iter().flat_map(|(policy, [ok, over])| {
@@ -261,7 +261,7 @@ impl Scrape {
         page.histogram("tidegate_strict_duration_seconds", help, &[], strict_time)
     }
 
-    fn of_config(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn of_config(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let config = &self.figures.config;
         page.gauge("tidegate_config_generation", "Rulesets that have come into force", config.generation)?;
         if let Some(loaded_at_s) = config.loaded_at_s {
@@ -301,7 +301,7 @@ impl Scrape {
         page.family("tidegate_config_error", "Where the last load found errors", MetricType::Gauge, series)
     }
 
-    fn of_the_process(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn of_the_process(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
         let Figures { process, started_at_s, .. } = &self.figures;
         let build = vec![(LabelName::Version, env!("CARGO_PKG_VERSION"))];
         page.family("tidegate_build_info", "What runs here", MetricType::Gauge, [(build, 1u64)])?;

@@ -38,7 +38,7 @@ pub(crate) struct Breaker {
     /// Since when nothing was answered that was asked.
     unanswered_us: Option<u64>,
     /// When the next probe is due, if it is open.
-    open: Option<Open>,
+    open: Option<OpenSince>,
     closed_at_us: Option<u64>,
     interval_us: u64,
     /// How often it has opened.
@@ -46,7 +46,7 @@ pub(crate) struct Breaker {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenSince {
     since_us: u64,
     probe_at_us: u64,
     is_probing: bool,
@@ -95,7 +95,7 @@ impl Breaker {
         let is_relapse = self.closed_at_us.is_some_and(|closed_us| now_us < closed_us + RELAPSE_US);
         let interval_us = if is_relapse { self.interval_us.saturating_mul(2) } else { 0 };
         self.interval_us = interval_us.min(PROBE_INTERVAL_US_MAX).max(self.options.probe_interval_us);
-        self.open = Some(Open { since_us: now_us, probe_at_us: now_us + self.interval_us, is_probing: false });
+        self.open = Some(OpenSince { since_us: now_us, probe_at_us: now_us + self.interval_us, is_probing: false });
         true
     }
 

@@ -90,14 +90,14 @@ pub struct Call {
     /// Whether admitted asks are charged. Without, the call only says what would fit.
     pub charges: bool,
     /// The keys that the call is about.
-    pub parts: Vec<Part>,
+    pub parts: Vec<CallKey>,
     /// What the origin is asked, after it has heard of the keys.
     pub asks: Vec<Ask>,
 }
 
 /// A key of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct CallKey {
     pub key: OriginKey,
     pub window_ms: u64,
     /// How its cells count against a limit.
@@ -106,16 +106,16 @@ pub struct Part {
     pub cells: SmallVec<[CellUpdate; 2]>,
 }
 
-impl Part {
+impl CallKey {
     /// A key as a call names it.
-    pub fn new(key: OriginKey, terms: &Terms, update: KeyUpdate) -> Part {
+    pub fn new(key: OriginKey, terms: &Terms, update: KeyUpdate) -> CallKey {
         let Terms { limit, window_ms, algorithm, burst } = *terms;
         let measure = match algorithm {
             Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - update.now_ms % window_ms },
             Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
             Algorithm::Gcra => Measure::Gcra { limit, burst },
         };
-        Part { key, window_ms, measure, cells: update.cells }
+        CallKey { key, window_ms, measure, cells: update.cells }
     }
 }
 

@@ -9,7 +9,7 @@
 
 use crate::engine::StoreRequest;
 use crate::engine::decide::GivenBack;
-use crate::engine::decide::{Asking, Cause, Consult, Store, StoreAnswer, StoreView};
+use crate::engine::decide::{Cause, Store, StoreAccess, StoreAnswer, StoreView, StoreViews};
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::policy::Class;
 
@@ -56,7 +56,7 @@ enum StoreWord {
 
 impl Consultation {
     /// After a first look by these views, which came to this question.
-    pub(crate) fn first(views: &Consult<'_>, question: &mut StoreRequest) -> Consultation {
+    pub(crate) fn first(views: &StoreViews<'_>, question: &mut StoreRequest) -> Consultation {
         Consultation {
             origin: StoreRecord::first(&views.origin),
             owner: StoreRecord::first(&views.owner),
@@ -80,8 +80,8 @@ impl Consultation {
     }
 
     /// What the next look goes by, from how the stores stand now.
-    pub(crate) fn consult<'a>(&'a self, now: &Consult<'a>) -> Consult<'a> {
-        Consult {
+    pub(crate) fn views<'a>(&'a self, now: &StoreViews<'a>) -> StoreViews<'a> {
+        StoreViews {
             origin: self.origin.view(now.origin, self.is_shed),
             owner: self.owner.view(now.owner, self.is_shed),
             is_again: true,
@@ -93,7 +93,7 @@ impl Consultation {
 
 impl StoreRecord {
     fn first(view: &StoreView<'_>) -> StoreRecord {
-        let is_out = |asking| matches!(asking, Asking::Never(_));
+        let is_out = |asking| matches!(asking, StoreAccess::Never(_));
         let (is_out, is_strictly_out) = (is_out(view.asking), is_out(view.strict));
         StoreRecord { is_out, is_strictly_out, has_read: false, word: StoreWord::Nothing }
     }
@@ -114,12 +114,12 @@ impl StoreRecord {
     }
 
     fn view<'a>(&'a self, now: StoreView<'a>, is_shed: bool) -> StoreView<'a> {
-        let asking = |is_out: bool, now: Asking<'a>| match (&self.word, now) {
-            _ if is_out => Asking::Never(Cause::Outage),
-            (StoreWord::Nothing, Asking::Allowed) if is_shed => Asking::Never(Cause::Overload),
+        let asking = |is_out: bool, now: StoreAccess<'a>| match (&self.word, now) {
+            _ if is_out => StoreAccess::Never(Cause::Outage),
+            (StoreWord::Nothing, StoreAccess::Allowed) if is_shed => StoreAccess::Never(Cause::Overload),
             (StoreWord::Nothing, now) => now,
-            (StoreWord::Answer(answer), _) => Asking::Answered(answer),
-            (StoreWord::NoAnswer, _) => Asking::Never(Cause::Outage),
+            (StoreWord::Answer(answer), _) => StoreAccess::Answered(answer),
+            (StoreWord::NoAnswer, _) => StoreAccess::Never(Cause::Outage),
         };
         let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
         StoreView { asking, strict, ..now }
@@ -131,11 +131,11 @@ mod tests {
     use super::*;
     use smallvec::SmallVec;
 
-    const ALLOWED: StoreView<'static> = StoreView::new(3, Asking::Allowed);
-    const OUT: StoreView<'static> = StoreView::new(3, Asking::Never(Cause::Outage));
+    const ALLOWED: StoreView<'static> = StoreView::new(3, StoreAccess::Allowed);
+    const OUT: StoreView<'static> = StoreView::new(3, StoreAccess::Never(Cause::Outage));
 
-    fn views(origin: StoreView<'static>, owner: StoreView<'static>) -> Consult<'static> {
-        Consult { mono_ms: 7, origin, owner, is_cut_off: true, is_again: false, given_back: None }
+    fn views(origin: StoreView<'static>, owner: StoreView<'static>) -> StoreViews<'static> {
+        StoreViews { mono_ms: 7, origin, owner, is_cut_off: true, is_again: false, given_back: None }
     }
 
     fn question() -> StoreRequest {
@@ -169,12 +169,12 @@ mod tests {
 
     fn found(consultation: &Consultation, store: Store) -> [Found; 2] {
         let now = views(ALLOWED, ALLOWED);
-        let consult = consultation.consult(&now);
-        let view = consult.of(store);
+        let views = consultation.views(&now);
+        let view = views.of(store);
         [view.asking, view.strict].map(|asking| match asking {
-            Asking::Allowed => Found::Allowed,
-            Asking::Never(cause) => Found::Never(cause),
-            Asking::Answered(answer) => Found::Answered(answer.clone()),
+            StoreAccess::Allowed => Found::Allowed,
+            StoreAccess::Never(cause) => Found::Never(cause),
+            StoreAccess::Answered(answer) => Found::Answered(answer.clone()),
         })
     }
 
@@ -255,7 +255,7 @@ mod tests {
         let consultation = first(OUT, ALLOWED);
         assert_eq!(found(&consultation, Store::Origin), OUTAGE, "although it answers others by now");
         assert_eq!(found(&consultation, Store::Owner), MAY_ASK);
-        let only_strict = StoreView { strict: Asking::Never(Cause::Outage), ..ALLOWED };
+        let only_strict = StoreView { strict: StoreAccess::Never(Cause::Outage), ..ALLOWED };
         let mut consultation = first(only_strict, OUT);
         assert_eq!(found(&consultation, Store::Origin), [Found::Allowed, Found::Never(Cause::Outage)]);
         consultation.hear(Store::Origin, AskOutcome::Answered(answer(true)), true, false);
@@ -267,8 +267,8 @@ mod tests {
     fn a_store_that_goes_out_meanwhile_is_not_asked_again() {
         let consultation = first(ALLOWED, ALLOWED);
         let now = views(OUT, ALLOWED);
-        assert!(matches!(consultation.consult(&now).origin.asking, Asking::Never(Cause::Outage)));
-        assert!(matches!(consultation.consult(&now).owner.asking, Asking::Allowed));
+        assert!(matches!(consultation.views(&now).origin.asking, StoreAccess::Never(Cause::Outage)));
+        assert!(matches!(consultation.views(&now).owner.asking, StoreAccess::Allowed));
     }
 
     #[test]
@@ -284,10 +284,10 @@ mod tests {
         let mut question = StoreRequest { given_back: Some(Box::default()), ..question() };
         let consultation = Consultation::first(&views(ALLOWED, ALLOWED), &mut question);
         assert!(question.given_back.is_none(), "it is kept once");
-        let now = Consult { mono_ms: 9, is_cut_off: false, ..views(ALLOWED, ALLOWED) };
-        let consult = consultation.consult(&now);
-        assert!(consult.is_again && consult.given_back.is_some());
-        assert_eq!((consult.mono_ms, consult.is_cut_off, consult.origin.live), (9, false, 3));
+        let now = StoreViews { mono_ms: 9, is_cut_off: false, ..views(ALLOWED, ALLOWED) };
+        let views = consultation.views(&now);
+        assert!(views.is_again && views.given_back.is_some());
+        assert_eq!((views.mono_ms, views.is_cut_off, views.origin.live), (9, false, 3));
     }
 
     #[test]

@@ -28,18 +28,18 @@ use crate::engine::reach::Store;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::redis::{Lane, OriginError, Redis};
-use crate::regional::region::{Effects, Operation, OutgoingCall, Region, RegionOptions};
-use crate::regional::wait_queue::{AskId, AskOutcome};
+use crate::regional::region::{CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
+use crate::regional::wait_queue::{AskOutcome, WaitId};
 
 /// The caller has this long for the way back before its own deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
 
 /// The process's part in its region, at work.
-pub(crate) struct Regional {
+pub(crate) struct RegionalDriver {
     region: Region,
     redis: Redis,
     /// Requests that wait.
-    waiting: Mutex<HashMap<AskId, oneshot::Sender<AskOutcome>>>,
+    waiting: Mutex<HashMap<WaitId, oneshot::Sender<AskOutcome>>>,
     /// Something is to be done before the time that was planned.
     wake: Notify,
     runtime: Handle,
@@ -75,18 +75,18 @@ pub(crate) struct RegionalOptions {
     pub began: Instant,
 }
 
-impl fmt::Debug for Regional {
+impl fmt::Debug for RegionalDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Regional").field("process", &self.region.process()).finish_non_exhaustive()
     }
 }
 
-impl Regional {
+impl RegionalDriver {
     /// Starts to take part. Must be called on the runtime.
-    pub(crate) fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<Regional> {
+    pub(crate) fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<RegionalDriver> {
         let RegionalOptions { mut region, deadline, strict_deadline, replicated, began } = options;
         region.is_cluster = redis.is_cluster();
-        let regional = Arc::new(Regional {
+        let regional = Arc::new(RegionalDriver {
             region: Region::new(engine, region),
             redis,
             waiting: Mutex::default(),
@@ -240,7 +240,7 @@ impl Regional {
 
     async fn call(self: Arc<Self>, outgoing: OutgoingCall) {
         let OutgoingCall { id, operation, call, is_strict, within_us } = outgoing;
-        let lane = if operation == Operation::Check { Lane::Checks } else { Lane::Replays };
+        let lane = if operation == CallPurpose::Check { Lane::Checks } else { Lane::Replays };
         let began = Instant::now();
         let within = Duration::from_micros(within_us);
         let replied = match &self.replicated {
@@ -251,7 +251,7 @@ impl Regional {
             Ok(reply) => {
                 self.was_answered.store(true, Ordering::Relaxed);
                 self.metrics.called(operation, began.elapsed());
-                if operation == Operation::Replay {
+                if operation == CallPurpose::Replay {
                     let cells = call.parts.iter().map(|part| part.cells.len() as u64).sum();
                     RegionalMetrics::count(&self.metrics.replayed_cells, cells);
                 }
@@ -295,8 +295,8 @@ impl Regional {
 
 /// A request that waits; when it ends without an answer, nobody waits for it any more.
 struct Patience<'r> {
-    regional: &'r Arc<Regional>,
-    id: AskId,
+    regional: &'r Arc<RegionalDriver>,
+    id: WaitId,
 }
 
 impl Drop for Patience<'_> {
@@ -316,7 +316,7 @@ mod tests {
         let arrived = Instant::now();
         let call_ends = arrived + ms(60);
         for late in [ms(0), ms(20), ms(59)] {
-            let deadline = Regional::deadline(arrived + late, ms(80), Some(call_ends));
+            let deadline = RegionalDriver::deadline(arrived + late, ms(80), Some(call_ends));
             assert_eq!(deadline, arrived + ms(57), "the message came after {late:?}");
         }
     }
@@ -325,7 +325,7 @@ mod tests {
     fn who_has_time_waits_for_as_long_as_its_patience_lasts() {
         let ms = Duration::from_millis;
         let began = Instant::now();
-        assert_eq!(Regional::deadline(began, ms(10), Some(began + ms(60))), began + ms(10));
-        assert_eq!(Regional::deadline(began, ms(10), None), began + ms(10));
+        assert_eq!(RegionalDriver::deadline(began, ms(10), Some(began + ms(60))), began + ms(10));
+        assert_eq!(RegionalDriver::deadline(began, ms(10), None), began + ms(10));
     }
 }

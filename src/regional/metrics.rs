@@ -12,7 +12,7 @@ use crate::measure::stripes::Stripes;
 use crate::measure::times::Times;
 use crate::regional::call::ProcessId;
 use crate::regional::redis::ConnectionStatus;
-use crate::regional::region::Operation;
+use crate::regional::region::CallPurpose;
 
 /// Counts since the start.
 #[derive(Debug, Default)]
@@ -42,15 +42,15 @@ impl RegionalMetrics {
         self.decisions.sum(by as usize)
     }
 
-    pub(crate) fn called(&self, operation: Operation, took: Duration) {
+    pub(crate) fn called(&self, operation: CallPurpose, took: Duration) {
         self.times[operation as usize].record(took);
     }
 
-    pub(crate) fn times(&self, operation: Operation) -> &Histogram {
+    pub(crate) fn times(&self, operation: CallPurpose) -> &Histogram {
         &self.times[operation as usize]
     }
 
-    pub(crate) fn failed(&self, operation: Operation, reason: &'static str) {
+    pub(crate) fn failed(&self, operation: CallPurpose, reason: &'static str) {
         *self.errors.lock().entry((operation.word(), reason)).or_default() += 1;
     }
 
@@ -69,7 +69,7 @@ impl RegionalMetrics {
 pub(crate) struct RegionalFigures {
     pub process: ProcessId,
     pub decisions: [(DecidedBy, u64); DecidedBy::ALL.len()],
-    pub times: [(Operation, Times); 3],
+    pub times: [(CallPurpose, Times); 3],
     pub errors: BTreeMap<(&'static str, &'static str), u64>,
     pub hydrations: u64,
     pub checks: u64,
@@ -86,21 +86,21 @@ pub(crate) struct RegionalFigures {
 }
 
 impl RegionalMetrics {
-    pub(crate) fn read_times(&self) -> [(Operation, Times); 3] {
-        Operation::ALL.map(|operation| (operation, Times::of(self.times(operation))))
+    pub(crate) fn read_times(&self) -> [(CallPurpose, Times); 3] {
+        CallPurpose::ALL.map(|operation| (operation, Times::of(self.times(operation))))
     }
 }
 
 impl RegionalFigures {
     /// Calls of an operation, answered or not.
-    pub(crate) fn calls(&self, operation: Operation) -> u64 {
+    pub(crate) fn calls(&self, operation: CallPurpose) -> u64 {
         let answered =
             self.times.iter().filter(|(of, _)| *of == operation).map(|(_, times)| times.count()).sum::<u64>();
         answered + self.failed(operation)
     }
 
     /// Calls of an operation without an answer.
-    pub(crate) fn failed(&self, operation: Operation) -> u64 {
+    pub(crate) fn failed(&self, operation: CallPurpose) -> u64 {
         self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count).sum()
     }
 }

@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use crate::engine::quota::QuotaRule;
-use crate::engine::table::cell::{CellState, CellUpdate, Level};
-use crate::regional::call::{Ask, AskVerdict, Call, Measure, Need, OriginKey, Part, ProcessId, Reply};
-use crate::regional::model::buckets::{Bucket, level_max};
-use crate::regional::model::windows::{Cell, window, window_mut};
-use crate::regional::redis::codec::{Beat, bounded, bounded_update};
+use crate::engine::table::cell::{BucketLevel, CellState, CellUpdate};
+use crate::regional::call::{Ask, AskVerdict, Call, CallKey, Measure, Need, OriginKey, ProcessId, Reply};
+use crate::regional::model::buckets::{BucketHash, level_max};
+use crate::regional::model::windows::{CellHash, window, window_mut};
+use crate::regional::redis::codec::{BeatReply, bounded, bounded_update};
 
 /// A process that was not heard of for longer is gone.
 const GONE_AFTER_MS: u64 = 3000;
@@ -29,8 +29,8 @@ const EPOCHS_COARSE_MS: u64 = 1_893_456_000_000;
 /// A Redis with nothing but our cells in it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
-    cells: BTreeMap<(OriginKey, u64), Cell>,
-    buckets: BTreeMap<OriginKey, Bucket>,
+    cells: BTreeMap<(OriginKey, u64), CellHash>,
+    buckets: BTreeMap<OriginKey, BucketHash>,
     /// When each process was last heard of.
     processes: BTreeMap<ProcessId, u64>,
     /// When a heartbeat first came in, in microseconds.
@@ -43,13 +43,13 @@ struct Base {
     epoch: u64,
     /// The epoch from which on nothing was lost: that of the first generation.
     born: u64,
-    fields: BTreeMap<ProcessId, Field>,
+    fields: BTreeMap<ProcessId, ProcessField>,
     expires_at_ms: u64,
 }
 
 /// The highest totals that a process has told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Field {
+struct ProcessField {
     own: u64,
     asked: u64,
 }
@@ -111,10 +111,10 @@ impl Base {
             return News { other_epoch, hits: 0, raised: 0, refunds: 0, is_field_new: is_missing };
         }
         let before = *field;
-        *field = Field { own: before.own.max(told.own), asked: before.asked.max(told.asked) };
+        *field = ProcessField { own: before.own.max(told.own), asked: before.asked.max(told.asked) };
         let known = match other_epoch {
             None => before,
-            Some(_) => Field { own: before.own.max(told.acked), asked: before.asked.max(told.asked_acked) },
+            Some(_) => ProcessField { own: before.own.max(told.acked), asked: before.asked.max(told.asked_acked) },
         };
         News {
             other_epoch,
@@ -127,8 +127,8 @@ impl Base {
 }
 
 /// A part of a call while the call is served.
-struct Open {
-    part: Part,
+struct OpenPart {
+    part: CallKey,
     /// What the process has accepted in the newest cell, as far as the call has come.
     running: u64,
     /// For each cell, whether it has to be written.
@@ -139,27 +139,27 @@ impl Origin {
     /// Takes a call. The time is the origin's own.
     pub(crate) fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.expire(time_ms);
-        let mut open: Vec<Open> = call.parts.iter().map(|part| self.open(call, part, time_ms)).collect();
+        let mut open: Vec<OpenPart> = call.parts.iter().map(|part| self.open(call, part, time_ms)).collect();
         let verdicts = call.asks.iter().map(|ask| self.decide(call, &mut open, ask)).collect();
         let parts = open.iter().map(|open| self.close(call.process, open, time_ms)).collect();
         Reply { parts, verdicts }
     }
 
     /// Brings the cells of a part up to what they are told.
-    fn open(&mut self, call: &Call, part: &Part, time_ms: u64) -> Open {
+    fn open(&mut self, call: &Call, part: &CallKey, time_ms: u64) -> OpenPart {
         let cells = part.cells.iter().map(|told| bounded_update(told, part.window_ms)).collect();
-        let part = Part { cells, ..*part };
+        let part = CallKey { cells, ..*part };
         let is_changed = match part.measure {
             Measure::Gcra { limit, burst } => self.open_bucket(call, &part, (limit, burst), time_ms),
             Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
         };
         let told = &part.cells[0];
         let running = if told.is_seated { told.own } else { self.base(&part, 0).fields[&call.process].own };
-        Open { part, running, is_changed }
+        OpenPart { part, running, is_changed }
     }
 
     /// Decides an ask and charges it to the newest cells.
-    fn decide(&mut self, call: &Call, open: &mut [Open], ask: &Ask) -> AskVerdict {
+    fn decide(&mut self, call: &Call, open: &mut [OpenPart], ask: &Ask) -> AskVerdict {
         let mut fits: Vec<bool> = Vec::new();
         for (place, need) in ask.needs.iter().enumerate() {
             // Twins of the same ask wait for the same verdict.
@@ -186,7 +186,7 @@ impl Origin {
         AskVerdict { is_admitted, over }
     }
 
-    fn charge(&mut self, call: &Call, open: &mut Open, hits: u64) {
+    fn charge(&mut self, call: &Call, open: &mut OpenPart, hits: u64) {
         open.running = saturating(open.running, bounded(hits));
         let new = open.running.saturating_sub(self.field(call.process, &open.part).own);
         if !call.charges || new == 0 {
@@ -217,7 +217,7 @@ impl Origin {
     }
 
     /// What counts against a limit, with what a process without a seat has besides.
-    fn effective(&self, part: &Part) -> u64 {
+    fn effective(&self, part: &CallKey) -> u64 {
         let unheard = |told: &CellUpdate| if told.is_seated { 0 } else { told.own };
         let count = |told: &CellUpdate| {
             let window = window(told);
@@ -240,8 +240,8 @@ impl Origin {
     }
 
     /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
-    fn close(&mut self, process: ProcessId, open: &Open, time_ms: u64) -> SmallVec<[CellState; 2]> {
-        let Open { part, is_changed, .. } = open;
+    fn close(&mut self, process: ProcessId, open: &OpenPart, time_ms: u64) -> SmallVec<[CellState; 2]> {
+        let OpenPart { part, is_changed, .. } = open;
         let is_bucket = matches!(part.measure, Measure::Gcra { .. });
         let mut heard = SmallVec::new();
         for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
@@ -256,17 +256,17 @@ impl Origin {
             let field = base.fields[&process];
             let (sum, refunds, level) = match part.measure {
                 Measure::Gcra { .. } => {
-                    let Bucket { whole, rest, at_ms, ever_added, .. } = self.buckets[&part.key];
-                    (ever_added, 0, Level { ahead_ms: at_ms - time_ms, whole, rest })
+                    let BucketHash { whole, rest, at_ms, ever_added, .. } = self.buckets[&part.key];
+                    (ever_added, 0, BucketLevel { ahead_ms: at_ms - time_ms, whole, rest })
                 }
                 Measure::Sum | Measure::Sliding { .. } => {
                     let cell = &self.cells[&(part.key, told.sequence())];
-                    (cell.hits(), cell.refunds(), Level::default())
+                    (cell.hits(), cell.refunds(), BucketLevel::default())
                 }
             };
             let before = if is_bucket { self.buckets[&part.key].before.left } else { 0 };
             let holders = u32::try_from(base.fields.len() + before).unwrap_or(u32::MAX);
-            let Field { own, asked } = field;
+            let ProcessField { own, asked } = field;
             let (sequence, epoch) = (told.sequence(), base.epoch);
             let said = CellState { sequence, epoch, sum, field: own, asked, refunds, holders, level };
             // What nothing is kept in was there for this call only.
@@ -279,14 +279,14 @@ impl Origin {
         heard
     }
 
-    fn base(&self, part: &Part, place: usize) -> &Base {
+    fn base(&self, part: &CallKey, place: usize) -> &Base {
         match part.measure {
             Measure::Gcra { .. } => &self.buckets[&part.key].base,
             Measure::Sum | Measure::Sliding { .. } => &self.cells[&(part.key, part.cells[place].sequence())].base,
         }
     }
 
-    fn base_mut(&mut self, part: &Part, place: usize) -> Option<&mut Base> {
+    fn base_mut(&mut self, part: &CallKey, place: usize) -> Option<&mut Base> {
         match part.measure {
             Measure::Gcra { .. } => self.buckets.get_mut(&part.key).map(|bucket| &mut bucket.base),
             Measure::Sum | Measure::Sliding { .. } => {
@@ -296,7 +296,7 @@ impl Origin {
     }
 
     /// What the process has in a part's newest cell.
-    fn field(&self, process: ProcessId, part: &Part) -> Field {
+    fn field(&self, process: ProcessId, part: &CallKey) -> ProcessField {
         self.base(part, 0).fields.get(&process).copied().unwrap_or_default()
     }
 
@@ -309,11 +309,11 @@ impl Origin {
     }
 
     /// Takes a heartbeat.
-    pub(crate) fn beat(&mut self, process: ProcessId, time_ms: u64) -> Beat {
+    pub(crate) fn beat(&mut self, process: ProcessId, time_ms: u64) -> BeatReply {
         self.processes.retain(|_, heard_ms| *heard_ms + GONE_AFTER_MS >= time_ms);
         let was_known = self.processes.insert(process, time_ms).is_some();
         let incarnation = *self.incarnation.get_or_insert(time_ms * 1000);
-        Beat { was_known, live: self.processes.len() as u64, time_ms, incarnation }
+        BeatReply { was_known, live: self.processes.len() as u64, time_ms, incarnation }
     }
 
     /// Forgets a process that stops, and its fields in the cells that it held. A bucket's sequence is 0. The sums stay.
@@ -335,13 +335,13 @@ impl Origin {
 
     /// The hits and refunds of all cells.
     pub(crate) fn totals(&self) -> (u64, u64) {
-        let sum = |of: fn(&Cell) -> u64| self.cells.values().map(of).sum();
-        (sum(Cell::hits), sum(Cell::refunds))
+        let sum = |of: fn(&CellHash) -> u64| self.cells.values().map(of).sum();
+        (sum(CellHash::hits), sum(CellHash::refunds))
     }
 
     /// The level of all buckets in whole hits, and the most fields that one of them has.
     pub(crate) fn levels(&self) -> (u64, usize) {
-        let fields = |bucket: &Bucket| bucket.base.fields.len() + bucket.before.fields.len();
+        let fields = |bucket: &BucketHash| bucket.base.fields.len() + bucket.before.fields.len();
         let level = self.buckets.values().map(|bucket| bucket.whole).sum();
         (level, self.buckets.values().map(fields).max().unwrap_or(0))
     }

@@ -6,7 +6,7 @@
 mod checking;
 mod replaying;
 
-pub(crate) use crate::regional::region::replaying::Field;
+pub(crate) use crate::regional::region::replaying::CellField;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::decide::{Asking, Cause, StoreView};
+use crate::engine::decide::{Cause, StoreAccess, StoreView};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::SlotRef;
@@ -24,12 +24,12 @@ use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
-use crate::regional::call::{Ask, Call, Measure, OriginKey, Part, ProcessId, Reply};
+use crate::regional::call::{Ask, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
 use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
 use crate::regional::replay::FLUSH_INTERVAL_US;
-use crate::regional::wait_queue::{AskId, AskOutcome, WaitQueue, Waiting};
+use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId, WaitQueue};
 
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,20 +37,20 @@ pub struct CallId(pub u64);
 
 /// What a call to the origin is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum CallPurpose {
     Check,
     Replay,
     Beat,
 }
 
-impl Operation {
-    pub const ALL: [Operation; 3] = [Operation::Check, Operation::Replay, Operation::Beat];
+impl CallPurpose {
+    pub const ALL: [CallPurpose; 3] = [CallPurpose::Check, CallPurpose::Replay, CallPurpose::Beat];
 
     pub fn word(self) -> &'static str {
         match self {
-            Operation::Check => "check",
-            Operation::Replay => "replay",
-            Operation::Beat => "beat",
+            CallPurpose::Check => "check",
+            CallPurpose::Replay => "replay",
+            CallPurpose::Beat => "beat",
         }
     }
 }
@@ -59,7 +59,7 @@ impl Operation {
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
     pub id: CallId,
-    pub operation: Operation,
+    pub operation: CallPurpose,
     pub call: Call,
     /// A strict limit is decided by it.
     pub is_strict: bool,
@@ -73,7 +73,7 @@ pub struct Effects {
     /// Calls to make.
     pub calls: Vec<OutgoingCall>,
     /// Requests that wait no longer, and what they are told.
-    pub told: Vec<(AskId, AskOutcome)>,
+    pub told: Vec<(WaitId, AskOutcome)>,
 }
 
 impl Effects {
@@ -95,7 +95,7 @@ enum PendingCall {
 }
 
 #[derive(Debug)]
-struct State {
+struct RegionState {
     wait_queue: WaitQueue,
     under_way: HashMap<CallId, PendingCall>,
     next_call: u64,
@@ -117,7 +117,7 @@ struct State {
     random: u64,
 }
 
-impl State {
+impl RegionState {
     /// Where strict limits are all that is asked about, there is one breaker for checks.
     fn check_breaker(&self, is_strict: bool, store: Store) -> &Breaker {
         if is_strict && store == Store::Origin { &self.strict } else { &self.checks }
@@ -172,7 +172,7 @@ pub struct Region {
     options: RegionOptions,
     /// Locked after the requests that wait in the driver, and before any shard of the table: see `Table::lock` for the
     /// order.
-    state: Mutex<State>,
+    state: Mutex<RegionState>,
     live: AtomicU32,
     /// This process may not know yet how many are alive.
     is_new: AtomicBool,
@@ -190,7 +190,7 @@ const TRIAL_TTL_MS: u64 = 1000;
 
 impl Region {
     pub fn new(engine: Arc<Engine>, options: RegionOptions) -> Region {
-        let state = State {
+        let state = RegionState {
             wait_queue: WaitQueue::default(),
             under_way: HashMap::new(),
             next_call: 0,
@@ -244,8 +244,8 @@ impl Region {
     /// What requests may know of the store: whether they may ask, or have to do without because it does not answer.
     pub fn view(&self) -> StoreView<'static> {
         let asking = |may_ask: &AtomicBool| match may_ask.load(Ordering::Relaxed) {
-            true => Asking::Allowed,
-            false => Asking::Never(Cause::Outage),
+            true => StoreAccess::Allowed,
+            false => StoreAccess::Never(Cause::Outage),
         };
         let least = if self.is_stranger.load(Ordering::Relaxed) { LIVE_ASSUMED } else { 1 };
         StoreView {
@@ -257,16 +257,16 @@ impl Region {
     }
 
     /// Lets requests know of breakers that have changed.
-    fn tell_requests(&self, state: &State) {
+    fn tell_requests(&self, state: &RegionState) {
         self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
         self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
     }
 
     /// A request has to ask. It waits until `until_us` at the latest.
-    pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (AskId, Effects) {
+    pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (WaitId, Effects) {
         let keys =
             store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
-        let waiting = Waiting::new(store_request.clone(), keys.collect(), until_us, false);
+        let waiting = QueuedRequest::new(store_request.clone(), keys.collect(), until_us, false);
         let state = &mut *self.state.lock();
         let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
@@ -277,12 +277,12 @@ impl Region {
     }
 
     /// Nobody waits for this request any more. What the store says about its keys is still taken over.
-    pub fn cancel(&self, id: AskId) {
+    pub fn cancel(&self, id: WaitId) {
         self.state.lock().wait_queue.give_up(id);
     }
 
     /// A request has waited long enough. True if it had no answer: one that was answered is charged.
-    pub fn give_up(&self, id: AskId, now: Now) -> bool {
+    pub fn give_up(&self, id: WaitId, now: Now) -> bool {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.wait_queue.waiting.get(&id) else { return false };
         for asked in &waiting.store_request.questions {
@@ -319,7 +319,7 @@ impl Region {
     pub fn trial(&self) -> Call {
         let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
         let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
-        let part = Part {
+        let part = CallKey {
             key: OriginKey([0; 20]),
             window_ms: TRIAL_TTL_MS,
             measure: Measure::Sum,
@@ -360,7 +360,7 @@ impl Region {
     }
 
     /// A heartbeat was answered, or not. Nothing else may be going on that would show it.
-    pub fn beaten(&self, is_answered: bool, now: Now) {
+    pub fn heartbeat_ended(&self, is_answered: bool, now: Now) {
         let state = &mut *self.state.lock();
         state.replays.record(is_answered, now.mono_us);
         if is_answered {
@@ -451,12 +451,12 @@ impl Region {
         origin
     }
 
-    fn call(&self, state: &mut State, charges: bool, parts: Vec<Part>, asks: Vec<Ask>) -> Call {
+    fn call(&self, state: &mut RegionState, charges: bool, parts: Vec<CallKey>, asks: Vec<Ask>) -> Call {
         let nonce = (random(state) % 4096) as u16;
         Call { process: self.options.process, nonce, charges, parts, asks }
     }
 
-    fn enter_call(&self, state: &mut State, under_way: PendingCall) -> CallId {
+    fn enter_call(&self, state: &mut RegionState, under_way: PendingCall) -> CallId {
         state.next_call += 1;
         let id = CallId(state.next_call);
         state.under_way.insert(id, under_way);
@@ -465,7 +465,7 @@ impl Region {
 }
 
 /// xorshift64*: which process goes first need not be unpredictable, but it has to be repeatable.
-fn random(state: &mut State) -> u64 {
+fn random(state: &mut RegionState) -> u64 {
     state.random ^= state.random >> 12;
     state.random ^= state.random << 25;
     state.random ^= state.random >> 27;

@@ -5,7 +5,7 @@
 //! came back without an answer goes into the queue again.
 
 use crate::engine::table::SlotRef;
-use crate::regional::call::Part;
+use crate::regional::call::CallKey;
 
 /// Between two flushes.
 pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
@@ -25,24 +25,24 @@ pub(crate) const HEALED_PER_FLUSH: usize = 2_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReplayBatch {
     pub slots: Vec<SlotRef>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<CallKey>,
     /// Cells of all parts.
     pub cells: usize,
 }
 
 impl ReplayBatch {
-    pub(crate) fn push(&mut self, slot: SlotRef, part: Part) {
+    pub(crate) fn push(&mut self, slot: SlotRef, part: CallKey) {
         self.cells += part.cells.len();
         self.slots.push(slot);
         self.parts.push(part);
     }
 
-    fn has_room_for(&self, part: &Part) -> bool {
+    fn has_room_for(&self, part: &CallKey) -> bool {
         self.parts.len() < PARTS_MAX && self.cells + part.cells.len() <= CELLS_MAX
     }
 
     /// In messages, each with keys of one Cluster slot if `slot_of` says which.
-    pub(crate) fn into_messages(self, slot_of: Option<fn(&Part) -> u16>) -> Vec<ReplayBatch> {
+    pub(crate) fn into_messages(self, slot_of: Option<fn(&CallKey) -> u16>) -> Vec<ReplayBatch> {
         let mut messages: Vec<(Option<u16>, ReplayBatch)> = Vec::new();
         for (slot, part) in self.slots.into_iter().zip(self.parts) {
             let of = slot_of.map(|slot_of| slot_of(&part));
@@ -72,7 +72,7 @@ mod tests {
     /// Found by a review: a message about 64 exact windows had 1,088 cells, and kept the origin busy for longer than it had.
     #[test]
     fn a_message_about_exact_windows_has_no_more_cells_than_others() {
-        let part = |cells: usize| Part {
+        let part = |cells: usize| CallKey {
             key: OriginKey([0; 20]),
             window_ms: 60_000,
             measure: Measure::Sum,

@@ -19,7 +19,7 @@ pub(crate) const TOGETHER_MAX: usize = 512;
 
 /// A request that waits for the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AskId(pub u64);
+pub struct WaitId(pub u64);
 
 /// What a waiting request is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum AskOutcome {
 
 /// A waiting request.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct QueuedRequest {
     pub store_request: StoreRequest,
     /// For each question.
     pub keys: SmallVec<[OriginKey; 2]>,
@@ -55,15 +55,15 @@ pub(crate) struct Waiting {
     pub has_read: bool,
 }
 
-impl Waiting {
+impl QueuedRequest {
     pub(crate) fn new(
         store_request: StoreRequest,
         keys: SmallVec<[OriginKey; 2]>,
         until_us: u64,
         is_background: bool,
-    ) -> Waiting {
+    ) -> QueuedRequest {
         let answers = SmallVec::from_elem(CheckAnswer::NotAsked, store_request.checks);
-        Waiting {
+        QueuedRequest {
             store_request,
             keys,
             until_us,
@@ -159,35 +159,35 @@ struct KeyState {
     is_busy: bool,
     /// The next call is not made before.
     free_at_us: u64,
-    waiting: VecDeque<AskId>,
+    waiting: VecDeque<WaitId>,
 }
 
 /// Everyone who waits.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     next_id: u64,
-    pub waiting: HashMap<AskId, Waiting>,
+    pub waiting: HashMap<WaitId, QueuedRequest>,
     keys: HashMap<OriginKey, KeyState>,
     /// Keys with requests that wait for the spacing to pass.
     spaced: Vec<OriginKey>,
 }
 
 impl WaitQueue {
-    pub(crate) fn enter(&mut self, waiting: Waiting) -> AskId {
+    pub(crate) fn enter(&mut self, waiting: QueuedRequest) -> WaitId {
         self.next_id += 1;
-        let id = AskId(self.next_id);
+        let id = WaitId(self.next_id);
         self.waiting.insert(id, waiting);
         id
     }
 
     /// Starts a request on its way: it goes now if all of its keys are free, otherwise it waits for the first that is
     /// not. True if it goes.
-    pub(crate) fn start(&mut self, id: AskId, now_us: u64) -> bool {
+    pub(crate) fn start(&mut self, id: WaitId, now_us: u64) -> bool {
         self.start_with(id, &HashSet::new(), now_us)
     }
 
     /// Starts a request that goes together with others, which have made the keys of `together` busy.
-    fn start_with(&mut self, id: AskId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
+    fn start_with(&mut self, id: WaitId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
         let Some(waiting) = self.waiting.get(&id) else { return false };
         let keys = waiting.keys.clone();
         for key in &keys {
@@ -251,7 +251,7 @@ impl WaitQueue {
     }
 
     /// Those who wait for a key, at most so many, and are still there.
-    pub(crate) fn take_waiting(&mut self, key: &OriginKey) -> Vec<AskId> {
+    pub(crate) fn take_waiting(&mut self, key: &OriginKey) -> Vec<WaitId> {
         let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
         let mut taken = Vec::new();
         while taken.len() < TOGETHER_MAX {
@@ -265,7 +265,7 @@ impl WaitQueue {
 
     /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
     /// one call is started after it.
-    pub(crate) fn start_together(&mut self, key: &OriginKey, ids: &[AskId], now_us: u64) -> Vec<AskId> {
+    pub(crate) fn start_together(&mut self, key: &OriginKey, ids: &[WaitId], now_us: u64) -> Vec<WaitId> {
         let mut together = HashSet::new();
         // Whoever is left in the queue stays behind these.
         let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
@@ -288,7 +288,7 @@ impl WaitQueue {
     }
 
     /// Nobody waits for a request any more. True if it had no answer yet.
-    pub(crate) fn give_up(&mut self, id: AskId) -> bool {
+    pub(crate) fn give_up(&mut self, id: WaitId) -> bool {
         self.waiting.remove(&id).is_some()
     }
 }
@@ -302,7 +302,7 @@ mod tests {
     const KEY: OriginKey = OriginKey([1; 20]);
     const OTHER: OriginKey = OriginKey([2; 20]);
 
-    fn waiting(keys: &[OriginKey]) -> Waiting {
+    fn waiting(keys: &[OriginKey]) -> QueuedRequest {
         let store_request = StoreRequest {
             store: Store::Origin,
             charges: true,
@@ -313,7 +313,7 @@ mod tests {
             has_free_quota: false,
             given_back: None,
         };
-        Waiting::new(store_request, keys.iter().copied().collect(), 10_000, false)
+        QueuedRequest::new(store_request, keys.iter().copied().collect(), 10_000, false)
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Default for Bounds {
 
 /// One key and value of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct DescriptorEntry<'a> {
     pub key: &'a str,
     pub value: &'a str,
 }
@@ -114,7 +114,7 @@ pub struct LimitOverride {
 /// The entries to find a rule for, what they cost, and the limit they bring along, if any.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
-    pub entries: SmallVec<[Entry<'a>; 4]>,
+    pub entries: SmallVec<[DescriptorEntry<'a>; 4]>,
     pub hits: Hits,
     pub limit: Option<LimitOverride>,
 }
@@ -132,30 +132,30 @@ impl<'a> Request<'a> {
         domain: &'a str,
         descriptors: SmallVec<[Descriptor<'a>; 2]>,
         bounds: &Bounds,
-    ) -> Result<Request<'a>, Refused> {
+    ) -> Result<Request<'a>, RequestError> {
         if domain.is_empty() {
-            return Err(Refused::EmptyDomain);
+            return Err(RequestError::EmptyDomain);
         }
         if domain.len() > DOMAIN_BYTES_MAX {
-            return Err(Refused::LongDomain { bytes: domain.len() });
+            return Err(RequestError::LongDomain { bytes: domain.len() });
         }
         if descriptors.is_empty() {
-            return Err(Refused::NoDescriptors);
+            return Err(RequestError::NoDescriptors);
         }
         if descriptors.len() > bounds.descriptors_max {
-            return Err(Refused::ManyDescriptors { count: descriptors.len(), max: bounds.descriptors_max });
+            return Err(RequestError::ManyDescriptors { count: descriptors.len(), max: bounds.descriptors_max });
         }
         for (index, descriptor) in descriptors.iter().enumerate() {
             if descriptor.entries.len() > bounds.entries_max {
                 let count = descriptor.entries.len();
-                return Err(Refused::ManyEntries { descriptor: index, count, max: bounds.entries_max });
+                return Err(RequestError::ManyEntries { descriptor: index, count, max: bounds.entries_max });
             }
             for entry in &descriptor.entries {
                 if entry.key.len() > KEY_BYTES_MAX {
-                    return Err(Refused::LongKey { descriptor: index, bytes: entry.key.len() });
+                    return Err(RequestError::LongKey { descriptor: index, bytes: entry.key.len() });
                 }
                 if entry.value.len() > VALUE_BYTES_MAX {
-                    return Err(Refused::LongValue { descriptor: index, bytes: entry.value.len() });
+                    return Err(RequestError::LongValue { descriptor: index, bytes: entry.value.len() });
                 }
             }
         }
@@ -173,7 +173,7 @@ impl<'a> Request<'a> {
 
 /// Why a request is not answered. The first two texts are those that users of envoyproxy/ratelimit know.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Refused {
+pub enum RequestError {
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
     #[error("rate limit descriptor list must not be empty")]
@@ -202,7 +202,7 @@ mod tests {
 
     fn descriptor(entries: usize, value: &str) -> Descriptor<'_> {
         Descriptor {
-            entries: (0..entries).map(|_| Entry { key: "k", value }).collect(),
+            entries: (0..entries).map(|_| DescriptorEntry { key: "k", value }).collect(),
             hits: Hits::OfRequest(1),
             limit: None,
         }
@@ -211,8 +211,8 @@ mod tests {
     #[test]
     fn the_domain_is_checked_before_the_descriptors() {
         let bounds = Bounds::default();
-        assert_eq!(Request::new("", smallvec![], &bounds).unwrap_err(), Refused::EmptyDomain);
-        assert_eq!(Request::new("d", smallvec![], &bounds).unwrap_err(), Refused::NoDescriptors);
+        assert_eq!(Request::new("", smallvec![], &bounds).unwrap_err(), RequestError::EmptyDomain);
+        assert_eq!(Request::new("d", smallvec![], &bounds).unwrap_err(), RequestError::NoDescriptors);
     }
 
     #[test]
@@ -223,20 +223,20 @@ mod tests {
         assert!(Request::new("d", smallvec![descriptor(3, &value), descriptor(0, "")], &bounds).is_ok());
         assert!(matches!(
             Request::new("d", smallvec![descriptor(4, "")], &bounds),
-            Err(Refused::ManyEntries { count: 4, .. })
+            Err(RequestError::ManyEntries { count: 4, .. })
         ));
         assert!(matches!(
             Request::new("d", smallvec![descriptor(1, &longer)], &bounds),
-            Err(Refused::LongValue { bytes: 16385, .. })
+            Err(RequestError::LongValue { bytes: 16385, .. })
         ));
         assert!(matches!(
             Request::new("d", (0..3).map(|_| descriptor(1, "")).collect(), &bounds),
-            Err(Refused::ManyDescriptors { count: 3, .. })
+            Err(RequestError::ManyDescriptors { count: 3, .. })
         ));
         let domain = "d".repeat(DOMAIN_BYTES_MAX + 1);
         assert!(matches!(
             Request::new(&domain, smallvec![descriptor(1, "")], &bounds),
-            Err(Refused::LongDomain { .. })
+            Err(RequestError::LongDomain { .. })
         ));
     }
 }

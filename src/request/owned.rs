@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::request::{Descriptor, DescriptorEntry, Hits, LimitOverride, Request};
 
 /// A request and all its text.
 #[derive(Clone, Debug)]
@@ -58,7 +58,8 @@ impl OwnedRequest {
         };
         let mut descriptors = SmallVec::with_capacity(self.descriptors.len());
         for OwnedDescriptor { entries, hits, limit } in &self.descriptors {
-            let entries = entries.iter().map(|(key, value)| Entry { key: take(*key), value: take(*value) }).collect();
+            let entries =
+                entries.iter().map(|(key, value)| DescriptorEntry { key: take(*key), value: take(*value) }).collect();
             descriptors.push(Descriptor { entries, hits: *hits, limit: *limit });
         }
         Request { domain, descriptors }
@@ -81,7 +82,7 @@ mod tests {
             let hits = [Hits::OfRequest(1), Hits::Own(u64::from(number)), Hits::Refund(3)];
             let limit = Some(LimitOverride { requests_per_unit: number, unit: Unit::Hour });
             let descriptors = texts.iter().enumerate().map(|(index, entries)| Descriptor {
-                entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+                entries: entries.iter().map(|(key, value)| DescriptorEntry { key, value }).collect(),
                 hits: hits[index % 3],
                 limit: limit.filter(|_| index % 2 == 0),
             });

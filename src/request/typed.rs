@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::request::Entry;
+use crate::request::DescriptorEntry;
 
 /// The entries of a descriptor, in the order in which they were typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl TypedDescriptor {
         Ok(TypedDescriptor(parts.into_iter().map(entry).collect::<Result<_, _>>()?))
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.0.iter().map(|(key, value)| Entry { key, value })
+    pub fn entries(&self) -> impl Iterator<Item = DescriptorEntry<'_>> {
+        self.0.iter().map(|(key, value)| DescriptorEntry { key, value })
     }
 }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
 use crate::rules::limit::{
-    Demand, Limit, Rule, Space, Terms, TrailStep, escaped_rule_step, in_message, rule_step, shown,
+    Demand, Limit, Rule, RulePathStep, Space, Terms, escaped_rule_step, in_message, rule_step, shown,
 };
 use crate::rules::policy::Policy;
 use crate::rules::problem::{FilePosition, Problems};
-use crate::rules::tree::{Label, Level, Node, Number, Tree, Values};
+use crate::rules::tree::{KeysByName, Label, Number, Tree, TreeNode, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
 
@@ -90,7 +90,7 @@ struct Path {
     /// As a rule id.
     id: String,
     /// As envoyproxy/ratelimit writes it in its messages, with a dot at the end.
-    trail: String,
+    composite_key: String,
     steps: Vec<PathStep>,
 }
 
@@ -120,9 +120,9 @@ impl PathStep {
 
 /// The children of one key while they are gathered.
 #[derive(Default)]
-struct Gathered<'f> {
+struct KeyChildren<'f> {
     values: Values,
-    patterns: Vec<(Pattern, Node)>,
+    patterns: Vec<(Pattern, TreeNode)>,
     places: Vec<(Option<&'f str>, FilePosition)>,
 }
 
@@ -130,8 +130,8 @@ impl Compiler<'_> {
     /// Compiles the descriptors of one level; returns its index. `path` is the rule id so far.
     fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> Number {
         let index = self.tree.levels.len();
-        self.tree.levels.push(Level::default());
-        let mut keys: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
+        self.tree.levels.push(KeysByName::default());
+        let mut keys: BTreeMap<&str, KeyChildren<'_>> = BTreeMap::new();
         let mut seen: HashMap<(&str, Option<&str>), FilePosition> = HashMap::new();
         for &(file, descriptor) in descriptors {
             let key = descriptor.key.value.as_str();
@@ -142,7 +142,7 @@ impl Compiler<'_> {
                 self.problems.error(
                     file,
                     descriptor.at,
-                    format!("duplicate descriptor composite key '{}.{}{composite}'", self.domain, path.trail),
+                    format!("duplicate descriptor composite key '{}.{}{composite}'", self.domain, path.composite_key),
                     format!("the first is at {first}: join the two, rate_limits takes several limits"),
                 );
             }
@@ -171,7 +171,7 @@ impl Compiler<'_> {
             }
         }
         let level = keys.into_iter().map(|(key, gathered)| {
-            let Gathered { mut values, patterns, places } = gathered;
+            let KeyChildren { mut values, patterns, places } = gathered;
             if !patterns.is_empty() {
                 let patterns = Patterns::new(patterns);
                 let is_sensitive = self.tree.sensitive_keys.contains_key(key);
@@ -181,12 +181,12 @@ impl Compiler<'_> {
             }
             (key.into(), values)
         });
-        let level: Level = level.collect();
+        let level: KeysByName = level.collect();
         self.tree.levels[index] = level;
         Number::new(index)
     }
 
-    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> Node {
+    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> TreeNode {
         let shown = self.shown(descriptor);
         let id = self.rule_id(path, &descriptor.key.value, shown.as_deref());
         let was_bounded = self.id_bytes <= ID_BYTES_MAX;
@@ -202,11 +202,11 @@ impl Compiler<'_> {
         let is_sensitive = self.is_sensitive(&descriptor.key.value);
         steps.push(PathStep::new(descriptor, shown.as_deref(), is_sensitive));
         let rule = self.rule(file, descriptor, &id, &steps);
-        let mut node = Node { rule, ..self.label(file, descriptor, &id) };
+        let mut node = TreeNode { rule, ..self.label(file, descriptor, &id) };
         if !descriptor.descriptors.is_empty() {
             let children: Vec<_> = descriptor.descriptors.iter().map(|child| (file, child)).collect();
             let composite = composite(&descriptor.key.value, shown.as_deref());
-            let path = Path { id, trail: format!("{}{composite}.", path.trail), steps };
+            let path = Path { id, composite_key: format!("{}{composite}.", path.composite_key), steps };
             node.level = Some(self.level(&children, &path));
         }
         node
@@ -237,10 +237,10 @@ impl Compiler<'_> {
     }
 
     /// A node that leads nowhere yet, and its label.
-    fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> Node {
+    fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> TreeNode {
         let at = FilePosition { file: file.clone(), position: descriptor.at };
         self.tree.labels.push(Label { path: path.into(), at });
-        Node {
+        TreeNode {
             number: (self.tree.labels.len() - 1) as u32,
             rule: None,
             level: None,
@@ -255,7 +255,7 @@ impl Compiler<'_> {
             None => Demand::Unlimited { name: name(first), replaces: replaces(first) },
             Some(_) => Demand::Limits(descriptor.limits.iter().filter_map(limit).collect()),
         };
-        let trail = steps.iter().map(|step| TrailStep {
+        let rule_path = steps.iter().map(|step| RulePathStep {
             key: step.key.clone(),
             written: step.written.clone(),
             takes_value: step.has_open_value && (descriptor.detailed_metric || step.value_to_metric),
@@ -268,7 +268,7 @@ impl Compiler<'_> {
             demand,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
-            trail: trail.collect(),
+            rule_path: rule_path.collect(),
             metadata: descriptor.metadata.clone().map(Arc::new),
             at: FilePosition { file: file.clone(), position: descriptor.at },
         });

@@ -4,11 +4,11 @@
 
 use serde::Serialize;
 
-use crate::request::Entry;
+use crate::request::DescriptorEntry;
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
 use crate::rules::problem::FilePosition;
-use crate::rules::tree::{Node, Number, Tree, Via};
+use crate::rules::tree::{Number, Tree, TreeNode, Via};
 use crate::rules::wildcard::Patterns;
 
 /// Rules passed over that are named for one entry; the rest is counted.
@@ -16,7 +16,7 @@ const PASSED_OVER_MAX: usize = 20;
 
 /// One entry of the descriptor and what became of it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Step {
+pub(crate) struct MatchStep {
     /// `key=value` as asked.
     pub entry: String,
     /// The node it leads to.
@@ -46,8 +46,8 @@ pub(crate) struct PassedOver {
 #[derive(Debug)]
 pub(crate) struct Explanation<'r> {
     pub domain: &'r str,
-    pub asked: Vec<Entry<'r>>,
-    pub steps: Vec<Step>,
+    pub asked: Vec<DescriptorEntry<'r>>,
+    pub steps: Vec<MatchStep>,
     pub rule: Option<&'r Rule>,
     /// Values that are part of the key.
     pub identifier: Vec<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Explanation<'r> {
 }
 
 /// Explains one descriptor.
-pub(crate) fn explain<'r>(domain: &'r Domain, entries: Vec<Entry<'r>>) -> Explanation<'r> {
+pub(crate) fn explain<'r>(domain: &'r Domain, entries: Vec<DescriptorEntry<'r>>) -> Explanation<'r> {
     let tree = domain.tree();
     let mut explanation = Explanation {
         domain: &domain.name,
@@ -109,7 +109,7 @@ fn last_path(explanation: &Explanation<'_>) -> String {
     chosen.map_or_else(String::new, |chosen| chosen.path.clone())
 }
 
-fn why_nothing(tree: &Tree, level: u32, entry: &Entry<'_>) -> String {
+fn why_nothing(tree: &Tree, level: u32, entry: &DescriptorEntry<'_>) -> String {
     let level = &tree.levels[level as usize];
     match level.get(entry.key) {
         Some(_) => format!("no rule for the key {} matches the value '{}'", entry.key, entry.value),
@@ -120,8 +120,8 @@ fn why_nothing(tree: &Tree, level: u32, entry: &Entry<'_>) -> String {
     }
 }
 
-fn step(tree: &Tree, level: u32, entry: &Entry<'_>) -> Step {
-    let mut step = Step {
+fn step(tree: &Tree, level: u32, entry: &DescriptorEntry<'_>) -> MatchStep {
+    let mut step = MatchStep {
         entry: format!("{}={}", entry.key, entry.value),
         chosen: None,
         passed_over: Vec::new(),
@@ -138,7 +138,7 @@ fn step(tree: &Tree, level: u32, entry: &Entry<'_>) -> Step {
         step.passed_over.push(PassedOver { path: label.path.to_string(), at: label.at.clone(), why });
     };
     let chosen_node = chosen.map(|(node, _)| node.number);
-    let mut exact: Vec<&Node> = values.exact.values().collect();
+    let mut exact: Vec<&TreeNode> = values.exact.values().collect();
     exact.sort_unstable_by_key(|node| node.number);
     for node in exact {
         if Some(node.number) != chosen_node && !node.is_pattern {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::rules::policy::Word;
 use crate::rules::problem::{Position, Problems};
 use crate::rules::scalar::{Meaning, Scalar, excerpt};
-use crate::rules::yaml::{Kind, Node};
+use crate::rules::yaml::{NodeKind, YamlNode};
 
 /// A value and where it stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub(crate) struct Located<T> {
 }
 
 /// Where problems go: the file being read and what has been found so far.
-pub(crate) struct Report<'p> {
+pub(crate) struct ProblemSink<'p> {
     file: &'p Arc<str>,
     problems: &'p mut Problems,
     /// Unknown keys that have been reported, by where they stand and what was expected there, and what they were probably
@@ -28,9 +28,9 @@ pub(crate) struct Report<'p> {
     unknown: HashMap<(Position, &'static str), Option<&'static str>>,
 }
 
-impl<'p> Report<'p> {
-    pub(crate) fn new(file: &'p Arc<str>, problems: &'p mut Problems) -> Report<'p> {
-        Report { file, problems, unknown: HashMap::new() }
+impl<'p> ProblemSink<'p> {
+    pub(crate) fn new(file: &'p Arc<str>, problems: &'p mut Problems) -> ProblemSink<'p> {
+        ProblemSink { file, problems, unknown: HashMap::new() }
     }
 
     pub(crate) fn file(&self) -> &'p Arc<str> {
@@ -52,13 +52,13 @@ impl<'p> Report<'p> {
 
 /// One of the three kinds of map in a rule file, and the keys that belong there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct MapShape {
     pub name: &'static str,
     pub keys: &'static [&'static str],
 }
 
-pub(crate) const ROOT: Shape = Shape { name: "a document", keys: &["domain", "descriptors"] };
-pub(crate) const DESCRIPTOR: Shape = Shape {
+pub(crate) const ROOT: MapShape = MapShape { name: "a document", keys: &["domain", "descriptors"] };
+pub(crate) const DESCRIPTOR: MapShape = MapShape {
     name: "a descriptor",
     keys: &[
         "key",
@@ -75,7 +75,7 @@ pub(crate) const DESCRIPTOR: Shape = Shape {
         "metadata",
     ],
 };
-pub(crate) const LIMIT: Shape = Shape {
+pub(crate) const LIMIT: MapShape = MapShape {
     name: "a rate limit",
     keys: &[
         "requests_per_unit",
@@ -93,7 +93,7 @@ pub(crate) const LIMIT: Shape = Shape {
         "charge",
     ],
 };
-pub(crate) const REPLACES: Shape = Shape { name: "a replaces entry", keys: &["name"] };
+pub(crate) const REPLACES: MapShape = MapShape { name: "a replaces entry", keys: &["name"] };
 
 /// The keys that envoyproxy/ratelimit knows; it looks for them at every level alike.
 const REFERENCE_KEYS: &[&str] = &[
@@ -115,34 +115,36 @@ const REFERENCE_KEYS: &[&str] = &[
     "metadata",
 ];
 
-struct Field {
+struct FieldValue {
     key: String,
     key_at: Position,
-    node: Rc<Node>,
+    node: Rc<YamlNode>,
 }
 
 /// The fields of one map.
-pub(crate) struct Fields {
+pub(crate) struct MapFields {
     pub at: Position,
-    fields: Vec<Field>,
+    fields: Vec<FieldValue>,
     /// Known keys that a misspelt one was probably meant to be: they are not missing as well.
     meant: Vec<&'static str>,
 }
 
 /// A plain `<<`. In quotes it is a key like any other.
-pub(crate) fn is_merge_key(key: &Node) -> bool {
-    matches!(&key.kind, Kind::Scalar(scalar) if scalar.plain && scalar.text == "<<")
+pub(crate) fn is_merge_key(key: &YamlNode) -> bool {
+    matches!(&key.kind, NodeKind::Scalar(scalar) if scalar.plain && scalar.text == "<<")
 }
 
-impl Fields {
+impl MapFields {
     /// Reads a map: merges `<<`, reports keys that are unknown, misplaced or there twice. `None` if it is no map.
-    pub(crate) fn read(node: &Node, shape: Shape, report: &mut Report<'_>) -> Option<Fields> {
-        let Kind::Map(pairs) = &node.kind else {
+    pub(crate) fn read(node: &YamlNode, shape: MapShape, report: &mut ProblemSink<'_>) -> Option<MapFields> {
+        let NodeKind::Map(pairs) = &node.kind else {
             report.error(
                 node.at,
                 format!("config error, yaml file contains {} where {} is expected", node.describe(), shape.name),
                 match shape {
-                    LIMIT if matches!(node.kind, Kind::List(_)) => "for several limits, write rate_limits".to_owned(),
+                    LIMIT if matches!(node.kind, NodeKind::List(_)) => {
+                        "for several limits, write rate_limits".to_owned()
+                    }
                     _ => {
                         format!("write a map with keys such as {}", list(&shape.keys[..2.min(shape.keys.len())], "and"))
                     }
@@ -150,7 +152,7 @@ impl Fields {
             );
             return None;
         };
-        let mut fields = Fields { at: node.at, fields: Vec::with_capacity(pairs.len()), meant: Vec::new() };
+        let mut fields = MapFields { at: node.at, fields: Vec::with_capacity(pairs.len()), meant: Vec::new() };
         for (key, value) in pairs {
             if is_merge_key(key) {
                 continue;
@@ -167,7 +169,7 @@ impl Fields {
                 continue;
             }
             if fields.belongs(text, key.at, shape, report) {
-                fields.fields.push(Field { key: text.to_owned(), key_at: key.at, node: value.clone() });
+                fields.fields.push(FieldValue { key: text.to_owned(), key_at: key.at, node: value.clone() });
             }
         }
         for (key, value) in pairs {
@@ -179,17 +181,17 @@ impl Fields {
     }
 
     /// `<<: *anchor`: what is not given here comes from there.
-    fn merge(&mut self, node: &Node, shape: Shape, report: &mut Report<'_>) {
-        let sources: Vec<&Node> = match &node.kind {
-            Kind::Map(_) => vec![node],
-            Kind::List(items) => items.iter().map(Rc::as_ref).collect(),
-            Kind::Scalar(_) => {
+    fn merge(&mut self, node: &YamlNode, shape: MapShape, report: &mut ProblemSink<'_>) {
+        let sources: Vec<&YamlNode> = match &node.kind {
+            NodeKind::Map(_) => vec![node],
+            NodeKind::List(items) => items.iter().map(Rc::as_ref).collect(),
+            NodeKind::Scalar(_) => {
                 report.error(node.at, "'<<' merges maps only", "write <<: *anchor, where the anchor is on a map");
                 return;
             }
         };
         for source in sources {
-            let Some(merged) = Fields::read(source, shape, report) else { continue };
+            let Some(merged) = MapFields::read(source, shape, report) else { continue };
             self.meant.extend(merged.meant);
             for field in merged.fields {
                 if !self.fields.iter().any(|own| own.key == field.key) {
@@ -199,7 +201,7 @@ impl Fields {
         }
     }
 
-    fn belongs(&mut self, key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> bool {
+    fn belongs(&mut self, key: &str, at: Position, shape: MapShape, report: &mut ProblemSink<'_>) -> bool {
         if shape.keys.contains(&key) {
             return true;
         }
@@ -239,12 +241,12 @@ impl Fields {
         read.is_none() && (self.node(key).is_some() || self.is_misspelt(key))
     }
 
-    fn get(&self, key: &str) -> Option<&Field> {
+    fn get(&self, key: &str) -> Option<&FieldValue> {
         self.fields.iter().find(|field| field.key == key)
     }
 
     /// The node of a field that is there and not null.
-    pub(crate) fn node(&self, key: &str) -> Option<&Rc<Node>> {
+    pub(crate) fn node(&self, key: &str) -> Option<&Rc<YamlNode>> {
         self.get(key).map(|field| &field.node).filter(|node| !node.is_null())
     }
 
@@ -254,7 +256,7 @@ impl Fields {
     }
 
     /// A string; numbers and booleans count as their text. Null is the same as absent.
-    pub(crate) fn string(&self, key: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+    pub(crate) fn string(&self, key: &str, report: &mut ProblemSink<'_>) -> Option<Located<String>> {
         let node = self.node(key)?;
         let Some(scalar) = node.as_scalar() else {
             report.error(node.at, format!("{key} is {}, not a string", node.describe()), format!("write {key}: \"…\""));
@@ -277,7 +279,7 @@ impl Fields {
     }
 
     /// A word that must be one of few: anything that is not text gets the choices as help.
-    pub(crate) fn choice(&self, key: &str, help: &str, report: &mut Report<'_>) -> Option<Located<String>> {
+    pub(crate) fn choice(&self, key: &str, help: &str, report: &mut ProblemSink<'_>) -> Option<Located<String>> {
         let node = self.node(key)?;
         match node.as_scalar() {
             Some(scalar) if !matches!(scalar.meaning(), Meaning::Float(_)) => {
@@ -291,12 +293,12 @@ impl Fields {
     }
 
     /// A boolean, in the words of YAML 1.2 and 1.1. Absent is false.
-    pub(crate) fn boolean(&self, key: &str, report: &mut Report<'_>) -> bool {
+    pub(crate) fn boolean(&self, key: &str, report: &mut ProblemSink<'_>) -> bool {
         self.boolean_or_spoilt(key, report).unwrap_or(false)
     }
 
     /// A boolean, or `None` if what is there is none. Absent is false.
-    pub(crate) fn boolean_or_spoilt(&self, key: &str, report: &mut Report<'_>) -> Option<bool> {
+    pub(crate) fn boolean_or_spoilt(&self, key: &str, report: &mut ProblemSink<'_>) -> Option<bool> {
         let Some(node) = self.node(key) else { return Some(false) };
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
             Meaning::Bool(value) => Some(value),
@@ -313,7 +315,7 @@ impl Fields {
     }
 
     /// A whole number in a range.
-    pub(crate) fn number(&self, key: &str, min: u32, report: &mut Report<'_>) -> Option<Located<u32>> {
+    pub(crate) fn number(&self, key: &str, min: u32, report: &mut ProblemSink<'_>) -> Option<Located<u32>> {
         let node = self.node(key)?;
         let help = format!("write {key}: N with N from {min} to {}, without quotes", u32::MAX);
         let scalar = node.as_scalar();
@@ -348,7 +350,7 @@ impl Fields {
     }
 
     /// A share between 0 and 1, in thousandths.
-    pub(crate) fn permille(&self, key: &str, report: &mut Report<'_>) -> Option<u16> {
+    pub(crate) fn permille(&self, key: &str, report: &mut ProblemSink<'_>) -> Option<u16> {
         let node = self.node(key)?;
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
             Meaning::Float(value) => Some(value),
@@ -369,7 +371,7 @@ impl Fields {
     }
 
     /// One of a closed set of words.
-    pub(crate) fn word<T: Word + Display>(&self, key: &str, report: &mut Report<'_>) -> Option<Located<T>> {
+    pub(crate) fn word<T: Word + Display>(&self, key: &str, report: &mut ProblemSink<'_>) -> Option<Located<T>> {
         let words: Vec<&str> = T::ALL.iter().map(|value| value.word()).collect();
         let help = format!("write {}", list(&words, "or"));
         let text = self.choice(key, &help, report)?;
@@ -383,9 +385,9 @@ impl Fields {
     }
 
     /// The elements of a list; absent and null are empty.
-    pub(crate) fn list(&self, key: &str, report: &mut Report<'_>) -> &[Rc<Node>] {
+    pub(crate) fn list(&self, key: &str, report: &mut ProblemSink<'_>) -> &[Rc<YamlNode>] {
         let Some(node) = self.node(key) else { return &[] };
-        let Kind::List(items) = &node.kind else {
+        let NodeKind::List(items) = &node.kind else {
             report.error(
                 node.at,
                 format!("{key} is {}, not a list", node.describe()),
@@ -397,7 +399,7 @@ impl Fields {
     }
 }
 
-fn string_key<'n>(key: &'n Node, report: &mut Report<'_>) -> Option<&'n str> {
+fn string_key<'n>(key: &'n YamlNode, report: &mut ProblemSink<'_>) -> Option<&'n str> {
     match key.as_scalar() {
         Some(scalar) if matches!(scalar.meaning(), Meaning::Text) => Some(&scalar.text),
         _ => {
@@ -416,7 +418,7 @@ fn string_key<'n>(key: &'n Node, report: &mut Report<'_>) -> Option<&'n str> {
 const LIKENESS_BYTES_MAX: usize = 64;
 
 /// Reports a key that belongs nowhere. Returns what it was probably meant to be.
-fn report_unknown(key: &str, at: Position, shape: Shape, report: &mut Report<'_>) -> Option<&'static str> {
+fn report_unknown(key: &str, at: Position, shape: MapShape, report: &mut ProblemSink<'_>) -> Option<&'static str> {
     let unspaced = key.split_once(':').and_then(|(start, rest)| Some((known(shape, start)?, rest)));
     let (shown, meant, help) = match unspaced {
         // A value may be sensitive.
@@ -441,7 +443,7 @@ fn report_unknown(key: &str, at: Position, shape: Shape, report: &mut Report<'_>
 }
 
 /// The known key that this one resembles most, if it does.
-fn nearest(key: &str, shape: Shape) -> Option<&'static str> {
+fn nearest(key: &str, shape: MapShape) -> Option<&'static str> {
     if key.len() > LIKENESS_BYTES_MAX {
         return None;
     }
@@ -449,7 +451,7 @@ fn nearest(key: &str, shape: Shape) -> Option<&'static str> {
     distances.min().filter(|(distance, known)| *distance <= 1 + known.len() / 4).map(|(_, known)| known)
 }
 
-fn known(shape: Shape, key: &str) -> Option<&'static str> {
+fn known(shape: MapShape, key: &str) -> Option<&'static str> {
     shape.keys.iter().copied().find(|known| *known == key)
 }
 

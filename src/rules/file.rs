@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::request::{DOMAIN_BYTES_MAX, KEY_BYTES_MAX, Unit, VALUE_BYTES_MAX};
-use crate::rules::fields::{DESCRIPTOR, Fields, LIMIT, Located, REPLACES, ROOT, Report};
+use crate::rules::fields::{DESCRIPTOR, LIMIT, Located, MapFields, ProblemSink, REPLACES, ROOT};
 use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 use crate::rules::metadata;
 use crate::rules::policy::{Algorithm, Charge, Class, OnOutage, Scope};
 use crate::rules::problem::{Position, Problems};
 use crate::rules::scalar::excerpt;
-use crate::rules::yaml::{self, Node};
+use crate::rules::yaml::{self, YamlNode};
 
 /// Limits on one descriptor. Each is a counter per key.
 pub(crate) const LIMITS_PER_RULE_MAX: usize = 8;
@@ -80,7 +80,7 @@ pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<
     let problems_before = problems.count();
     let documents = yaml::documents(file, text, problems);
     let is_readable = problems.count() == problems_before;
-    let mut report = Report::new(file, problems);
+    let mut report = ProblemSink::new(file, problems);
     if is_readable && documents.iter().all(|document| document.is_null()) {
         let at = Position { line: 1, column: 1 };
         report.error(at, "config file cannot have empty domain", "write domain: NAME and a list of descriptors");
@@ -89,8 +89,8 @@ pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<
     documents.iter().filter(|document| !document.is_null()).filter_map(|node| domain(node, &mut report)).collect()
 }
 
-fn domain(node: &Node, report: &mut Report<'_>) -> Option<DomainFile> {
-    let fields = Fields::read(node, ROOT, report)?;
+fn domain(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<DomainFile> {
+    let fields = MapFields::read(node, ROOT, report)?;
     let domain = fields.string("domain", report);
     let is_spoilt = fields.is_spoilt("domain", domain.as_ref());
     let at = domain.as_ref().map(|domain| domain.at).or(fields.key_at("domain")).unwrap_or(fields.at);
@@ -106,7 +106,7 @@ fn domain(node: &Node, report: &mut Report<'_>) -> Option<DomainFile> {
     domain.map(|domain| DomainFile { file, domain, descriptors })
 }
 
-fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut Report<'_>) {
+fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut ProblemSink<'_>) {
     if text.value.len() > max {
         report.error(
             text.at,
@@ -116,12 +116,12 @@ fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut Rep
     }
 }
 
-fn descriptors(fields: &Fields, report: &mut Report<'_>) -> Vec<DescriptorFile> {
+fn descriptors(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<DescriptorFile> {
     fields.list("descriptors", report).iter().filter_map(|node| descriptor(node, report)).collect()
 }
 
-fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
-    if node.as_scalar().is_some() || matches!(node.kind, yaml::Kind::List(_)) {
+fn descriptor(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<DescriptorFile> {
+    if node.as_scalar().is_some() || matches!(node.kind, yaml::NodeKind::List(_)) {
         report.error(
             node.at,
             format!("config error, yaml file contains list of type other than map: {}", node.describe()),
@@ -129,7 +129,7 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
         );
         return None;
     }
-    let fields = Fields::read(node, DESCRIPTOR, report)?;
+    let fields = MapFields::read(node, DESCRIPTOR, report)?;
     let key = key(&fields, report);
     let value = fields.string("value", report);
     let is_value_spoilt = fields.is_spoilt("value", value.as_ref());
@@ -165,7 +165,7 @@ fn descriptor(node: &Node, report: &mut Report<'_>) -> Option<DescriptorFile> {
 }
 
 /// Flags that act on the limit of the same descriptor do nothing where there is none.
-fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut Report<'_>) {
+fn warn_of_idle_flags(fields: &MapFields, descriptor: &DescriptorFile, report: &mut ProblemSink<'_>) {
     if fields.mentions("rate_limit") || fields.mentions("rate_limits") {
         return;
     }
@@ -187,7 +187,7 @@ fn warn_of_idle_flags(fields: &Fields, descriptor: &DescriptorFile, report: &mut
     }
 }
 
-fn key(fields: &Fields, report: &mut Report<'_>) -> Option<Located<String>> {
+fn key(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<Located<String>> {
     let key = fields.string("key", report);
     if fields.is_spoilt("key", key.as_ref()) {
         return None;
@@ -216,7 +216,7 @@ pub(crate) fn composite(key: &str, value: Option<&str>) -> String {
     }
 }
 
-fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
+fn limits(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<LimitFile> {
     if let (Some(_), Some(at)) = (fields.node("rate_limit"), fields.key_at("rate_limits")) {
         report.error(
             at,
@@ -232,7 +232,9 @@ fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
             "keep the limits that matter",
         );
     }
-    if fields.node("rate_limits").is_some_and(|node| matches!(&node.kind, yaml::Kind::List(items) if items.is_empty()))
+    if fields
+        .node("rate_limits")
+        .is_some_and(|node| matches!(&node.kind, yaml::NodeKind::List(items) if items.is_empty()))
     {
         report.warning(
             fields.key_at("rate_limits").unwrap_or(fields.at),
@@ -259,7 +261,7 @@ fn limits(fields: &Fields, report: &mut Report<'_>) -> Vec<LimitFile> {
 }
 
 /// Two limits with the same window would be two counts of the same key.
-fn report_twins(limits: &[LimitFile], report: &mut Report<'_>) {
+fn report_twins(limits: &[LimitFile], report: &mut ProblemSink<'_>) {
     for (index, limit) in limits.iter().enumerate() {
         let Some(terms) = &limit.terms else { continue };
         let has_same_window =
@@ -274,8 +276,8 @@ fn report_twins(limits: &[LimitFile], report: &mut Report<'_>) {
     }
 }
 
-fn limit(node: &Node, report: &mut Report<'_>) -> Option<LimitFile> {
-    let fields = Fields::read(node, LIMIT, report)?;
+fn limit(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<LimitFile> {
+    let fields = MapFields::read(node, LIMIT, report)?;
     let name = fields.string("name", report).filter(|name| !name.value.is_empty());
     let replaces = replaces(&fields, name.as_ref(), report);
     let terms = if fields.boolean_or_spoilt("unlimited", report)? {
@@ -287,10 +289,10 @@ fn limit(node: &Node, report: &mut Report<'_>) -> Option<LimitFile> {
     Some(LimitFile { at: fields.at, name, replaces, terms })
 }
 
-fn replaces(fields: &Fields, own: Option<&Located<String>>, report: &mut Report<'_>) -> Vec<Located<String>> {
+fn replaces(fields: &MapFields, own: Option<&Located<String>>, report: &mut ProblemSink<'_>) -> Vec<Located<String>> {
     let mut names = Vec::new();
     for node in fields.list("replaces", report) {
-        let Some(entry) = Fields::read(node, REPLACES, report) else { continue };
+        let Some(entry) = MapFields::read(node, REPLACES, report) else { continue };
         let name = entry.string("name", report);
         match name {
             Some(name) if name.value.is_empty() => empty_replaces(name.at, report),
@@ -307,11 +309,11 @@ fn replaces(fields: &Fields, own: Option<&Located<String>>, report: &mut Report<
     names
 }
 
-fn empty_replaces(at: Position, report: &mut Report<'_>) {
+fn empty_replaces(at: Position, report: &mut ProblemSink<'_>) {
     report.error(at, "should not have an empty replaces entry", "write - name: NAME of the limit to replace");
 }
 
-fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
+fn check_unlimited(fields: &MapFields, report: &mut ProblemSink<'_>) {
     let help = "remove it, or remove unlimited: true";
     if let Some(unit) = fields.string("unit", report) {
         let message = "should not specify rate limit unit when unlimited";
@@ -331,7 +333,7 @@ fn check_unlimited(fields: &Fields, report: &mut Report<'_>) {
     }
 }
 
-fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
+fn terms(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<TermsFile> {
     let requests_per_unit = fields.number("requests_per_unit", 0, report);
     if fields.node("requests_per_unit").is_none() && !fields.is_misspelt("requests_per_unit") {
         report.warning(
@@ -391,7 +393,7 @@ fn terms(fields: &Fields, report: &mut Report<'_>) -> Option<TermsFile> {
 }
 
 /// The window, from `unit` or from `window`.
-fn window(fields: &Fields, report: &mut Report<'_>) -> Option<Located<u64>> {
+fn window(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<Located<u64>> {
     const UNIT_HELP: &str =
         "write unit: second, minute, hour, day, week, month or year; or window: 15m for any other length";
     const WINDOW_HELP: &str = "write a duration from 1s to 366d, such as 90s, 15m, 1h30m or 30d";

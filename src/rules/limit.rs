@@ -99,7 +99,7 @@ pub enum Demand {
 
 /// One level on the way to a rule, as metrics and `/rlconfig` name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrailStep {
+pub struct RulePathStep {
     pub key: Arc<str>,
     /// What the file says: `key`, `key_value` or `key_pattern`. A sensitive value is a digest.
     pub written: Arc<str>,
@@ -121,7 +121,7 @@ pub struct Rule {
     /// Denies only together with every other quota descriptor of the request.
     pub quota_mode: bool,
     /// The levels down to the rule.
-    pub trail: Box<[TrailStep]>,
+    pub rule_path: Box<[RulePathStep]>,
     /// Returned in the dynamic metadata of requests that this rule lets pass.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
     /// Where the rule is written.

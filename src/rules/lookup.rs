@@ -16,26 +16,26 @@ const VACANT: u32 = u32::MAX;
 pub(crate) struct Lookup<T, const SHORT: usize> {
     /// By bucket.
     displacements: Vec<u16>,
-    slots: Vec<Slot<T, SHORT>>,
+    slots: Vec<LookupSlot<T, SHORT>>,
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Slot<T, const SHORT: usize> {
-    text: Text<SHORT>,
+struct LookupSlot<T, const SHORT: usize> {
+    text: StoredText<SHORT>,
     scope: u32,
     target: T,
 }
 
 #[derive(Debug)]
-enum Text<const SHORT: usize> {
+enum StoredText<const SHORT: usize> {
     Short { length: u8, bytes: [u8; SHORT] },
     Long(Box<[u8]>),
 }
 
 /// A text before it is filed. Hashes have to be good in all of their bits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Filed<'t, T> {
+pub(crate) struct LookupEntry<'t, T> {
     pub scope: u32,
     pub text: &'t str,
     pub hash: u64,
@@ -50,25 +50,25 @@ impl<T, const SHORT: usize> Default for Lookup<T, SHORT> {
 
 impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
     /// `None` if two hashes are equal, or nearly so: another hash function will do.
-    pub(crate) fn new(filed: &[Filed<'_, T>]) -> Option<Lookup<T, SHORT>> {
+    pub(crate) fn new(filed: &[LookupEntry<'_, T>]) -> Option<Lookup<T, SHORT>> {
         let Some(first) = filed.first() else { return Some(Lookup::default()) };
         // A few slots stay free, or the last texts would be sought a place for too long.
         let slots = filed.len() + filed.len() / 16 + 1;
-        let mut buckets: Vec<Vec<&Filed<'_, T>>> = vec![Vec::new(); filed.len().div_ceil(BUCKET_TEXTS)];
+        let mut buckets: Vec<Vec<&LookupEntry<'_, T>>> = vec![Vec::new(); filed.len().div_ceil(BUCKET_TEXTS)];
         for it in filed {
             let bucket = bucket_of(it.hash, buckets.len());
             buckets[bucket].push(it);
         }
         let mut order: Vec<usize> = (0..buckets.len()).collect();
         order.sort_by_key(|bucket| usize::MAX - buckets[*bucket].len());
-        let mut placed: Vec<Option<&Filed<'_, T>>> = vec![None; slots];
+        let mut placed: Vec<Option<&LookupEntry<'_, T>>> = vec![None; slots];
         let mut displacements = vec![0; buckets.len()];
         for bucket in order {
             displacements[bucket] = place(&buckets[bucket], &mut placed)?;
         }
-        let vacant = |target| Slot { text: Text::new(""), scope: VACANT, target };
+        let vacant = |target| LookupSlot { text: StoredText::new(""), scope: VACANT, target };
         let slots = placed.into_iter().map(|filed| match filed {
-            Some(it) => Slot { text: Text::new(it.text), scope: it.scope, target: it.target },
+            Some(it) => LookupSlot { text: StoredText::new(it.text), scope: it.scope, target: it.target },
             None => vacant(first.target),
         });
         Some(Lookup { displacements, slots: slots.collect() })
@@ -83,7 +83,7 @@ impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
 }
 
 /// Puts a bucket's texts into free slots; says by how much they are moved.
-fn place<'p, 't, T>(bucket: &[&'p Filed<'t, T>], placed: &mut [Option<&'p Filed<'t, T>>]) -> Option<u16> {
+fn place<'p, 't, T>(bucket: &[&'p LookupEntry<'t, T>], placed: &mut [Option<&'p LookupEntry<'t, T>>]) -> Option<u16> {
     (0..=u16::MAX).find(|displacement| {
         for (at, filed) in bucket.iter().enumerate() {
             let slot = slot_of(filed.hash, *displacement, placed.len());
@@ -115,23 +115,23 @@ fn slot_of(hash: u64, displacement: u16, slots: usize) -> usize {
     ((u128::from(mixed) * slots as u128) >> 64) as usize
 }
 
-impl<const SHORT: usize> Text<SHORT> {
-    fn new(text: &str) -> Text<SHORT> {
+impl<const SHORT: usize> StoredText<SHORT> {
+    fn new(text: &str) -> StoredText<SHORT> {
         match u8::try_from(text.len()) {
             Ok(length) if text.len() <= SHORT => {
                 let mut bytes = [0; SHORT];
                 bytes[..text.len()].copy_from_slice(text.as_bytes());
-                Text::Short { length, bytes }
+                StoredText::Short { length, bytes }
             }
-            _ => Text::Long(text.as_bytes().into()),
+            _ => StoredText::Long(text.as_bytes().into()),
         }
     }
 
     #[inline]
     fn as_bytes(&self) -> &[u8] {
         match self {
-            Text::Short { length, bytes } => &bytes[..usize::from(*length)],
-            Text::Long(bytes) => bytes,
+            StoredText::Short { length, bytes } => &bytes[..usize::from(*length)],
+            StoredText::Long(bytes) => bytes,
         }
     }
 }
@@ -150,7 +150,7 @@ mod tests {
     fn lookup(texts: &[(u32, String, u64, usize)]) -> Option<Lookup<usize, 4>> {
         let filed: Vec<_> = texts
             .iter()
-            .map(|(scope, text, hash, target)| Filed { scope: *scope, text, hash: *hash, target: *target })
+            .map(|(scope, text, hash, target)| LookupEntry { scope: *scope, text, hash: *hash, target: *target })
             .collect();
         Lookup::new(&filed)
     }
@@ -170,15 +170,15 @@ mod tests {
 
     #[test]
     fn equal_hashes_are_refused() {
-        let texts = ["a", "b"].map(|text| Filed { scope: 0, text, hash: 7, target: () });
+        let texts = ["a", "b"].map(|text| LookupEntry { scope: 0, text, hash: 7, target: () });
         assert!(Lookup::<(), 4>::new(&texts).is_none());
     }
 
     /// Of the sizes in use.
     #[test]
     fn a_slot_is_a_cache_line() {
-        assert_eq!(size_of::<Slot<[u32; 4], 38>>(), 64);
-        assert_eq!(size_of::<Slot<[u32; 6], 30>>(), 64);
+        assert_eq!(size_of::<LookupSlot<[u32; 4], 38>>(), 64);
+        assert_eq!(size_of::<LookupSlot<[u32; 6], 30>>(), 64);
     }
 
     #[test]

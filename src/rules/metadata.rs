@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Number, Value};
 
-use crate::rules::fields::{Report, is_merge_key};
+use crate::rules::fields::{ProblemSink, is_merge_key};
 use crate::rules::scalar::{Meaning, Scalar};
-use crate::rules::yaml::{Kind, Node};
+use crate::rules::yaml::{NodeKind, YamlNode};
 
 /// Reads the map under `metadata`. Its keys are the operator's own and are not checked.
-pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, Value>> {
-    let Kind::Map(pairs) = &node.kind else {
+pub(crate) fn read(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<Map<String, Value>> {
+    let NodeKind::Map(pairs) = &node.kind else {
         report.error(
             node.at,
             format!("error parsing metadata: it is {}, not a map", node.describe()),
@@ -41,8 +41,8 @@ pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, V
     }
     for (_, merged) in pairs.iter().filter(|(key, _)| is_merge_key(key)) {
         let sources = match &merged.kind {
-            Kind::List(items) => items.iter().collect(),
-            Kind::Map(_) | Kind::Scalar(_) => vec![merged],
+            NodeKind::List(items) => items.iter().collect(),
+            NodeKind::Map(_) | NodeKind::Scalar(_) => vec![merged],
         };
         for (name, value) in sources.into_iter().filter_map(|source| read(source, report)).flatten() {
             fields.entry(name).or_insert(value);
@@ -51,11 +51,11 @@ pub(crate) fn read(node: &Node, report: &mut Report<'_>) -> Option<Map<String, V
     Some(fields)
 }
 
-fn value_of(node: &Node, report: &mut Report<'_>) -> Option<Value> {
+fn value_of(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<Value> {
     Some(match &node.kind {
-        Kind::Map(_) => Value::Object(read(node, report)?),
-        Kind::List(items) => Value::Array(items.iter().filter_map(|item| value_of(item, report)).collect()),
-        Kind::Scalar(scalar) => match scalar.meaning() {
+        NodeKind::Map(_) => Value::Object(read(node, report)?),
+        NodeKind::List(items) => Value::Array(items.iter().filter_map(|item| value_of(item, report)).collect()),
+        NodeKind::Scalar(scalar) => match scalar.meaning() {
             Meaning::Null => Value::Null,
             Meaning::Bool(value) => Value::Bool(value),
             Meaning::Int(value) => Number::from_f64(value as f64).into(),
@@ -68,7 +68,7 @@ fn value_of(node: &Node, report: &mut Report<'_>) -> Option<Value> {
     })
 }
 
-fn warn_of_legacy_bool(scalar: &Scalar, node: &Node, report: &mut Report<'_>) {
+fn warn_of_legacy_bool(scalar: &Scalar, node: &YamlNode, report: &mut ProblemSink<'_>) {
     if let Some(value) = scalar.legacy_bool() {
         report.warning(
             node.at,

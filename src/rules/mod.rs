@@ -26,7 +26,7 @@ pub(crate) mod yaml;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::request::Entry;
+use crate::request::DescriptorEntry;
 use crate::rules::limit::{DigestKey, Rule, Space};
 use crate::rules::problem::{Problem, Problems, Strictness};
 use crate::rules::tree::{Identifier, Map, Tree};
@@ -64,7 +64,7 @@ pub struct Domain {
 
 impl Domain {
     /// The rule that the entries lead to; the values it leaves open go to `identifier`.
-    pub fn find(&self, entries: &[Entry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
+    pub fn find(&self, entries: &[DescriptorEntry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
         self.tree.find(entries, identifier)
     }
 

@@ -86,22 +86,22 @@ const TEXT_BYTES_MAX: usize = 2000;
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     strictness: Strictness,
-    errors: Listed,
-    warnings: Listed,
+    errors: UniqueProblems,
+    warnings: UniqueProblems,
     /// Those that were said again included.
     count: usize,
 }
 
 /// Problems of one severity, each once: several aliases of one anchor repeat the same.
 #[derive(Debug, Default)]
-struct Listed {
+struct UniqueProblems {
     found: BTreeSet<Problem>,
     left_out: usize,
     /// Where the first one that was left out is.
     left_out_at: Option<FilePosition>,
 }
 
-impl Listed {
+impl UniqueProblems {
     fn add(&mut self, problem: Problem) {
         if self.found.len() < LISTED_MAX {
             self.found.insert(problem);

@@ -14,20 +14,25 @@ pub enum Expect<'a> {
 
 /// The entries that lead to a rule, in their order.
 #[derive(Clone, Debug)]
-pub struct Expected<'a> {
+pub struct ReachingEntries<'a> {
     pub entries: Vec<(&'a str, Expect<'a>)>,
     pub rule: &'a Rule,
 }
 
 /// One for each rule, in the order of declaration.
-pub fn expected(domain: &Domain) -> Vec<Expected<'_>> {
+pub fn expected(domain: &Domain) -> Vec<ReachingEntries<'_>> {
     let mut found = Vec::new();
     descend(domain.tree(), Tree::ROOT, &mut Vec::new(), &mut found);
     found.sort_by_key(|expected| expected.rule.number);
     found
 }
 
-fn descend<'a>(tree: &'a Tree, level: u32, path: &mut Vec<(&'a str, Expect<'a>)>, found: &mut Vec<Expected<'a>>) {
+fn descend<'a>(
+    tree: &'a Tree,
+    level: u32,
+    path: &mut Vec<(&'a str, Expect<'a>)>,
+    found: &mut Vec<ReachingEntries<'a>>,
+) {
     for (key, values) in &tree.levels[level as usize] {
         let exact = values.exact.iter().map(|(text, node)| match node.is_pattern {
             true => (Expect::Pattern(text), node),
@@ -36,7 +41,7 @@ fn descend<'a>(tree: &'a Tree, level: u32, path: &mut Vec<(&'a str, Expect<'a>)>
         for (expect, node) in exact.chain(values.any.iter().map(|node| (Expect::Any, node))) {
             path.push((key, expect));
             if let Some(rule) = node.rule {
-                found.push(Expected { entries: path.clone(), rule: &tree.rules[rule.index()] });
+                found.push(ReachingEntries { entries: path.clone(), rule: &tree.rules[rule.index()] });
             }
             if let Some(below) = node.level {
                 descend(tree, below.get(), path, found);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rules::explain::explain;
-use crate::rules::limit::TrailStep;
+use crate::rules::limit::RulePathStep;
 use crate::rules::policy::{Algorithm, Charge, OnOutage, Scope};
 use crate::rules::problem::Severity;
 
@@ -42,8 +42,11 @@ fn problems(files: &[&str], options: Options) -> Vec<String> {
         .collect()
 }
 
-fn entries(text: &str) -> Vec<Entry<'_>> {
-    text.split(',').filter_map(|entry| entry.split_once('=')).map(|(key, value)| Entry { key, value }).collect()
+fn entries(text: &str) -> Vec<DescriptorEntry<'_>> {
+    text.split(',')
+        .filter_map(|entry| entry.split_once('='))
+        .map(|(key, value)| DescriptorEntry { key, value })
+        .collect()
 }
 
 /// `rule id [open values]`, or `-`.
@@ -152,7 +155,7 @@ descriptors:
     assert_eq!((second.terms.window_ms, second.terms.burst), (90 * 60_000, 3));
     assert_eq!((second.terms.algorithm, second.policy.scope), (Algorithm::Gcra, Some(Scope::Local)));
     assert!(
-        !rule.trail[0].takes_value && domain.tree().sensitive_keys.contains_key("k"),
+        !rule.rule_path[0].takes_value && domain.tree().sensitive_keys.contains_key("k"),
         "a sensitive value is not shown"
     );
     let metadata = serde_json::Value::Object((**rule.metadata.as_ref().unwrap()).clone());
@@ -424,7 +427,7 @@ proptest! {
         let loaded = load_with(&[&format!("{{domain: d{tree}}}")], Options::default());
         // Duplicates are refused; then there is nothing to compare.
         if let Some(rules) = loaded.ruleset {
-            let asked: Vec<Entry<'_>> = asked.iter().map(|(key, value)| Entry { key, value }).collect();
+            let asked: Vec<DescriptorEntry<'_>> = asked.iter().map(|(key, value)| DescriptorEntry { key, value }).collect();
             let domain = rules.domain("d").unwrap();
             let mut values = Values::default();
             let rule = domain.find(&asked, &mut values);
@@ -487,8 +490,8 @@ descriptors:
         .unwrap()
         .rules()
         .map(|rule| {
-            let step = |step: &TrailStep| format!("{}{}", step.written, if step.takes_value { "=" } else { "" });
-            rule.trail.iter().map(step).collect::<Vec<_>>().join(".")
+            let step = |step: &RulePathStep| format!("{}{}", step.written, if step.takes_value { "=" } else { "" });
+            rule.rule_path.iter().map(step).collect::<Vec<_>>().join(".")
         })
         .collect();
     assert_eq!(trails[..4], ["a=.b_x", "a=.c", "a=.e=", "p_x*.q_y*="]);

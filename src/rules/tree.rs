@@ -12,9 +12,9 @@ use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::request::Entry;
+use crate::request::DescriptorEntry;
 use crate::rules::limit::Rule;
-use crate::rules::lookup::{Filed, Lookup};
+use crate::rules::lookup::{Lookup, LookupEntry};
 use crate::rules::problem::FilePosition;
 use crate::rules::wildcard::Patterns;
 
@@ -45,7 +45,7 @@ impl Number {
 
 /// Somewhere in the tree. Small, and kept where the way to it is looked up.
 #[derive(Clone, Copy, Debug)]
-pub struct Node {
+pub struct TreeNode {
     /// Into `Tree::labels`.
     pub number: u32,
     /// Into `Tree::rules`.
@@ -61,14 +61,14 @@ pub struct Node {
 #[derive(Debug, Default)]
 pub struct Values {
     /// By value, the texts of patterns included: a value that literally is a pattern's text means that pattern.
-    pub exact: BTreeMap<Box<str>, Node>,
+    pub exact: BTreeMap<Box<str>, TreeNode>,
     /// Into `Tree::patterns`.
     pub patterns: Option<Number>,
     /// The key alone, any value.
-    pub any: Option<Node>,
+    pub any: Option<TreeNode>,
 }
 
-pub type Level = BTreeMap<Box<str>, Values>;
+pub type KeysByName = BTreeMap<Box<str>, Values>;
 
 /// How a node was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub struct Label {
 pub struct Tree {
     /// By node.
     pub labels: Vec<Label>,
-    pub levels: Vec<Level>,
+    pub levels: Vec<KeysByName>,
     pub patterns: Vec<Patterns>,
     pub rules: Vec<Rule>,
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
@@ -104,18 +104,18 @@ pub struct Tree {
 struct Ways {
     hashing: ahash::RandomState,
     /// By level and key.
-    keys: Lookup<Key, 30>,
+    keys: Lookup<LevelKey, 30>,
     /// By key and value.
-    values: Lookup<Node, 38>,
+    values: Lookup<TreeNode, 38>,
 }
 
 /// A key of a level.
 #[derive(Clone, Copy, Debug)]
-struct Key {
+struct LevelKey {
     /// What its values are filed under, if it has any.
     values: Option<Number>,
     patterns: Option<Number>,
-    any: Option<Node>,
+    any: Option<TreeNode>,
 }
 
 impl Tree {
@@ -134,7 +134,7 @@ impl Tree {
 
     /// The child of a level that an entry leads to.
     #[inline]
-    pub fn step(&self, level: u32, entry: &Entry<'_>) -> Option<(Node, Via)> {
+    pub fn step(&self, level: u32, entry: &DescriptorEntry<'_>) -> Option<(TreeNode, Via)> {
         let ways = &self.ways;
         let hash = ways.hash_key(level, entry.key);
         let key = ways.keys.find(level, entry.key, hash)?;
@@ -152,7 +152,7 @@ impl Tree {
     }
 
     /// The rule that the entries lead to. The identifier is complete only if there is one.
-    pub fn find(&self, entries: &[Entry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
+    pub fn find(&self, entries: &[DescriptorEntry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
         let (last, path) = entries.split_last()?;
         let mut level = Tree::ROOT;
         for entry in path {
@@ -171,7 +171,7 @@ impl Tree {
 }
 
 impl Ways {
-    fn new(levels: &[Level]) -> Ways {
+    fn new(levels: &[KeysByName]) -> Ways {
         loop {
             // Only two equal hashes of 64 bits need another try.
             if let Some(ways) = Ways::hashed(levels, ahash::RandomState::new()) {
@@ -180,7 +180,7 @@ impl Ways {
         }
     }
 
-    fn hashed(levels: &[Level], hashing: ahash::RandomState) -> Option<Ways> {
+    fn hashed(levels: &[KeysByName], hashing: ahash::RandomState) -> Option<Ways> {
         let mut ways = Ways { hashing, ..Ways::default() };
         let mut keys = Vec::new();
         let mut values = Vec::new();
@@ -190,14 +190,14 @@ impl Ways {
                 let scope = Number::new(keys.len());
                 for (value, &node) in &below.exact {
                     let hash = ways.hash_value(hash, value);
-                    values.push(Filed { scope: scope.get(), text: value, hash, target: node });
+                    values.push(LookupEntry { scope: scope.get(), text: value, hash, target: node });
                 }
-                let target = Key {
+                let target = LevelKey {
                     values: (!below.exact.is_empty()).then_some(scope),
                     patterns: below.patterns,
                     any: below.any,
                 };
-                keys.push(Filed { scope: number, text, hash, target });
+                keys.push(LookupEntry { scope: number, text, hash, target });
             }
         }
         ways.keys = Lookup::new(&keys)?;
@@ -222,7 +222,7 @@ impl Ways {
     }
 }
 
-impl Node {
+impl TreeNode {
     /// Whether each value that leads here has a count of its own.
     pub fn leaves_open(&self, via: Via) -> bool {
         match via {
@@ -240,7 +240,7 @@ mod tests {
     /// What a step reads of a table is one cache line.
     #[test]
     fn a_node_is_small() {
-        assert_eq!(size_of::<Option<Node>>(), 16);
-        assert_eq!(size_of::<Key>(), 24);
+        assert_eq!(size_of::<Option<TreeNode>>(), 16);
+        assert_eq!(size_of::<LevelKey>(), 24);
     }
 }

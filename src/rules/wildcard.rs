@@ -14,7 +14,7 @@ use aho_corasick::{Anchored, MatchKind, PatternID, dfa::DFA};
 use smallvec::SmallVec;
 
 use crate::rules::affix_trie::{End, Ends};
-use crate::rules::tree::Node;
+use crate::rules::tree::TreeNode;
 
 /// Up to here, trying each pattern beats finding them.
 const TRY_EACH_MAX: usize = 8;
@@ -93,22 +93,22 @@ impl Pattern {
 /// Patterns in the order of their declaration, each with what it leads to.
 #[derive(Debug, Default)]
 pub struct Patterns {
-    patterns: Vec<(Pattern, Node)>,
+    patterns: Vec<(Pattern, TreeNode)>,
     finder: Option<Finder>,
 }
 
 /// Each pattern is filed once: under its prefix, its suffix, or a literal in between.
 #[derive(Debug)]
 struct Finder {
-    prefixes: Ends<Filed>,
-    suffixes: Ends<Filed>,
+    prefixes: Ends<PatternEntry>,
+    suffixes: Ends<PatternEntry>,
     middles: Option<Middles>,
     /// The first pattern without any literal: it matches everything.
     catch_all: Option<u32>,
 }
 
 /// The patterns under one literal, in the order of their declaration.
-type Filed = SmallVec<[Candidate; 2]>;
+type PatternEntry = SmallVec<[Candidate; 2]>;
 
 /// A pattern whose literal occurs in the value.
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +139,7 @@ struct Middles {
     begun: Ends<usize>,
     literals: Literals,
     /// By literal.
-    filed: Vec<Filed>,
+    filed: Vec<PatternEntry>,
     /// Some patterns ask for more than their literal and what stands at the ends.
     has_everything: bool,
 }
@@ -157,12 +157,12 @@ enum Literals {
 }
 
 impl Patterns {
-    pub fn new(patterns: Vec<(Pattern, Node)>) -> Patterns {
+    pub fn new(patterns: Vec<(Pattern, TreeNode)>) -> Patterns {
         let finder = if patterns.len() > TRY_EACH_MAX { Finder::new(&patterns) } else { None };
         Patterns { patterns, finder }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&Pattern, Node)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&Pattern, TreeNode)> {
         self.patterns.iter().map(|(pattern, target)| (pattern, *target))
     }
 
@@ -175,34 +175,34 @@ impl Patterns {
     }
 
     /// What the first declared pattern that matches leads to.
-    pub fn find(&self, value: &str) -> Option<Node> {
+    pub fn find(&self, value: &str) -> Option<TreeNode> {
         self.position(value).map(|position| self.patterns[position].1)
     }
 }
 
 /// Where patterns are filed while they are gathered, in their order.
 #[derive(Default)]
-struct Files<'p> {
-    prefixes: BTreeMap<&'p str, Filed>,
-    suffixes: BTreeMap<&'p str, Filed>,
-    middles: BTreeMap<&'p str, Filed>,
+struct PatternIndex<'p> {
+    prefixes: BTreeMap<&'p str, PatternEntry>,
+    suffixes: BTreeMap<&'p str, PatternEntry>,
+    middles: BTreeMap<&'p str, PatternEntry>,
     catch_all: Option<u32>,
 }
 
-impl<'p> Files<'p> {
+impl<'p> PatternIndex<'p> {
     fn file(&mut self, pattern: &'p Pattern, number: u32, uses: &HashMap<&str, usize>) {
         let Some(choice) = choose(pattern, uses) else {
             self.catch_all = self.catch_all.or(Some(number));
             return;
         };
         let (file, literal) = match choice {
-            Choice::Prefix => (&mut self.prefixes, pattern.prefix()),
-            Choice::Suffix => (&mut self.suffixes, pattern.suffix()),
-            Choice::Middle(literal) => (&mut self.middles, literal),
+            FiledUnder::Prefix => (&mut self.prefixes, pattern.prefix()),
+            FiledUnder::Suffix => (&mut self.suffixes, pattern.suffix()),
+            FiledUnder::Middle(literal) => (&mut self.middles, literal),
         };
         let rest = match choice {
             _ if pattern.literals().count() == 1 => Rest::Nothing,
-            Choice::Middle(literal) if pattern.between() == literal => Rest::Ends,
+            FiledUnder::Middle(literal) if pattern.between() == literal => Rest::Ends,
             _ => Rest::Everything,
         };
         file.entry(literal).or_default().push(Candidate { pattern: number, rest });
@@ -211,38 +211,38 @@ impl<'p> Files<'p> {
 
 /// The literal that a pattern is filed under.
 #[derive(Clone, Copy)]
-enum Choice<'p> {
+enum FiledUnder<'p> {
     Prefix,
     Suffix,
     Middle(&'p str),
 }
 
 /// An end that few patterns share, otherwise the literal that fewest share. `None` if there is no literal.
-fn choose<'p>(pattern: &'p Pattern, uses: &HashMap<&str, usize>) -> Option<Choice<'p>> {
+fn choose<'p>(pattern: &'p Pattern, uses: &HashMap<&str, usize>) -> Option<FiledUnder<'p>> {
     let uses = |literal: &str| uses.get(literal).copied().unwrap_or_default();
     // The longer of two that are as rare sets more values apart.
     let rarity = |literal: &str| (uses(literal), usize::MAX - literal.len());
     let rarest = pattern.literals().min_by_key(|literal| rarity(literal))?;
-    let ends = [(pattern.prefix(), Choice::Prefix), (pattern.suffix(), Choice::Suffix)];
+    let ends = [(pattern.prefix(), FiledUnder::Prefix), (pattern.suffix(), FiledUnder::Suffix)];
     let end = ends.into_iter().filter(|(end, _)| !end.is_empty()).min_by_key(|(end, _)| rarity(end));
     match end.filter(|(end, _)| uses(end) <= SHARED_END_MAX.max(uses(rarest))) {
         Some((_, choice)) => Some(choice),
-        None => Some(Choice::Middle(rarest)),
+        None => Some(FiledUnder::Middle(rarest)),
     }
 }
 
 impl Finder {
     /// `None` if the automaton can't be built (it would be too large); then each pattern is tried.
-    fn new(patterns: &[(Pattern, Node)]) -> Option<Finder> {
+    fn new(patterns: &[(Pattern, TreeNode)]) -> Option<Finder> {
         let mut uses: HashMap<&str, usize> = HashMap::new();
         for (pattern, _) in patterns {
             pattern.literals().for_each(|literal| *uses.entry(literal).or_default() += 1);
         }
-        let mut files = Files::default();
+        let mut files = PatternIndex::default();
         for (index, (pattern, _)) in patterns.iter().enumerate() {
             files.file(pattern, u32::try_from(index).ok()?, &uses);
         }
-        let Files { prefixes, suffixes, middles, catch_all } = files;
+        let PatternIndex { prefixes, suffixes, middles, catch_all } = files;
         Some(Finder {
             prefixes: Ends::new(End::Front, prefixes),
             suffixes: Ends::new(End::Back, suffixes),
@@ -251,10 +251,10 @@ impl Finder {
         })
     }
 
-    fn position(&self, patterns: &[(Pattern, Node)], value: &str) -> Option<usize> {
+    fn position(&self, patterns: &[(Pattern, TreeNode)], value: &str) -> Option<usize> {
         let mut best = self.catch_all;
         // `at` is where the literal stands, if it is not at an end. What is tried as a whole is tried where it stands first.
-        let mut try_each = |filed: &Filed, at: Range<usize>, is_first: bool| {
+        let mut try_each = |filed: &PatternEntry, at: Range<usize>, is_first: bool| {
             let before = |candidate: &&Candidate| best.is_none_or(|best| candidate.pattern < best);
             let matches = |candidate: &&Candidate| match (candidate.rest, &patterns[candidate.pattern as usize].0) {
                 (Rest::Nothing, _) => true,
@@ -274,13 +274,13 @@ impl Finder {
 
 impl Middles {
     /// `None` if the automaton would be too large.
-    fn new(filed: BTreeMap<&str, Filed>, patterns: &[(Pattern, Node)]) -> Option<Middles> {
+    fn new(filed: BTreeMap<&str, PatternEntry>, patterns: &[(Pattern, TreeNode)]) -> Option<Middles> {
         let pattern = |candidate: &Candidate| &patterns[candidate.pattern as usize].0;
-        let before = |filed: &Filed| filed.iter().map(|it| pattern(it).prefix().len()).min().unwrap_or_default();
-        let behind = |filed: &Filed| filed.iter().map(|it| pattern(it).suffix().len()).min().unwrap_or_default();
+        let before = |filed: &PatternEntry| filed.iter().map(|it| pattern(it).prefix().len()).min().unwrap_or_default();
+        let behind = |filed: &PatternEntry| filed.iter().map(|it| pattern(it).suffix().len()).min().unwrap_or_default();
         let before_bytes_min = filed.values().map(before).min().unwrap_or_default();
         let from_bytes_min = filed.iter().map(|(it, filed)| it.len() + behind(filed)).min().unwrap_or_default();
-        let (literals, filed): (Vec<&str>, Vec<Filed>) = filed.into_iter().unzip();
+        let (literals, filed): (Vec<&str>, Vec<PatternEntry>) = filed.into_iter().unzip();
         let mut first_bytes = Box::new([false; 256]);
         literals.iter().filter_map(|literal| literal.bytes().next()).for_each(|it| first_bytes[usize::from(it)] = true);
         let begun = Ends::new(End::Front, literals.iter().copied().zip(0..));
@@ -295,7 +295,7 @@ impl Middles {
         Some(Middles { first_bytes, before_bytes_min, from_bytes_min, begun, literals, filed, has_everything })
     }
 
-    fn find(&self, value: &str, mut try_each: impl FnMut(&Filed, Range<usize>, bool)) {
+    fn find(&self, value: &str, mut try_each: impl FnMut(&PatternEntry, Range<usize>, bool)) {
         // To try a whole pattern wherever its literal stands would take the square of the value's length.
         let mut met = LiteralSet::new();
         if self.has_everything {
@@ -353,8 +353,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn node(number: usize) -> Node {
-        Node { number: number as u32, rule: None, level: None, is_pattern: true, is_shared: false }
+    fn node(number: usize) -> TreeNode {
+        TreeNode { number: number as u32, rule: None, level: None, is_pattern: true, is_shared: false }
     }
 
     fn matches(pattern: &str, value: &str) -> bool {

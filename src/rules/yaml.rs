@@ -23,9 +23,9 @@ const BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A value and where it starts.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct YamlNode {
     pub at: Position,
-    pub kind: Kind,
+    pub kind: NodeKind,
     size: Size,
 }
 
@@ -38,19 +38,19 @@ struct Size {
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     Scalar(Scalar),
-    List(Vec<Rc<Node>>),
-    Map(Vec<(Rc<Node>, Rc<Node>)>),
+    List(Vec<Rc<YamlNode>>),
+    Map(Vec<(Rc<YamlNode>, Rc<YamlNode>)>),
 }
 
-impl Node {
+impl YamlNode {
     /// A few words for messages: what kind of value stands here.
     pub(crate) fn describe(&self) -> String {
         match &self.kind {
-            Kind::Map(_) => "a map".into(),
-            Kind::List(_) => "a list".into(),
-            Kind::Scalar(scalar) => match scalar.meaning() {
+            NodeKind::Map(_) => "a map".into(),
+            NodeKind::List(_) => "a list".into(),
+            NodeKind::Scalar(scalar) => match scalar.meaning() {
                 Meaning::Null => "nothing".into(),
                 Meaning::Text => format!("'{}'", excerpt(&scalar.text)),
                 _ => excerpt(&scalar.text),
@@ -59,19 +59,19 @@ impl Node {
     }
 
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.kind, Kind::Scalar(scalar) if scalar.meaning() == Meaning::Null)
+        matches!(&self.kind, NodeKind::Scalar(scalar) if scalar.meaning() == Meaning::Null)
     }
 
     pub(crate) fn as_scalar(&self) -> Option<&Scalar> {
         match &self.kind {
-            Kind::Scalar(scalar) => Some(scalar),
+            NodeKind::Scalar(scalar) => Some(scalar),
             _ => None,
         }
     }
 }
 
 /// The documents of a file. A document with a syntax error is reported and left out; the others are still read.
-pub(crate) fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc<Node>> {
+pub(crate) fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<Rc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
     for (line_offset, chunk) in chunks(text) {
@@ -89,7 +89,7 @@ pub(crate) fn documents(file: &Arc<str>, text: &str, problems: &mut Problems) ->
     documents
 }
 
-fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<Node>>, Trouble> {
+fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<YamlNode>>, YamlError> {
     let mut builder = Builder::default();
     let mut parser = Parser::new_from_str(chunk);
     loop {
@@ -108,7 +108,7 @@ fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<Node>>, Trouble> {
                     }
                     None => stopped,
                 };
-                return Err(Trouble {
+                return Err(YamlError {
                     at,
                     message: format!("error loading config file: yaml: {}", error.info()),
                     help: syntax_help(chunk, marker.line(), error.info()),
@@ -192,7 +192,7 @@ fn chunks(text: &str) -> Vec<(usize, &str)> {
 }
 
 /// Something that ends a document early.
-struct Trouble {
+struct YamlError {
     at: Position,
     message: String,
     help: &'static str,
@@ -201,29 +201,29 @@ struct Trouble {
 /// Turns events into nodes.
 #[derive(Default)]
 struct Builder {
-    documents: Vec<Rc<Node>>,
-    open: Vec<Open>,
-    anchors: HashMap<usize, Rc<Node>>,
+    documents: Vec<Rc<YamlNode>>,
+    open: Vec<OpenCollection>,
+    anchors: HashMap<usize, Rc<YamlNode>>,
 }
 
-struct Open {
+struct OpenCollection {
     at: Position,
     anchor: usize,
-    children: Vec<Rc<Node>>,
+    children: Vec<Rc<YamlNode>>,
     is_map: bool,
     size: Size,
 }
 
 impl Builder {
-    fn push(&mut self, event: Event<'_>, span: &Span, line_offset: usize) -> Result<(), Trouble> {
+    fn push(&mut self, event: Event<'_>, span: &Span, line_offset: usize) -> Result<(), YamlError> {
         let at = Position { line: span.start.line() + line_offset, column: span.start.col() + 1 };
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let is_tagged_string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
                 let plain = style == ScalarStyle::Plain && !is_tagged_string;
                 let size = Size { values: 1, bytes: text.len(), depth: 0 };
-                let kind = Kind::Scalar(Scalar { text: text.into_owned(), plain });
-                self.add(Rc::new(Node { at, kind, size }), at, anchor)
+                let kind = NodeKind::Scalar(Scalar { text: text.into_owned(), plain });
+                self.add(Rc::new(YamlNode { at, kind, size }), at, anchor)
             }
             Event::SequenceStart(anchor, _) => self.enter(at, anchor, false),
             Event::MappingStart(anchor, _) => self.enter(at, anchor, true),
@@ -235,15 +235,15 @@ impl Builder {
                     while let (Some(key), Some(value)) = (children.next(), children.next()) {
                         pairs.push((key, value));
                     }
-                    Kind::Map(pairs)
+                    NodeKind::Map(pairs)
                 } else {
-                    Kind::List(open.children)
+                    NodeKind::List(open.children)
                 };
-                self.add(Rc::new(Node { at: open.at, kind, size: open.size }), open.at, open.anchor)
+                self.add(Rc::new(YamlNode { at: open.at, kind, size: open.size }), open.at, open.anchor)
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
                 Some(node) => self.add(node.clone(), at, 0),
-                None => Err(Trouble {
+                None => Err(YamlError {
                     at,
                     message: "error loading config file: yaml: an anchor contains itself".into(),
                     help: "write the values out instead of using this alias",
@@ -257,17 +257,17 @@ impl Builder {
         }
     }
 
-    fn enter(&mut self, at: Position, anchor: usize, is_map: bool) -> Result<(), Trouble> {
+    fn enter(&mut self, at: Position, anchor: usize, is_map: bool) -> Result<(), YamlError> {
         // Refused here already, so that what is open stays bounded too.
         if self.open.len() >= DEPTH_MAX {
             return Err(too_deep(at));
         }
         let size = Size { values: 1, bytes: 0, depth: 1 };
-        self.open.push(Open { at, anchor, children: Vec::new(), is_map, size });
+        self.open.push(OpenCollection { at, anchor, children: Vec::new(), is_map, size });
         Ok(())
     }
 
-    fn add(&mut self, node: Rc<Node>, at: Position, anchor: usize) -> Result<(), Trouble> {
+    fn add(&mut self, node: Rc<YamlNode>, at: Position, anchor: usize) -> Result<(), YamlError> {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -283,7 +283,7 @@ impl Builder {
         parent.size.bytes = parent.size.bytes.saturating_add(node.size.bytes);
         parent.size.depth = parent.size.depth.max(node.size.depth + 1);
         if parent.size.values > VALUES_MAX || parent.size.bytes > BYTES_MAX {
-            return Err(Trouble {
+            return Err(YamlError {
                 at: parent.at,
                 message: format!("more than {VALUES_MAX} values or {BYTES_MAX} bytes once aliases are followed"),
                 help: "split the file, and do not build aliases out of aliases",
@@ -294,8 +294,8 @@ impl Builder {
     }
 }
 
-fn too_deep(at: Position) -> Trouble {
-    Trouble {
+fn too_deep(at: Position) -> YamlError {
+    YamlError {
         at,
         message: format!("maps and lists are nested more than {DEPTH_MAX} deep"),
         help: "requests have few entries: rules this deep can't match",
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use crate::rules::problem::Strictness;
 
-    fn read(text: &str) -> (Vec<Rc<Node>>, Vec<String>) {
+    fn read(text: &str) -> (Vec<Rc<YamlNode>>, Vec<String>) {
         let mut problems = Problems::new(Strictness::Strict);
         let documents = documents(&"f.yaml".into(), text, &mut problems);
         (documents, problems.into_sorted().iter().map(|p| format!("{}: {}", p.place, p.message)).collect())
@@ -317,11 +317,11 @@ mod tests {
     fn positions_count_from_one() {
         let (documents, errors) = read("domain: edge\ndescriptors:\n  - {é: y, key: x}\n");
         assert!(errors.is_empty(), "{errors:?}");
-        let Kind::Map(pairs) = &documents[0].kind else { panic!() };
+        let NodeKind::Map(pairs) = &documents[0].kind else { panic!() };
         assert_eq!(pairs[0].1.at, Position { line: 1, column: 9 });
-        let Kind::List(items) = &pairs[1].1.kind else { panic!() };
+        let NodeKind::List(items) = &pairs[1].1.kind else { panic!() };
         assert_eq!(items[0].at, Position { line: 3, column: 5 });
-        let Kind::Map(pairs) = &items[0].kind else { panic!() };
+        let NodeKind::Map(pairs) = &items[0].kind else { panic!() };
         assert_eq!(pairs[1].0.at, Position { line: 3, column: 12 }, "columns count characters, not bytes");
     }
 
@@ -351,7 +351,7 @@ mod tests {
     fn tabs_after_colons_are_allowed() {
         let (documents, errors) = read("a: 1\nb:\tminute\nc:\t\t5\nd: 'x:\ty'\n");
         assert!(errors.is_empty(), "{errors:?}");
-        let Kind::Map(pairs) = &documents[0].kind else { panic!() };
+        let NodeKind::Map(pairs) = &documents[0].kind else { panic!() };
         assert_eq!(pairs[2].1.at, Position { line: 3, column: 5 });
         assert_eq!(pairs[3].1.as_scalar().unwrap().text, "x:\ty");
         assert_eq!(read("a: 1\n\tb: 2\n").1.len(), 1);

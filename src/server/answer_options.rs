@@ -3,7 +3,7 @@
 
 use clap::ValueEnum;
 
-use crate::engine::{Decision, Limited, StatusKind};
+use crate::engine::{Decision, LimitStatus, StatusKind};
 
 /// What an answer says besides its verdict.
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ pub fn reason_shown(decision: &Decision<'_>, options: &AnswerOptions) -> Option<
 }
 
 /// The descriptor that the headers describe: the least remaining, but the last that denies beats it.
-pub fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d Limited<'d>> {
-    let mut shown: Option<&Limited<'_>> = None;
+pub fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d LimitStatus<'d>> {
+    let mut shown: Option<&LimitStatus<'_>> = None;
     let mut is_denial = false;
     for status in &decision.statuses {
         let StatusKind::Limited(limited) = &status.kind else { continue };

@@ -7,7 +7,7 @@
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub(crate) enum DrainPhase {
     Serving,
     /// Unhealthy, but still accepting and answering.
     Announced,
@@ -17,31 +17,31 @@ pub(crate) enum Phase {
 
 /// Tells everyone in which phase we are.
 #[derive(Debug)]
-pub(crate) struct Drainer(watch::Sender<Phase>);
+pub(crate) struct Drainer(watch::Sender<DrainPhase>);
 
 /// Knows in which phase we are.
 #[derive(Clone, Debug)]
-pub(crate) struct Drain(watch::Receiver<Phase>);
+pub(crate) struct Drain(watch::Receiver<DrainPhase>);
 
 pub(crate) fn channel() -> (Drainer, Drain) {
-    let (sender, receiver) = watch::channel(Phase::Serving);
+    let (sender, receiver) = watch::channel(DrainPhase::Serving);
     (Drainer(sender), Drain(receiver))
 }
 
 impl Drainer {
-    pub(crate) fn enter(&self, phase: Phase) {
+    pub(crate) fn enter(&self, phase: DrainPhase) {
         self.0.send_replace(phase);
     }
 }
 
 impl Drain {
     pub(crate) fn has_begun(&self) -> bool {
-        *self.0.borrow() > Phase::Serving
+        *self.0.borrow() > DrainPhase::Serving
     }
 
     /// Waits until connections have to finish.
     pub(crate) async fn closing(&mut self) {
         // The sender lives as long as the service; without it there is nothing left to serve either.
-        let _ = self.0.wait_for(|phase| *phase >= Phase::Closing).await;
+        let _ = self.0.wait_for(|phase| *phase >= DrainPhase::Closing).await;
     }
 }

@@ -63,7 +63,7 @@ impl Socket {
 
 /// A connection as HTTP/2 sees it.
 #[derive(Debug)]
-pub(crate) enum Line {
+pub(crate) enum LineStream {
     Plain(Socket),
     /// Apart, because it is many times as large.
     Tls(Box<TlsStream<Socket>>),
@@ -124,4 +124,4 @@ macro_rules! hand_on {
 }
 
 hand_on!(Socket: Tcp, Unix);
-hand_on!(Line: Plain, Tls);
+hand_on!(LineStream: Plain, Tls);

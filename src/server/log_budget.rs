@@ -12,10 +12,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lines that may be logged. What is left out is counted, and told with the next line.
 #[derive(Debug, Default)]
-pub(crate) struct LogBudget(Mutex<Spent>);
+pub(crate) struct LogBudget(Mutex<LineCount>);
 
 #[derive(Debug, Default)]
-struct Spent {
+struct LineCount {
     lines: u32,
     /// When the last of `lines` was forgiven.
     since: Option<Instant>,

@@ -2,15 +2,15 @@
 
 use thiserror::Error;
 
-use crate::observe::outcome::Failure;
-use crate::request::Refused;
+use crate::observe::outcome::NoDecision;
+use crate::request::RequestError;
 use crate::server::protobuf::Malformed;
 
 /// Why there is no answer.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NoAnswer {
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] RequestError),
     #[error(transparent)]
     Malformed(#[from] Malformed),
     #[error("no rate limit configuration loaded")]
@@ -27,13 +27,13 @@ pub enum NoAnswer {
 }
 
 impl NoAnswer {
-    pub fn failure(&self) -> Failure {
+    pub fn failure(&self) -> NoDecision {
         match self {
-            NoAnswer::Refused(_) => Failure::Invalid,
-            NoAnswer::Malformed(_) => Failure::Malformed,
-            NoAnswer::NoRules => Failure::NoRules,
-            NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => Failure::Overload,
-            NoAnswer::Deadline => Failure::Deadline,
+            NoAnswer::Refused(_) => NoDecision::Invalid,
+            NoAnswer::Malformed(_) => NoDecision::Malformed,
+            NoAnswer::NoRules => NoDecision::NoRules,
+            NoAnswer::Overload { .. } | NoAnswer::ArrivingBytes { .. } => NoDecision::Overload,
+            NoAnswer::Deadline => NoDecision::Deadline,
         }
     }
 }

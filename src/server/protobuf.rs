@@ -15,12 +15,12 @@ const DEPTH_MAX: usize = 100;
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the message can't be read: {fault} at byte {at}")]
 pub struct Malformed {
-    fault: Fault,
+    fault: WireFault,
     at: usize,
 }
 
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-enum Fault {
+enum WireFault {
     #[error("a number without an end")]
     Number,
     #[error("a field without a number")]
@@ -51,21 +51,21 @@ pub(crate) enum Value<'a> {
 
 /// The fields of a message, one after the other.
 #[derive(Clone, Debug)]
-pub(crate) struct Fields<'a> {
+pub(crate) struct MessageFields<'a> {
     /// The outermost message, to say where something is.
     whole: &'a [u8],
     rest: &'a [u8],
     depth: usize,
 }
 
-impl<'a> Fields<'a> {
-    pub(crate) fn of(message: &'a [u8]) -> Fields<'a> {
-        Fields { whole: message, rest: message, depth: 0 }
+impl<'a> MessageFields<'a> {
+    pub(crate) fn of(message: &'a [u8]) -> MessageFields<'a> {
+        MessageFields { whole: message, rest: message, depth: 0 }
     }
 
     /// The fields of a message in this one.
-    pub(crate) fn inner(&self, value: Value<'a>) -> Result<Fields<'a>, Malformed> {
-        Ok(Fields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
+    pub(crate) fn inner(&self, value: Value<'a>) -> Result<MessageFields<'a>, Malformed> {
+        Ok(MessageFields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
     }
 
     /// Reads the next field, `None` at the end.
@@ -91,24 +91,24 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn text(&self, value: Value<'a>) -> Result<&'a str, Malformed> {
         let bytes = self.bytes(value)?;
-        std::str::from_utf8(bytes).map_err(|_| Malformed { fault: Fault::Text, at: self.place(bytes) })
+        std::str::from_utf8(bytes).map_err(|_| Malformed { fault: WireFault::Text, at: self.place(bytes) })
     }
 
     pub(crate) fn integer(&self, value: Value<'a>) -> Result<u64, Malformed> {
         match value {
             Value::Number(number) => Ok(number),
-            Value::Bytes(_) | Value::Skipped => Err(self.fault(Fault::OtherKind)),
+            Value::Bytes(_) | Value::Skipped => Err(self.fault(WireFault::OtherKind)),
         }
     }
 
     fn bytes(&self, value: Value<'a>) -> Result<&'a [u8], Malformed> {
         match value {
             Value::Bytes(bytes) => Ok(bytes),
-            Value::Number(_) | Value::Skipped => Err(self.fault(Fault::OtherKind)),
+            Value::Number(_) | Value::Skipped => Err(self.fault(WireFault::OtherKind)),
         }
     }
 
-    fn fault(&self, fault: Fault) -> Malformed {
+    fn fault(&self, fault: WireFault) -> Malformed {
         Malformed { fault, at: self.place(self.rest) }
     }
 
@@ -122,14 +122,14 @@ impl<'a> Fields<'a> {
         let tag = self.number()?;
         match u32::try_from(tag) {
             Ok(tag) if tag >> 3 > 0 => Ok((tag >> 3, (tag & 7) as u8)),
-            _ => Err(self.fault(Fault::Tag)),
+            _ => Err(self.fault(WireFault::Tag)),
         }
     }
 
     #[inline]
     fn take(&mut self, length: u64) -> Result<&'a [u8], Malformed> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some((taken, rest)) = self.rest.split_at_checked(length) else { return Err(self.fault(Fault::Length)) };
+        let Some((taken, rest)) = self.rest.split_at_checked(length) else { return Err(self.fault(WireFault::Length)) };
         self.rest = rest;
         Ok(taken)
     }
@@ -160,13 +160,13 @@ impl<'a> Fields<'a> {
                 return Ok(number);
             }
         }
-        Err(self.fault(Fault::Number))
+        Err(self.fault(WireFault::Number))
     }
 
     /// Skips a field that is neither a number nor bytes.
     fn skip(&mut self, number: u32, kind: u8, depth: usize) -> Result<(), Malformed> {
         if depth >= DEPTH_MAX {
-            return Err(self.fault(Fault::Depth));
+            return Err(self.fault(WireFault::Depth));
         }
         match kind {
             0 => self.number().map(drop),
@@ -179,13 +179,13 @@ impl<'a> Fields<'a> {
                 let (inner, kind) = self.tag()?;
                 match kind {
                     4 if inner == number => return Ok(()),
-                    4 => return Err(self.fault(Fault::Group)),
+                    4 => return Err(self.fault(WireFault::Group)),
                     kind => self.skip(inner, kind, depth + 1)?,
                 }
             },
-            4 => Err(self.fault(Fault::Group)),
+            4 => Err(self.fault(WireFault::Group)),
             5 => self.take(4).map(drop),
-            _ => Err(self.fault(Fault::Kind)),
+            _ => Err(self.fault(WireFault::Kind)),
         }
     }
 }

@@ -136,12 +136,12 @@ impl Reloader {
 
 /// Takes a management server's rules, and tells when there are new ones.
 #[derive(Debug)]
-pub(crate) struct Following {
+pub(crate) struct XdsFollower {
     pub reloader: Reloader,
     pub news: watch::Sender<u64>,
 }
 
-impl Taker for Following {
+impl Taker for XdsFollower {
     async fn take(&self, sources: Vec<RuleText>) -> Result<(), String> {
         let reloader = self.reloader.clone();
         let taken = tokio::task::spawn_blocking(move || reloader.take(&sources)).await;

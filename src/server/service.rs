@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::clock::{Moment, wall_ms};
-use crate::engine::decide::{Asking, Consult, Reach, Store};
+use crate::engine::decide::{Reach, Store, StoreAccess, StoreViews};
 use crate::engine::{Attempt, Decision, Engine, Modes, StoreRequest};
-use crate::global::driver::Global;
+use crate::global::driver::GlobalDriver;
 use crate::measure::histogram::Histogram;
 use crate::observe::outcome::Outcomes;
 use crate::regional::consultation::Consultation;
-use crate::regional::driver::Regional;
+use crate::regional::driver::RegionalDriver;
 use crate::regional::wait_queue::AskOutcome;
 use crate::request::{Bounds, Request};
 use crate::rules::Ruleset;
@@ -52,13 +52,13 @@ pub(crate) struct Service {
     admission: Arc<Admission>,
     outcomes: Outcomes,
     /// Set once, when counts are shared with other processes.
-    regional: OnceLock<Arc<Regional>>,
+    regional: OnceLock<Arc<RegionalDriver>>,
     /// Set once, when strict limits have an owner of their own.
-    owner: OnceLock<Arc<Regional>>,
+    owner: OnceLock<Arc<RegionalDriver>>,
     /// How long requests have waited for the owner of strict limits.
     strict_time: Histogram,
     /// Set once, when counts are shared with other regions.
-    global: OnceLock<Arc<Global>>,
+    global: OnceLock<Arc<GlobalDriver>>,
 }
 
 /// What a first look at a request came to.
@@ -95,38 +95,38 @@ impl Service {
     }
 
     /// Takes part in a region from now on.
-    pub(crate) fn join(&self, regional: Arc<Regional>) {
+    pub(crate) fn join(&self, regional: Arc<RegionalDriver>) {
         self.join_store(&self.regional, regional);
     }
 
-    pub(crate) fn regional(&self) -> Option<&Arc<Regional>> {
+    pub(crate) fn regional(&self) -> Option<&Arc<RegionalDriver>> {
         self.regional.get()
     }
 
     /// Has strict limits decided by their owner from now on.
-    pub(crate) fn join_owner(&self, owner: Arc<Regional>) {
+    pub(crate) fn join_owner(&self, owner: Arc<RegionalDriver>) {
         self.join_store(&self.owner, owner);
     }
 
-    pub(crate) fn owner(&self) -> Option<&Arc<Regional>> {
+    pub(crate) fn owner(&self) -> Option<&Arc<RegionalDriver>> {
         self.owner.get()
     }
 
-    fn join_store(&self, place: &OnceLock<Arc<Regional>>, store: Arc<Regional>) {
+    fn join_store(&self, place: &OnceLock<Arc<RegionalDriver>>, store: Arc<RegionalDriver>) {
         store.set_shortest_window(self.in_force().and_then(|in_force| in_force.ruleset.shortest_window_ms()));
         // Once at most.
         let _ = place.set(store);
         self.admission.expect_waits();
     }
 
-    fn store(&self, store: Store) -> Option<&Arc<Regional>> {
+    fn store(&self, store: Store) -> Option<&Arc<RegionalDriver>> {
         match store {
             Store::Origin => self.regional.get(),
             Store::Owner => self.owner.get(),
         }
     }
 
-    fn stores(&self) -> impl Iterator<Item = &Arc<Regional>> {
+    fn stores(&self) -> impl Iterator<Item = &Arc<RegionalDriver>> {
         [&self.regional, &self.owner].into_iter().filter_map(OnceLock::get)
     }
 
@@ -138,7 +138,7 @@ impl Service {
     /// The store that should decide gives no answer, so that the policy does.
     pub(crate) fn is_out(&self, reach: Reach) -> bool {
         let regional = reach.store().and_then(|store| self.store(store));
-        regional.is_some_and(|regional| matches!(regional.view().asking(reach), Asking::Never(_)))
+        regional.is_some_and(|regional| matches!(regional.view().asking(reach), StoreAccess::Never(_)))
     }
 
     /// Other regions can't be heard.
@@ -147,7 +147,7 @@ impl Service {
     }
 
     /// Takes part in the exchange between regions from now on.
-    pub(crate) fn join_others(&self, global: Arc<Global>) {
+    pub(crate) fn join_others(&self, global: Arc<GlobalDriver>) {
         if let Some(in_force) = self.in_force() {
             global.set_rules(&in_force.ruleset);
         }
@@ -155,7 +155,7 @@ impl Service {
         let _ = self.global.set(global);
     }
 
-    pub(crate) fn global(&self) -> Option<&Arc<Global>> {
+    pub(crate) fn global(&self) -> Option<&Arc<GlobalDriver>> {
         self.global.get()
     }
 
@@ -220,10 +220,10 @@ impl Service {
     }
 
     /// How the stores stand, and what the first look at a request goes by.
-    fn views(&self, at: Instant) -> Consult<'static> {
+    fn views(&self, at: Instant) -> StoreViews<'static> {
         let any = self.regional.get().or_else(|| self.owner.get());
-        let view = |store: Store| self.store(store).map_or(Consult::ALONE.origin, |regional| regional.view());
-        Consult {
+        let view = |store: Store| self.store(store).map_or(StoreViews::ALONE.origin, |regional| regional.view());
+        StoreViews {
             mono_ms: any.map_or(0, |regional| regional.mono_ms(at)),
             origin: view(Store::Origin),
             owner: view(Store::Owner),
@@ -253,7 +253,7 @@ impl Service {
         rules: &'r InForce,
         request: &Request<'_>,
         at: Moment,
-        views: &Consult<'static>,
+        views: &StoreViews<'static>,
         mut question: StoreRequest,
     ) -> Result<FirstLook<'r>, NoAnswer> {
         let mut consultation = Consultation::first(views, &mut question);
@@ -263,8 +263,8 @@ impl Service {
         }
         self.outcomes.record_shed(question.class);
         consultation.shed();
-        let consult = consultation.consult(views);
-        match self.engine.attempt(&rules.ruleset, request, self.options.modes, at.wall_ms, &consult) {
+        let views = consultation.views(views);
+        match self.engine.attempt(&rules.ruleset, request, self.options.modes, at.wall_ms, &views) {
             Attempt::Decided(decision) => Ok(FirstLook::Decided(decision)),
             Attempt::Asks(_) => Err(self.fail(self.admission.overload())),
         }
@@ -285,8 +285,8 @@ impl Service {
             let (outcome, is_in_time) = self.ask(question, began, call_ends).await;
             consultation.hear(store, outcome, is_in_time, is_strict);
             let views = self.views(Instant::now());
-            let consult = consultation.consult(&views);
-            match self.engine.attempt(&rules.ruleset, request, self.options.modes, wall_ms(), &consult) {
+            let views = consultation.views(&views);
+            match self.engine.attempt(&rules.ruleset, request, self.options.modes, wall_ms(), &views) {
                 Attempt::Decided(decision) => return decision,
                 Attempt::Asks(again) => question = again,
             }
@@ -298,7 +298,7 @@ impl Service {
         let Some(regional) = self.store(question.store) else { return (AskOutcome::NoAnswer, false) };
         let is_strict = question.is_strict;
         let patience = if is_strict { self.options.strict_timeout } else { regional.patience() };
-        let deadline = Regional::deadline(began, patience, call_ends);
+        let deadline = RegionalDriver::deadline(began, patience, call_ends);
         let asked = Instant::now();
         let outcome = regional.ask(question, deadline).await;
         if is_strict {

@@ -10,7 +10,7 @@ use crate::observe::tags::Tags;
 use crate::request::Bounds;
 use crate::server::answer_options::ReasonHeader;
 use crate::server::socket_settings::SocketFlags;
-use crate::server::tls::settings::TlsFlags;
+use crate::server::tls::settings::ServerTlsFlags;
 use crate::settings::sharing::SharingFlags;
 use crate::sources::settings::{RuleFlags, RulesType};
 use crate::sources::xds::settings::XdsFlags;
@@ -73,7 +73,7 @@ pub struct ServeFlags {
     pub socket: SocketFlags,
 
     #[command(flatten)]
-    pub tls: TlsFlags,
+    pub tls: ServerTlsFlags,
 
     #[command(flatten)]
     pub sharing: SharingFlags,

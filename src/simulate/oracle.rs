@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// One admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admitted {
+pub struct AdmittedHits {
     pub at_ms: u64,
     pub key: usize,
     pub hits: u64,
@@ -14,7 +14,7 @@ pub struct Admitted {
 /// Everything that happened to requests.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    pub admitted: Vec<Admitted>,
+    pub admitted: Vec<AdmittedHits>,
     pub denied: u64,
     pub requests: u64,
     /// Requests that waited for the origin.
@@ -71,7 +71,7 @@ impl Oracle {
 
     /// The most that any interval of a window's length admitted.
     pub fn worst_interval(&self, key: usize, window_ms: u64) -> u64 {
-        let of_key: Vec<&Admitted> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
+        let of_key: Vec<&AdmittedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
         let mut from = 0;
         let mut inside = 0;
         let mut worst = 0;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::clock::Now;
-use crate::engine::decide::Consult;
+use crate::engine::decide::StoreViews;
 use crate::engine::reach::{Layers, RegionIndex, Store};
 use crate::engine::{Attempt, Engine, Modes, StoreRequest};
 use crate::global::exchange::{Exchange, ExchangeOptions};
@@ -15,9 +15,9 @@ use crate::regional::call::ProcessId;
 use crate::regional::consultation::{Consultation, waiting_max};
 use crate::regional::key_names::KeyNames;
 use crate::regional::region::{Effects, Region, RegionOptions};
-use crate::regional::wait_queue::{AskId, AskOutcome};
+use crate::regional::wait_queue::{AskOutcome, WaitId};
 use crate::regional::witness::Witness;
-use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use crate::request::{Bounds, Descriptor, DescriptorEntry, Hits, Request};
 use crate::rules::Ruleset;
 use crate::secret::Secret;
 use crate::simulate::random::Random;
@@ -40,7 +40,7 @@ pub type KeysHits = SmallVec<[KeyHits; 2]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskPlace {
     pub store: Store,
-    pub id: AskId,
+    pub id: WaitId,
 }
 
 /// What became of a request.
@@ -61,7 +61,7 @@ pub enum Became {
 
 /// A request that waits for a store.
 #[derive(Clone, Debug)]
-pub struct WaitingRequest {
+pub struct SimulatedWait {
     pub asked: KeysHits,
     consultation: Consultation,
     /// When it arrived.
@@ -70,7 +70,7 @@ pub struct WaitingRequest {
     is_strict: bool,
 }
 
-impl WaitingRequest {
+impl SimulatedWait {
     /// Hits that a store may count although nobody waits for them any more.
     pub fn hits(&self) -> u64 {
         self.asked.iter().map(|asked| asked.hits.max(0).unsigned_abs()).sum()
@@ -88,17 +88,17 @@ pub struct Process {
     pub witness: Witness,
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
-    pub waiting: BTreeMap<AskPlace, WaitingRequest>,
+    pub waiting: BTreeMap<AskPlace, SimulatedWait>,
     /// How far the wall clock is ahead of the true time.
     pub skew_ms: i64,
     /// Tells this process from the one that had its place before.
     pub generation: u64,
-    pub(super) start: Start,
+    pub(super) start: ProcessStart,
 }
 
 /// What a process is started with.
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
+pub struct ProcessStart {
     pub keys_max: usize,
     pub slack_permille: u16,
     /// How long a request waits for the origin, and for who decides strict limits.
@@ -117,7 +117,7 @@ pub struct Start {
     pub regions: usize,
 }
 
-impl Start {
+impl ProcessStart {
     fn layers(&self) -> Layers {
         let is_global = self.regions > 1;
         let owner = if self.has_owner { Some(Store::Owner) } else { (!is_global).then_some(Store::Origin) };
@@ -145,8 +145,8 @@ pub fn region_name(region: usize) -> Box<str> {
 }
 
 impl Process {
-    pub fn new(start: Start, ruleset: &Ruleset, now: Now) -> Process {
-        let Start { keys_max, seed, generation, region, regions, .. } = start;
+    pub fn new(start: ProcessStart, ruleset: &Ruleset, now: Now) -> Process {
+        let ProcessStart { keys_max, seed, generation, region, regions, .. } = start;
         let engine = Arc::new(Engine::with(keys_max, start.layers()).hashed_by(Random::new(seed).hasher()));
         let key_names = KeyNames::new(Secret::new("simulated"));
         let exchange = (regions > 1).then(|| {
@@ -182,9 +182,9 @@ impl Process {
         [Some(&self.region), self.owner.as_ref()].into_iter().flatten()
     }
 
-    fn views(&self, now: Now) -> Consult<'static> {
-        let owner = self.owner.as_ref().map_or(Consult::ALONE.owner, Region::view);
-        Consult { mono_ms: now.mono_ms(), origin: self.region.view(), owner, ..Consult::ALONE }
+    fn views(&self, now: Now) -> StoreViews<'static> {
+        let owner = self.owner.as_ref().map_or(StoreViews::ALONE.owner, Region::view);
+        StoreViews { mono_ms: now.mono_ms(), origin: self.region.view(), owner, ..StoreViews::ALONE }
     }
 
     /// Whether a request is admitted, or what to ask first.
@@ -193,10 +193,10 @@ impl Process {
         ruleset: &Ruleset,
         asked: &[KeyHits],
         now: Now,
-        consult: &Consult<'_>,
+        views: &StoreViews<'_>,
     ) -> Result<bool, Box<StoreRequest>> {
         with_request(asked, |request| {
-            match self.engine.attempt(ruleset, request, Modes::default(), now.wall_ms, consult) {
+            match self.engine.attempt(ruleset, request, Modes::default(), now.wall_ms, views) {
                 Attempt::Decided(decision) => Ok(!decision.is_over),
                 Attempt::Asks(question) => Err(Box::new(question)),
             }
@@ -215,7 +215,7 @@ impl Process {
             return self.ask(asked, consultation, *question, now.mono_us, now);
         }
         consultation.shed();
-        match self.attempt(ruleset, &asked, now, &consultation.consult(&views)) {
+        match self.attempt(ruleset, &asked, now, &consultation.views(&views)) {
             Ok(is_admitted) => (Became::Shed { is_admitted }, Effects::default()),
             Err(question) => unreachable!("who is shed asks nobody: {question:?}"),
         }
@@ -235,7 +235,7 @@ impl Process {
         let Some(region) = self.store(store) else { unreachable!("a store that is not there is never asked") };
         let (id, effects) = region.ask(question, until_us, now);
         let place = AskPlace { store, id };
-        self.waiting.insert(place, WaitingRequest { asked, consultation, began_us, until_us, is_strict });
+        self.waiting.insert(place, SimulatedWait { asked, consultation, began_us, until_us, is_strict });
         (Became::Waits { place, until_us }, effects)
     }
 
@@ -244,13 +244,13 @@ impl Process {
         &mut self,
         ruleset: &Ruleset,
         store: Store,
-        waiting: WaitingRequest,
+        waiting: SimulatedWait,
         outcome: AskOutcome,
         now: Now,
     ) -> (Became, Effects) {
-        let WaitingRequest { asked, mut consultation, began_us, until_us, is_strict } = waiting;
+        let SimulatedWait { asked, mut consultation, began_us, until_us, is_strict } = waiting;
         consultation.hear(store, outcome, now.mono_us < until_us, is_strict);
-        match self.attempt(ruleset, &asked, now, &consultation.consult(&self.views(now))) {
+        match self.attempt(ruleset, &asked, now, &consultation.views(&self.views(now))) {
             Ok(is_admitted) => (became(is_admitted), Effects::default()),
             Err(question) => self.ask(asked, consultation, *question, began_us, now),
         }
@@ -270,7 +270,7 @@ pub(super) fn with_request<T>(asked: &[KeyHits], use_it: impl FnOnce(&Request<'_
             Ok(hits) => Hits::OfRequest(hits),
             Err(_) => Hits::Refund(asked.hits.unsigned_abs()),
         };
-        Descriptor { entries: [Entry { key, value }].into_iter().collect(), hits, limit: None }
+        Descriptor { entries: [DescriptorEntry { key, value }].into_iter().collect(), hits, limit: None }
     });
     let Ok(request) = Request::new("d", descriptors.collect(), &Bounds::default()) else {
         unreachable!("the simulator's own requests are well formed")

@@ -21,7 +21,7 @@ use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
 use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::Oracle;
-use crate::simulate::process::{KeyHits, Process, Start, with_request};
+use crate::simulate::process::{KeyHits, Process, ProcessStart, with_request};
 use crate::simulate::random::Random;
 use crate::simulate::world::event::{Event, To};
 
@@ -155,7 +155,7 @@ impl World {
             let started = world.start(process);
             for ago_us in [2 * BEAT_EVERY_US, BEAT_EVERY_US] {
                 let then = Now { wall_ms: world.now_ms(), mono_us: MONO_START_US - ago_us };
-                started.stores().for_each(|region| region.beaten(true, then));
+                started.stores().for_each(|region| region.heartbeat_ended(true, then));
             }
             world.processes.push(started);
             world.plan_exchange(process);
@@ -169,7 +169,7 @@ impl World {
 
     fn start(&mut self, process: usize) -> Process {
         self.generation += 1;
-        let start = Start {
+        let start = ProcessStart {
             keys_max: self.setup.keys_max,
             slack_permille: self.setup.slack_permille,
             deadline_us: self.setup.deadline_us,

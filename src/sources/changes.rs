@@ -1,6 +1,6 @@
 //! When do files change? One answer for rules and for certificates.
 //!
-//! Events of the file system only wake this up. What counts is a comparison of [`Trail`]s, which is right whatever the
+//! Events of the file system only wake this up. What counts is a comparison of [`PathSnapshot`]s, which is right whatever the
 //! events were: lost, too many, or of a kind that nobody thought of. Without any events, as on some network file
 //! systems, the comparison is made once a second.
 //!
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc as reports;
 
-use crate::sources::path_snapshot::Trail;
+use crate::sources::path_snapshot::PathSnapshot;
 
 /// How long the files have to stay as they are before a change is reported.
 const QUIET: Duration = Duration::from_millis(100);
@@ -56,13 +56,13 @@ impl Changes {
     }
 }
 
-fn look(paths: &impl Fn() -> Vec<PathBuf>) -> Vec<Trail> {
-    paths().iter().map(|path| Trail::of(path)).collect()
+fn look(paths: &impl Fn() -> Vec<PathBuf>) -> Vec<PathSnapshot> {
+    paths().iter().map(|path| PathSnapshot::of(path)).collect()
 }
 
 struct Looker<P> {
     paths: P,
-    seen: Vec<Trail>,
+    seen: Vec<PathSnapshot>,
     reports: reports::Sender<()>,
 }
 
@@ -118,7 +118,7 @@ struct Alarm {
 }
 
 impl Alarm {
-    fn at(trails: &[Trail]) -> Alarm {
+    fn at(trails: &[PathSnapshot]) -> Alarm {
         let (sender, events) = events::sync_channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             // Reading, our own too, changes nothing.
@@ -133,7 +133,7 @@ impl Alarm {
                 return Alarm { _watcher: None, events };
             }
         };
-        let mut directories: Vec<_> = trails.iter().flat_map(Trail::directories).collect();
+        let mut directories: Vec<_> = trails.iter().flat_map(PathSnapshot::directories).collect();
         directories.sort_unstable();
         directories.dedup();
         for directory in directories {

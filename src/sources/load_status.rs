@@ -13,11 +13,11 @@ const PROBLEMS_MAX: usize = 1000;
 
 /// The state of the rules, for `/config/status`, metrics and the log.
 #[derive(Debug, Default)]
-pub(crate) struct ConfigStatus(Mutex<Config>);
+pub(crate) struct ConfigStatus(Mutex<LoadReport>);
 
 /// What there is to say, at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Config {
+pub(crate) struct LoadReport {
     /// How many rulesets have come into force; 0 before the first.
     pub generation: u64,
     /// When the rules in force came into force.
@@ -59,7 +59,7 @@ impl ConfigStatus {
         config.last_attempt = Some(LoadAttempt::new(false, problems, took));
     }
 
-    pub(crate) fn read(&self) -> Config {
+    pub(crate) fn read(&self) -> LoadReport {
         self.0.lock().clone()
     }
 }

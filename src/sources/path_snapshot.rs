@@ -17,17 +17,17 @@ const LINKS_MAX: usize = 40;
 
 /// The steps that a path takes, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trail(Vec<Step>);
+pub(crate) struct PathSnapshot(Vec<LinkStep>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Step {
+struct LinkStep {
     /// Where this step is, free of links.
     path: PathBuf,
-    found: Found,
+    found: StepTarget,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
+enum StepTarget {
     Link {
         target: PathBuf,
     },
@@ -49,13 +49,13 @@ enum Found {
     Nothing(io::ErrorKind),
 }
 
-impl Found {
-    fn on_the_way(metadata: &Metadata) -> Found {
-        Found::Directory { device: metadata.dev(), inode: metadata.ino() }
+impl StepTarget {
+    fn on_the_way(metadata: &Metadata) -> StepTarget {
+        StepTarget::Directory { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    fn end(metadata: &Metadata) -> Found {
-        Found::End {
+    fn end(metadata: &Metadata) -> StepTarget {
+        StepTarget::End {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),
@@ -66,8 +66,8 @@ impl Found {
     }
 }
 
-impl Trail {
-    pub(crate) fn of(path: &Path) -> Trail {
+impl PathSnapshot {
+    pub(crate) fn of(path: &Path) -> PathSnapshot {
         let mut steps = Vec::new();
         // Where we stand, free of links, and the names still to go.
         let mut here = match path.is_absolute() {
@@ -83,11 +83,11 @@ impl Trail {
             }
             let next = here.join(name);
             let found = match look(&next, ahead.is_empty()) {
-                Found::Link { .. } if links_left == 0 => Found::Nothing(io::ErrorKind::Other),
+                StepTarget::Link { .. } if links_left == 0 => StepTarget::Nothing(io::ErrorKind::Other),
                 found => found,
             };
             match &found {
-                Found::Link { target } => {
+                StepTarget::Link { target } => {
                     links_left -= 1;
                     for name in names(target).collect::<Vec<_>>().into_iter().rev() {
                         ahead.push_front(name);
@@ -96,16 +96,16 @@ impl Trail {
                         here = PathBuf::from("/");
                     }
                 }
-                Found::Directory { .. } | Found::End { .. } => here.clone_from(&next),
-                Found::Nothing(_) => ahead.clear(),
+                StepTarget::Directory { .. } | StepTarget::End { .. } => here.clone_from(&next),
+                StepTarget::Nothing(_) => ahead.clear(),
             }
-            steps.push(Step { path: next, found });
+            steps.push(LinkStep { path: next, found });
         }
         // `.`, `/` and what ends with `..` have no last name to look at.
-        if !matches!(steps.last(), Some(Step { found: Found::End { .. } | Found::Nothing(_), .. })) {
-            steps.push(Step { found: look(&here, true), path: here });
+        if !matches!(steps.last(), Some(LinkStep { found: StepTarget::End { .. } | StepTarget::Nothing(_), .. })) {
+            steps.push(LinkStep { found: look(&here, true), path: here });
         }
-        Trail(steps)
+        PathSnapshot(steps)
     }
 
     /// The directories in which something has to happen for the trail to change, as far as it is not a directory that
@@ -113,11 +113,11 @@ impl Trail {
     pub(crate) fn directories(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().flat_map(|step| {
             let parent = match step.found {
-                Found::Directory { .. } => None,
-                Found::Link { .. } | Found::End { .. } | Found::Nothing(_) => step.path.parent(),
+                StepTarget::Directory { .. } => None,
+                StepTarget::Link { .. } | StepTarget::End { .. } | StepTarget::Nothing(_) => step.path.parent(),
             };
             let itself = match step.found {
-                Found::End { is_directory: true, .. } => Some(step.path.as_path()),
+                StepTarget::End { is_directory: true, .. } => Some(step.path.as_path()),
                 _ => None,
             };
             parent.into_iter().chain(itself)
@@ -134,20 +134,20 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> {
     })
 }
 
-fn look(path: &Path, is_last: bool) -> Found {
+fn look(path: &Path, is_last: bool) -> StepTarget {
     let found = fs::symlink_metadata(path).and_then(|metadata| {
         if metadata.is_symlink() {
-            return Ok(Found::Link { target: fs::read_link(path)? });
+            return Ok(StepTarget::Link { target: fs::read_link(path)? });
         }
         if is_last {
-            return Ok(Found::end(&metadata));
+            return Ok(StepTarget::end(&metadata));
         }
         if metadata.is_dir() {
-            return Ok(Found::on_the_way(&metadata));
+            return Ok(StepTarget::on_the_way(&metadata));
         }
         Err(io::ErrorKind::NotADirectory.into())
     });
-    found.unwrap_or_else(|error| Found::Nothing(error.kind()))
+    found.unwrap_or_else(|error| StepTarget::Nothing(error.kind()))
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn directories(path: &Path) -> Vec<PathBuf> {
-        Trail::of(path).directories().map(Path::to_owned).collect()
+        PathSnapshot::of(path).directories().map(Path::to_owned).collect()
     }
 
     #[test]
@@ -164,11 +164,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "1").unwrap();
-        let before = Trail::of(&file);
+        let before = PathSnapshot::of(&file);
         fs::write(directory.path().join("neighbour"), "").unwrap();
-        assert_eq!(Trail::of(&file), before, "a neighbour is not on the trail");
+        assert_eq!(PathSnapshot::of(&file), before, "a neighbour is not on the trail");
         fs::write(&file, "12").unwrap();
-        assert_ne!(Trail::of(&file), before);
+        assert_ne!(PathSnapshot::of(&file), before);
     }
 
     #[test]
@@ -180,14 +180,14 @@ mod tests {
         symlink("../a/./b", root.join("a/up")).unwrap();
         symlink(root.join("a"), root.join("absolute")).unwrap();
         symlink("absolute/up/../up", root.join("both")).unwrap();
-        let end = |path: &Path| Trail::of(path).0.pop().unwrap();
+        let end = |path: &Path| PathSnapshot::of(path).0.pop().unwrap();
         let file = end(&root.join("a/b/file"));
-        assert!(matches!(file.found, Found::End { .. }));
+        assert!(matches!(file.found, StepTarget::End { .. }));
         // `up/..` leads to where the link points, and up from there, as the system has it.
         fs::create_dir(root.join("a/b/up")).unwrap();
         assert_eq!(end(&root.join("absolute/up/file")), file);
         assert_eq!(end(&root.join("./a/../absolute/b/file")), file);
-        assert!(matches!(end(&root.join("both/file")).found, Found::End { .. }));
+        assert!(matches!(end(&root.join("both/file")).found, StepTarget::End { .. }));
         assert_eq!(directories(&root.join("absolute/up/file")), [root.clone(), root.join("a"), root.join("a/b")]);
     }
 
@@ -197,12 +197,12 @@ mod tests {
         let root = directory.path().canonicalize().unwrap();
         symlink("there", root.join("here")).unwrap();
         symlink("here", root.join("there")).unwrap();
-        assert!(matches!(Trail::of(&root.join("here/file")).0.last().unwrap().found, Found::Nothing(_)));
+        assert!(matches!(PathSnapshot::of(&root.join("here/file")).0.last().unwrap().found, StepTarget::Nothing(_)));
         assert_eq!(directories(&root.join("no/such/file")), [root.as_path()], "where the first name would appear");
         assert!(directories(&root.join("..")).contains(&root.parent().unwrap().to_owned()));
         assert!(directories(Path::new(".")).contains(&std::env::current_dir().unwrap()));
         fs::write(root.join("plain"), "").unwrap();
-        let through_a_file = Trail::of(&root.join("plain/file")).0.pop().unwrap();
-        assert_eq!(through_a_file.found, Found::Nothing(io::ErrorKind::NotADirectory));
+        let through_a_file = PathSnapshot::of(&root.join("plain/file")).0.pop().unwrap();
+        assert_eq!(through_a_file.found, StepTarget::Nothing(io::ErrorKind::NotADirectory));
     }
 }

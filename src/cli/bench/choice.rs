@@ -5,7 +5,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 
 /// Numbers from 0, each standing for a key.
-pub(super) struct Choice {
+pub(super) struct KeyChoice {
     random: SmallRng,
     spread: Spread,
 }
@@ -30,9 +30,9 @@ impl Spread {
     }
 }
 
-impl Choice {
-    pub(super) fn new(spread: Spread, seed: u64) -> Choice {
-        Choice { random: SmallRng::seed_from_u64(seed), spread }
+impl KeyChoice {
+    pub(super) fn new(spread: Spread, seed: u64) -> KeyChoice {
+        KeyChoice { random: SmallRng::seed_from_u64(seed), spread }
     }
 
     pub(super) fn next(&mut self) -> u64 {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     fn counts(keys: u64, skew: Option<f64>) -> Vec<u32> {
-        let mut choice = Choice::new(Spread::new(keys, skew).unwrap(), 7);
+        let mut choice = KeyChoice::new(Spread::new(keys, skew).unwrap(), 7);
         let mut counts = vec![0; keys as usize];
         for _ in 0..100_000 {
             counts[choice.next() as usize] += 1;

@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::sleep;
 
-use crate::cli::bench::choice::Choice;
+use crate::cli::bench::choice::KeyChoice;
 use crate::cli::bench::http2::{CallOutcome, Connection, FrameError};
-use crate::cli::bench::load::Plan;
+use crate::cli::bench::load::LoadPlan;
 use crate::cli::bench::pace::Pace;
-use crate::cli::bench::tally::{self, Tally};
+use crate::cli::bench::tally::{self, BenchTally};
 use crate::cli::client::connect::{ConnectError, Stream};
 
 /// Room for several frames of the longest kind.
@@ -31,11 +31,11 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What the connections of a thread share.
 pub(super) struct Site {
-    pub plan: Arc<Plan>,
-    pub choice: RefCell<Choice>,
+    pub plan: Arc<LoadPlan>,
+    pub choice: RefCell<KeyChoice>,
     pub pace: Pace,
     /// Locked by its own thread all the time and by the one that shows progress now and then.
-    pub tally: Arc<Mutex<Tally>>,
+    pub tally: Arc<Mutex<BenchTally>>,
     /// What begins earlier is warm-up.
     pub counted_from: Instant,
     /// Counted requests that have no answer yet.
@@ -53,7 +53,7 @@ impl Site {
         self.in_flight.set(self.in_flight.get() + u64::from(begun >= self.counted_from));
     }
 
-    fn ended(&self, tally: &mut Tally, begun: Instant, now: Instant, outcome: CallOutcome) {
+    fn ended(&self, tally: &mut BenchTally, begun: Instant, now: Instant, outcome: CallOutcome) {
         let is_counted = begun >= self.counted_from;
         self.in_flight.set(self.in_flight.get() - u64::from(is_counted));
         match outcome {
@@ -66,13 +66,13 @@ impl Site {
 }
 
 /// Puts load on a connection, and on the next one when it ends, until the run is over.
-pub(super) async fn keep_asking(site: Rc<Site>, first: Link) {
+pub(super) async fn keep_asking(site: Rc<Site>, first: BenchLink) {
     let mut opened = Some(first);
     let mut pause = PAUSE_MIN;
     while !site.pace.is_over() {
         let mut link = match opened.take() {
             Some(link) => link,
-            None => match Link::open(&site.plan).await {
+            None => match BenchLink::open(&site.plan).await {
                 Ok(link) => link,
                 Err(_) => {
                     site.failed(tally::CONNECT);
@@ -99,7 +99,7 @@ async fn rest(pause: Duration) -> Duration {
 }
 
 /// An open connection, and the bytes that go over it.
-pub(super) struct Link {
+pub(super) struct BenchLink {
     stream: Box<dyn Stream>,
     connection: Connection,
     /// The first so many bytes have come and are not yet a whole frame.
@@ -111,15 +111,15 @@ pub(super) struct Link {
     is_flushed: bool,
 }
 
-impl Link {
+impl BenchLink {
     /// Connects, and returns when the server has shown that it speaks HTTP/2.
-    pub(super) async fn open(plan: &Plan) -> Result<Link, ConnectError> {
-        plan.target.open_raw(|stream| Link::greet(stream, plan)).await
+    pub(super) async fn open(plan: &LoadPlan) -> Result<BenchLink, ConnectError> {
+        plan.target.open_raw(|stream| BenchLink::greet(stream, plan)).await
     }
 
-    async fn greet(stream: Box<dyn Stream>, plan: &Plan) -> io::Result<Link> {
+    async fn greet(stream: Box<dyn Stream>, plan: &LoadPlan) -> io::Result<BenchLink> {
         let mut outgoing = Vec::new();
-        let mut link = Link {
+        let mut link = BenchLink {
             stream,
             connection: Connection::new(plan.blocks.clone(), plan.streams, &mut outgoing),
             incoming: vec![0; INCOMING_BYTES],

@@ -14,19 +14,19 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::cli::bench::choice::{Choice, Spread};
+use crate::cli::bench::choice::{KeyChoice, Spread};
 use crate::cli::bench::http2::hpack::RequestBlocks;
-use crate::cli::bench::link::{Link, Site, keep_asking};
+use crate::cli::bench::link::{BenchLink, Site, keep_asking};
 use crate::cli::bench::message::Template;
-use crate::cli::bench::pace::{Beat, Pace};
-use crate::cli::bench::tally::{self, Tally};
+use crate::cli::bench::pace::{Pace, Ticks};
+use crate::cli::bench::tally::{self, BenchTally};
 use crate::cli::client::connect::{ConnectError, Target};
 
 /// How long answers are waited for when the run is over.
 const LATE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// What all threads work on.
-pub(super) struct Plan {
+pub(super) struct LoadPlan {
     pub target: Target,
     pub blocks: RequestBlocks,
     pub template: Template,
@@ -40,23 +40,23 @@ pub(super) struct Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Phase {
+pub(super) enum LoadPhase {
     /// Connections are being opened.
     Opening,
-    Running(Start),
+    Running(LoadStart),
     Over,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Start {
+pub(super) struct LoadStart {
     pub at: Instant,
     /// What begins earlier is warm-up, and not counted.
     pub counted_from: Instant,
 }
 
 /// A thread of the load.
-pub(super) struct Worker {
-    pub tally: Arc<Mutex<Tally>>,
+pub(super) struct LoadWorker {
+    pub tally: Arc<Mutex<BenchTally>>,
     /// Requests that are due, where there is a rate.
     pub due: Arc<Semaphore>,
     /// Told once, when all connections are open or one can't be opened.
@@ -65,13 +65,17 @@ pub(super) struct Worker {
     pub ended: oneshot::Receiver<()>,
 }
 
-impl Worker {
-    pub(super) fn start(plan: Arc<Plan>, number: usize, phase: watch::Receiver<Phase>) -> anyhow::Result<Worker> {
-        let tally = Arc::new(Mutex::new(Tally::new()?));
+impl LoadWorker {
+    pub(super) fn start(
+        plan: Arc<LoadPlan>,
+        number: usize,
+        phase: watch::Receiver<LoadPhase>,
+    ) -> anyhow::Result<LoadWorker> {
+        let tally = Arc::new(Mutex::new(BenchTally::new()?));
         let due = Arc::new(Semaphore::new(0));
         let (tell_opened, opened) = oneshot::channel();
         let (tell_ended, ended) = oneshot::channel::<()>();
-        let worker = Worker { tally: tally.clone(), due: due.clone(), opened, ended };
+        let worker = LoadWorker { tally: tally.clone(), due: due.clone(), opened, ended };
         thread::Builder::new().name(format!("load-{number}")).spawn(move || {
             let _ended = tell_ended;
             let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
@@ -83,27 +87,29 @@ impl Worker {
 }
 
 async fn work(
-    plan: Arc<Plan>,
+    plan: Arc<LoadPlan>,
     number: usize,
-    mut phase: watch::Receiver<Phase>,
-    tally: Arc<Mutex<Tally>>,
+    mut phase: watch::Receiver<LoadPhase>,
+    tally: Arc<Mutex<BenchTally>>,
     due: Arc<Semaphore>,
     tell_opened: oneshot::Sender<Result<(), ConnectError>>,
 ) {
     let mut opened = Vec::new();
     for _ in (number..plan.connections).step_by(plan.threads) {
-        match Link::open(&plan).await {
+        match BenchLink::open(&plan).await {
             Ok(link) => opened.push(link),
             Err(error) => return drop(tell_opened.send(Err(error))),
         }
     }
     let _ = tell_opened.send(Ok(()));
     // A channel that closes says that nobody waits for this any more.
-    let Ok(Phase::Running(start)) = phase.wait_for(|phase| !matches!(phase, Phase::Opening)).await.map(|it| *it) else {
+    let Ok(LoadPhase::Running(start)) =
+        phase.wait_for(|phase| !matches!(phase, LoadPhase::Opening)).await.map(|it| *it)
+    else {
         return;
     };
-    let beat = plan.rate.map(|rate| (Beat::new(start.at, rate, number, plan.threads), due));
-    let choice = RefCell::new(Choice::new(plan.spread, rand::random()));
+    let beat = plan.rate.map(|rate| (Ticks::new(start.at, rate, number, plan.threads), due));
+    let choice = RefCell::new(KeyChoice::new(plan.spread, rand::random()));
     let site = Rc::new(Site {
         pace: Pace::new(beat),
         plan,
@@ -116,7 +122,7 @@ async fn work(
     for link in opened {
         links.spawn_local(keep_asking(site.clone(), link));
     }
-    let _ = phase.wait_for(|phase| matches!(phase, Phase::Over)).await;
+    let _ = phase.wait_for(|phase| matches!(phase, LoadPhase::Over)).await;
     let unsent = site.pace.end();
     let _ = timeout(LATE_ANSWERS, async { while links.join_next().await.is_some() {} }).await;
     let mut tally = site.tally.lock();

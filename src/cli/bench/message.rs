@@ -11,7 +11,7 @@ use crate::cli::client::exchange::framed;
 
 /// What every request of a run has in common.
 #[derive(Clone, Debug)]
-pub(super) struct Shape {
+pub(super) struct RequestShape {
     pub domain: String,
     pub key: String,
     pub descriptors: usize,
@@ -20,7 +20,7 @@ pub(super) struct Shape {
     pub value_bytes: usize,
 }
 
-impl Shape {
+impl RequestShape {
     /// A request whose descriptors have these values.
     fn request(&self, value: impl Fn(usize) -> String) -> RateLimitRequest {
         let descriptor = |index: usize| RateLimitDescriptor {
@@ -42,7 +42,7 @@ pub(super) struct Template {
 }
 
 impl Template {
-    pub(super) fn new(shape: &Shape) -> Template {
+    pub(super) fn new(shape: &RequestShape) -> Template {
         let of = |digit: &str| framed(&shape.request(|_| digit.repeat(shape.value_bytes)));
         let (zeros, ones) = (of("0"), of("1"));
         // Where two messages that differ only in their values differ, there are the values.
@@ -80,7 +80,7 @@ mod tests {
     fn a_patched_message_is_the_encoded_request() {
         for (descriptors, value_bytes) in [(1, 32), (4, 32), (32, 1), (2, 300), (3, 9)] {
             let shape =
-                Shape { domain: "edge".into(), key: "remote_address".into(), descriptors, hits: 3, value_bytes };
+                RequestShape { domain: "edge".into(), key: "remote_address".into(), descriptors, hits: 3, value_bytes };
             let template = Template::new(&shape);
             assert_eq!(template.value_ends.len(), descriptors);
             for base in [0, 1, 9, 12_345_678] {

@@ -28,12 +28,12 @@ use tokio::time::{interval_at, sleep_until};
 use crate::cli::bench::choice::Spread;
 use crate::cli::bench::http2::FRAME_BYTES_MAX;
 use crate::cli::bench::http2::hpack::RequestBlocks;
-use crate::cli::bench::load::{Phase, Plan, Start, Worker};
-use crate::cli::bench::message::{Shape, Template};
-use crate::cli::bench::pace::{Beat, Pacer};
+use crate::cli::bench::load::{LoadPhase, LoadPlan, LoadStart, LoadWorker};
+use crate::cli::bench::message::{RequestShape, Template};
+use crate::cli::bench::pace::{Pacer, Ticks};
 use crate::cli::bench::progress::Progress;
-use crate::cli::bench::report::Report;
-use crate::cli::bench::tally::Tally;
+use crate::cli::bench::report::BenchReport;
+use crate::cli::bench::tally::BenchTally;
 use crate::cli::client::connect::{PATH, Target};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
@@ -177,7 +177,7 @@ pub(crate) fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
 }
 
 /// Checks the flags as a whole.
-fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
+fn plan(flags: &BenchFlags) -> anyhow::Result<LoadPlan> {
     let digits = (flags.keys - 1).to_string().len() as u64;
     if flags.value_bytes < digits {
         bail!(
@@ -186,7 +186,7 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
             flags.keys
         );
     }
-    let shape = Shape {
+    let shape = RequestShape {
         domain: flags.domain.clone(),
         key: flags.key.clone(),
         descriptors: flags.descriptors as usize,
@@ -203,7 +203,7 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
     let target = Target::new(&flags.server)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = flags.threads.map_or((cores / 2).clamp(1, 2), |threads| threads as usize);
-    Ok(Plan {
+    Ok(LoadPlan {
         blocks: RequestBlocks::new(target.is_secure(), &target.place.authority(), PATH),
         target,
         template,
@@ -216,10 +216,10 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<Plan> {
     })
 }
 
-async fn measure(flags: &BenchFlags, plan: Arc<Plan>) -> anyhow::Result<Report<'_>> {
+async fn measure(flags: &BenchFlags, plan: Arc<LoadPlan>) -> anyhow::Result<BenchReport<'_>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (phase, watched) = watch::channel(Phase::Opening);
-    let start_one = |number| Worker::start(plan.clone(), number, watched.clone());
+    let (phase, watched) = watch::channel(LoadPhase::Opening);
+    let start_one = |number| LoadWorker::start(plan.clone(), number, watched.clone());
     let mut workers = (0..plan.threads).map(start_one).collect::<anyhow::Result<Vec<_>>>()?;
     for worker in &mut workers {
         let opened = (&mut worker.opened).await.context("a thread of the load did not start")?;
@@ -228,10 +228,10 @@ async fn measure(flags: &BenchFlags, plan: Arc<Plan>) -> anyhow::Result<Report<'
     let at = Instant::now();
     let counted_from = at + flags.warmup;
     let beat =
-        |(number, worker): (usize, &Worker), rate| (Beat::new(at, rate, number, plan.threads), worker.due.clone());
+        |(number, worker): (usize, &LoadWorker), rate| (Ticks::new(at, rate, number, plan.threads), worker.due.clone());
     let beats = plan.rate.map(|rate| workers.iter().enumerate().map(|worker| beat(worker, rate)).collect());
     let pacer = beats.map(Pacer::start).transpose()?;
-    phase.send_replace(Phase::Running(Start { at, counted_from }));
+    phase.send_replace(LoadPhase::Running(LoadStart { at, counted_from }));
 
     let mut progress = Progress::new();
     let is_interrupted = tokio::select! {
@@ -243,7 +243,7 @@ async fn measure(flags: &BenchFlags, plan: Arc<Plan>) -> anyhow::Result<Report<'
     if !is_interrupted {
         watch_over(&workers, counted_from + flags.duration, &mut progress, &mut interrupt).await?;
     }
-    phase.send_replace(Phase::Over);
+    phase.send_replace(LoadPhase::Over);
     let lasted = Instant::now().saturating_duration_since(counted_from);
     let after = Cpu::used(flags);
     drop(pacer);
@@ -256,12 +256,12 @@ async fn measure(flags: &BenchFlags, plan: Arc<Plan>) -> anyhow::Result<Report<'
     let used = |before: Option<Duration>, after: Option<Duration>| after?.checked_sub(before?);
     let client_cpu = used(before.client, after.client);
     let server_cpu = used(before.server, after.server);
-    Ok(Report { flags, threads: plan.threads, lasted, tally, client_cpu, server_cpu })
+    Ok(BenchReport { flags, threads: plan.threads, lasted, tally, client_cpu, server_cpu })
 }
 
 /// Shows progress until the end of the run, or until someone has seen enough.
 async fn watch_over(
-    workers: &[Worker],
+    workers: &[LoadWorker],
     end: Instant,
     progress: &mut Progress,
     interrupt: &mut Signal,
@@ -277,8 +277,8 @@ async fn watch_over(
     }
 }
 
-fn total(workers: &[Worker]) -> anyhow::Result<Tally> {
-    let mut total = Tally::new()?;
+fn total(workers: &[LoadWorker]) -> anyhow::Result<BenchTally> {
+    let mut total = BenchTally::new()?;
     workers.iter().for_each(|worker| total.add(&worker.tally.lock()));
     Ok(total)
 }

@@ -19,16 +19,16 @@ const NAP_MAX: Duration = Duration::from_millis(20);
 
 /// Times at a fixed distance.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beat {
+pub(super) struct Ticks {
     first: Instant,
     distance_ns: f64,
 }
 
-impl Beat {
+impl Ticks {
     /// The times of one thread out of several that share a rate, each a little after the one before.
-    pub(super) fn new(start: Instant, rate: f64, thread: usize, threads: usize) -> Beat {
+    pub(super) fn new(start: Instant, rate: f64, thread: usize, threads: usize) -> Ticks {
         let first = start + Duration::from_secs_f64(thread as f64 / rate);
-        Beat { first, distance_ns: 1e9 * threads as f64 / rate }
+        Ticks { first, distance_ns: 1e9 * threads as f64 / rate }
     }
 
     fn time(&self, number: u64) -> Instant {
@@ -53,7 +53,7 @@ pub(super) struct Pace {
 }
 
 struct OpenLoop {
-    beat: Beat,
+    beat: Ticks,
     /// A permit for every request that is due.
     due: Arc<Semaphore>,
     taken: Cell<u64>,
@@ -61,7 +61,7 @@ struct OpenLoop {
 
 impl Pace {
     /// With times to keep, of which the permits say which have come, or as fast as answers come.
-    pub(super) fn new(beat: Option<(Beat, Arc<Semaphore>)>) -> Pace {
+    pub(super) fn new(beat: Option<(Ticks, Arc<Semaphore>)>) -> Pace {
         let beat = beat.map(|(beat, due)| OpenLoop { beat, due, taken: Cell::new(0) });
         Pace { beat, again: RefCell::default(), is_over: Cell::new(false) }
     }
@@ -123,7 +123,7 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    pub(super) fn start(beats: Vec<(Beat, Arc<Semaphore>)>) -> io::Result<Pacer> {
+    pub(super) fn start(beats: Vec<(Ticks, Arc<Semaphore>)>) -> io::Result<Pacer> {
         let is_over = Arc::new(AtomicBool::new(false));
         let told = is_over.clone();
         let mut released = vec![0; beats.len()];
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn threads_share_a_rate_in_turns() {
         let start = Instant::now();
-        let beats = [0, 1].map(|thread| Beat::new(start, 1000.0, thread, 2));
-        let after = |beat: &Beat, number| (beat.time(number) - start).as_micros();
+        let beats = [0, 1].map(|thread| Ticks::new(start, 1000.0, thread, 2));
+        let after = |beat: &Ticks, number| (beat.time(number) - start).as_micros();
         assert_eq!([0, 1, 2].map(|number| after(&beats[0], number)), [0, 2000, 4000]);
         assert_eq!([0, 1, 2].map(|number| after(&beats[1], number)), [1000, 3000, 5000]);
         let counts = |micros| beats.map(|beat| beat.count(start + Duration::from_micros(micros)));
@@ -176,7 +176,7 @@ mod tests {
     async fn a_late_request_counts_from_when_it_was_due() {
         let start = Instant::now();
         let due = Arc::new(Semaphore::new(3));
-        let pace = Pace::new(Some((Beat::new(start, 10.0, 0, 1), due.clone())));
+        let pace = Pace::new(Some((Ticks::new(start, 10.0, 0, 1), due.clone())));
         let tenth = |number: u64| start + Duration::from_millis(100 * number);
         let now = tenth(7);
         assert_eq!((pace.take(now), pace.wait().await), (Some(tenth(0)), Some(tenth(1))));

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-use crate::cli::bench::tally::Tally;
+use crate::cli::bench::tally::BenchTally;
 use crate::cli::latency::millis;
 
 pub(super) struct Progress {
@@ -23,7 +23,7 @@ impl Progress {
     }
 
     /// Shows what has been counted so far.
-    pub(super) fn show(&mut self, tally: &Tally) {
+    pub(super) fn show(&mut self, tally: &BenchTally) {
         let now = Instant::now();
         let (before, answers) = self.last;
         let per_s = (tally.answers() - answers) as f64 / (now - before).as_secs_f64().max(1e-9);

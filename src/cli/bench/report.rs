@@ -6,21 +6,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::bench::BenchFlags;
-use crate::cli::bench::tally::Tally;
+use crate::cli::bench::tally::BenchTally;
 use crate::cli::check::plural;
 
-pub(super) struct Report<'a> {
+pub(super) struct BenchReport<'a> {
     pub flags: &'a BenchFlags,
     pub threads: usize,
     /// How long requests were counted.
     pub lasted: Duration,
-    pub tally: Tally,
+    pub tally: BenchTally,
     /// CPU used meanwhile, by this process and by the server's.
     pub client_cpu: Option<Duration>,
     pub server_cpu: Option<Duration>,
 }
 
-impl Report<'_> {
+impl BenchReport<'_> {
     fn per_second(&self) -> f64 {
         self.tally.answers() as f64 / self.lasted.as_secs_f64().max(1e-9)
     }

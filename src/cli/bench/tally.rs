@@ -20,7 +20,7 @@ pub(super) const BROKEN: &str = "connection_broke";
 pub(super) const UNANSWERED: &str = "unanswered";
 
 #[derive(Clone, Debug)]
-pub(super) struct Tally {
+pub(super) struct BenchTally {
     pub ok: u64,
     pub over_limit: u64,
     pub unknown: u64,
@@ -29,9 +29,9 @@ pub(super) struct Tally {
     pub latency: Latency,
 }
 
-impl Tally {
-    pub(super) fn new() -> anyhow::Result<Tally> {
-        Ok(Tally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: Latency::new()? })
+impl BenchTally {
+    pub(super) fn new() -> anyhow::Result<BenchTally> {
+        Ok(BenchTally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: Latency::new()? })
     }
 
     pub(super) fn answered(&mut self, verdict: Code, took: Duration) {
@@ -50,7 +50,7 @@ impl Tally {
     }
 
     /// Adds what another has seen.
-    pub(super) fn add(&mut self, other: &Tally) {
+    pub(super) fn add(&mut self, other: &BenchTally) {
         self.ok += other.ok;
         self.over_limit += other.over_limit;
         self.unknown += other.unknown;
@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn tallies_add_up() {
-        let mut whole = Tally::new().unwrap();
-        let mut part = Tally::new().unwrap();
+        let mut whole = BenchTally::new().unwrap();
+        let mut part = BenchTally::new().unwrap();
         part.answered(Code::Ok, Duration::from_millis(1));
         part.answered(Code::OverLimit, Duration::from_millis(1));
         part.failed(CONNECT, 2);

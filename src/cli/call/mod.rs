@@ -27,7 +27,7 @@ use tonic::Code;
 use crate::cli::call::answer::{CallAnswer, code};
 use crate::cli::call::summary::Summary;
 use crate::cli::client::connect::{ConnectError, Sender, Target};
-use crate::cli::client::exchange::{self, Failure};
+use crate::cli::client::exchange::{self, ExchangeError};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
 use crate::flag_value::duration;
@@ -147,7 +147,7 @@ async fn call_and_print(
     summary: &mut Summary,
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout();
-    let mut shown = Shown { flags, advised: BTreeSet::new() };
+    let mut shown = CallPrinter { flags, advised: BTreeSet::new() };
     let mut pause = flags.rate.map(|rate| tokio::time::interval(Duration::from_secs_f64(1.0 / rate)));
     for number in 1..=flags.repeat {
         let called = async {
@@ -173,7 +173,7 @@ async fn call_and_print(
                 summary.failed(trouble.code());
                 shown.trouble(&mut out, number, trouble)?;
                 // Nobody there from the start: repeating it would only say so again.
-                if number == 1 && matches!(trouble, Trouble::Connect(_)) {
+                if number == 1 && matches!(trouble, CallError::Connect(_)) {
                     break;
                 }
             }
@@ -194,13 +194,13 @@ async fn call_and_print(
 }
 
 /// Prints outcomes as they come.
-struct Shown<'a> {
+struct CallPrinter<'a> {
     flags: &'a CallFlags,
     /// Hints that were given already.
     advised: BTreeSet<&'static str>,
 }
 
-impl Shown<'_> {
+impl CallPrinter<'_> {
     fn answer(&self, out: &mut impl Write, number: u64, answer: CallAnswer<'_>) -> std::io::Result<()> {
         match self.flags.output {
             Output::Json => writeln!(out, "{}", answer.as_json(number)),
@@ -210,7 +210,7 @@ impl Shown<'_> {
         }
     }
 
-    fn trouble(&mut self, out: &mut impl Write, number: u64, trouble: &Trouble) -> std::io::Result<()> {
+    fn trouble(&mut self, out: &mut impl Write, number: u64, trouble: &CallError) -> std::io::Result<()> {
         let line = format!("{}: {}", trouble.code(), trouble.text());
         let help = self.advised.insert(trouble.advice()).then(|| format!("  help: {}", trouble.advice()));
         match self.flags.output {
@@ -231,33 +231,33 @@ impl Shown<'_> {
 }
 
 /// Why a call was not answered.
-enum Trouble {
+enum CallError {
     Connect(ConnectError),
-    Call(Failure),
+    Call(ExchangeError),
 }
 
-impl Trouble {
+impl CallError {
     fn code(&self) -> &'static str {
         let code = match self {
-            Trouble::Call(Failure::Status { code, .. }) => *code,
-            Trouble::Call(Failure::Http(_) | Failure::Malformed(_)) => Code::Unknown,
-            Trouble::Connect(_) | Trouble::Call(_) => Code::Unavailable,
+            CallError::Call(ExchangeError::Status { code, .. }) => *code,
+            CallError::Call(ExchangeError::Http(_) | ExchangeError::Malformed(_)) => Code::Unknown,
+            CallError::Connect(_) | CallError::Call(_) => Code::Unavailable,
         };
         exchange::name(code)
     }
 
     fn text(&self) -> String {
         match self {
-            Trouble::Connect(error) => error.to_string(),
-            Trouble::Call(Failure::Status { message, .. }) => message.clone(),
-            Trouble::Call(failure) => failure.to_string(),
+            CallError::Connect(error) => error.to_string(),
+            CallError::Call(ExchangeError::Status { message, .. }) => message.clone(),
+            CallError::Call(failure) => failure.to_string(),
         }
     }
 
     fn advice(&self) -> &'static str {
         match self {
-            Trouble::Connect(error) => advice::on_connect(error),
-            Trouble::Call(failure) => advice::on_failure(failure),
+            CallError::Connect(error) => advice::on_connect(error),
+            CallError::Call(failure) => advice::on_failure(failure),
         }
     }
 
@@ -284,42 +284,42 @@ impl Caller {
     }
 
     /// One call, and how long the answer took; connecting does not count.
-    async fn call(&mut self) -> Result<(RateLimitResponse, Duration), Trouble> {
+    async fn call(&mut self) -> Result<(RateLimitResponse, Duration), CallError> {
         let mut attempts = 0;
         loop {
             let mut sender = match self.open.take() {
                 Some(sender) => sender,
-                None => self.target.open(1).await.map_err(Trouble::Connect)?,
+                None => self.target.open(1).await.map_err(CallError::Connect)?,
             };
             attempts += 1;
             let begun = Instant::now();
             let asked = exchange::ask(&mut sender, self.target.head.clone(), self.message.clone());
             let answered = match timeout(self.timeout, asked).await {
                 // The server was told of the deadline, and may be the first to notice it.
-                Ok(Err(Failure::Status { code: Code::Cancelled, .. })) if begun.elapsed() >= self.timeout => {
+                Ok(Err(ExchangeError::Status { code: Code::Cancelled, .. })) if begun.elapsed() >= self.timeout => {
                     Err(too_late(self.timeout))
                 }
                 Ok(answered) => answered,
                 Err(_) => Err(too_late(self.timeout)),
             };
             match answered {
-                Err(Failure::Closed | Failure::Refused) if attempts < ATTEMPTS_MAX => continue,
-                Err(failure @ (Failure::Closed | Failure::Refused | Failure::Broken(_))) => {
-                    return Err(Trouble::Call(failure));
+                Err(ExchangeError::Closed | ExchangeError::Refused) if attempts < ATTEMPTS_MAX => continue,
+                Err(failure @ (ExchangeError::Closed | ExchangeError::Refused | ExchangeError::Broken(_))) => {
+                    return Err(CallError::Call(failure));
                 }
                 _ => self.open = Some(sender),
             }
-            let message = answered.map_err(Trouble::Call)?;
+            let message = answered.map_err(CallError::Call)?;
             let decoded = RateLimitResponse::decode(message);
-            let response = decoded.map_err(|_| Trouble::Call(Failure::Malformed("not a RateLimitResponse")))?;
+            let response = decoded.map_err(|_| CallError::Call(ExchangeError::Malformed("not a RateLimitResponse")))?;
             return Ok((response, begun.elapsed()));
         }
     }
 }
 
-fn too_late(timeout: Duration) -> Failure {
+fn too_late(timeout: Duration) -> ExchangeError {
     let message = format!("no answer within {}", humantime::format_duration(timeout));
-    Failure::Status { code: Code::DeadlineExceeded, message }
+    ExchangeError::Status { code: Code::DeadlineExceeded, message }
 }
 
 fn request(flags: &CallFlags) -> RateLimitRequest {

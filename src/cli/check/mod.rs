@@ -2,7 +2,7 @@
 
 mod policy;
 mod table;
-mod written;
+mod written_limits;
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::cli::check::policy::PolicyRow;
-use crate::cli::check::written::Written;
+use crate::cli::check::written_limits::WrittenLimits;
 use crate::cli::{Exit, Output};
 use crate::rules::LoadResult;
 use crate::rules::problem::{LISTED_MAX, Problem, Severity};
@@ -46,7 +46,7 @@ pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
         remarks.extend(sharing.surroundings().not_honoured(ruleset));
     }
     let policies = match &loaded.ruleset {
-        Some(ruleset) if flags.show_policy => policy::rows(ruleset, &Written::read(ruleset, options.strictness)?),
+        Some(ruleset) if flags.show_policy => policy::rows(ruleset, &WrittenLimits::read(ruleset, options.strictness)?),
         _ => Vec::new(),
     };
     let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::check::table::table as aligned;
-use crate::cli::check::written::{Fields, Written};
+use crate::cli::check::written_limits::{WrittenFields, WrittenLimits};
 use crate::rules::explain_text::window;
 use crate::rules::limit::{Demand, Limit, Rule, Terms};
 use crate::rules::policy::{Class, Policy, Scope, Word};
@@ -32,12 +32,12 @@ enum PolicySource {
 
 /// A word of a policy and who says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Said {
+struct PolicyWord {
     word: &'static str,
     source: PolicySource,
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for PolicyWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
             PolicySource::Written | PolicySource::Default => f.write_str(self.word),
@@ -60,19 +60,19 @@ pub(super) struct PolicyRow<'r> {
 #[derive(Debug)]
 struct LimitPolicy<'r> {
     limit: &'r Limit,
-    scope: Said,
-    on_outage: Said,
+    scope: PolicyWord,
+    on_outage: PolicyWord,
 }
 
 impl<'r> LimitPolicy<'r> {
-    fn new(limit: &'r Limit, fields: Fields) -> LimitPolicy<'r> {
+    fn new(limit: &'r Limit, fields: WrittenFields) -> LimitPolicy<'r> {
         let policy = &limit.policy;
         let of_class = |is_written: bool| match (is_written, policy.class) {
             (true, _) => PolicySource::Written,
             (false, Some(_)) => PolicySource::Class,
             (false, None) => PolicySource::Default,
         };
-        let scope = Said {
+        let scope = PolicyWord {
             word: policy.scope.map_or(WIDEST, Word::word),
             source: match (of_class(fields.scope), policy.class) {
                 (PolicySource::Class, Some(Class::Security)) => PolicySource::Class,
@@ -81,17 +81,17 @@ impl<'r> LimitPolicy<'r> {
                 (source, _) => source,
             },
         };
-        let on_outage = Said { word: policy.on_outage.word(), source: of_class(fields.on_outage) };
+        let on_outage = PolicyWord { word: policy.on_outage.word(), source: of_class(fields.on_outage) };
         LimitPolicy { limit, scope, on_outage }
     }
 }
 
 /// Every limit of every rule, domains by name, rules in the order of declaration.
-pub(super) fn rows<'r>(ruleset: &'r Ruleset, written: &Written) -> Vec<PolicyRow<'r>> {
+pub(super) fn rows<'r>(ruleset: &'r Ruleset, written: &WrittenLimits) -> Vec<PolicyRow<'r>> {
     ruleset.domains().flat_map(|domain| rows_of(domain, written)).collect()
 }
 
-fn rows_of<'r>(domain: &'r Domain, written: &Written) -> Vec<PolicyRow<'r>> {
+fn rows_of<'r>(domain: &'r Domain, written: &WrittenLimits) -> Vec<PolicyRow<'r>> {
     let mut replacing: HashMap<&str, Vec<&str>> = HashMap::new();
     for rule in domain.rules() {
         rule.replaces().for_each(|name| replacing.entry(name).or_default().push(&rule.id));
@@ -252,7 +252,7 @@ mod tests {
         let source = RuleText { name: "rules.yaml".into(), text };
         let loaded = Ruleset::load(std::slice::from_ref(&source), &Options::default());
         let ruleset = loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems));
-        let mut written = Written::default();
+        let mut written = WrittenLimits::default();
         written.gather_file(&source.name, &source.text, Strictness::Strict);
         then(rows(&ruleset, &written));
     }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 const PORT: u16 = 8081;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct ServerAddress {
     pub place: ServerTarget,
     /// What a URL says about TLS; `None` if it was not a URL.
     pub scheme: Option<Scheme>,
@@ -30,10 +30,10 @@ pub enum Scheme {
     Https,
 }
 
-impl FromStr for Address {
+impl FromStr for ServerAddress {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Address, String> {
+    fn from_str(text: &str) -> Result<ServerAddress, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return unix(path.strip_prefix("//").unwrap_or(path));
         }
@@ -48,15 +48,15 @@ impl FromStr for Address {
         };
         let rest = if scheme.is_some() { rest.strip_suffix('/').unwrap_or(rest) } else { rest };
         let (host, port) = host_and_port(rest, port)?;
-        Ok(Address { place: ServerTarget::Tcp { host, port }, scheme })
+        Ok(ServerAddress { place: ServerTarget::Tcp { host, port }, scheme })
     }
 }
 
-fn unix(path: &str) -> Result<Address, String> {
+fn unix(path: &str) -> Result<ServerAddress, String> {
     if path.is_empty() {
         return Err("the path of the socket is missing: write unix:/path".into());
     }
-    Ok(Address { place: ServerTarget::Unix(path.into()), scheme: None })
+    Ok(ServerAddress { place: ServerTarget::Unix(path.into()), scheme: None })
 }
 
 fn host_and_port(text: &str, default_port: u16) -> Result<(String, u16), String> {
@@ -132,12 +132,12 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> (String, Option<Scheme>) {
-        let address: Address = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        let address: ServerAddress = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
         (address.place.to_string(), address.scheme)
     }
 
     fn refused(text: &str) -> String {
-        text.parse::<Address>().expect_err(text)
+        text.parse::<ServerAddress>().expect_err(text)
     }
 
     #[test]

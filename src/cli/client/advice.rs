@@ -6,7 +6,7 @@ use rustls::{AlertDescription, CertificateError, Error as TlsError};
 use tonic::Code;
 
 use crate::cli::client::connect::ConnectError;
-use crate::cli::client::exchange::Failure;
+use crate::cli::client::exchange::ExchangeError;
 
 pub(crate) fn on_connect(error: &ConnectError) -> &'static str {
     match error {
@@ -26,17 +26,19 @@ pub(crate) fn on_connect(error: &ConnectError) -> &'static str {
     }
 }
 
-pub(crate) fn on_failure(failure: &Failure) -> &'static str {
+pub(crate) fn on_failure(failure: &ExchangeError) -> &'static str {
     match failure {
-        Failure::Closed | Failure::Refused => {
+        ExchangeError::Closed | ExchangeError::Refused => {
             "the server closes connections as soon as they are used; its log may say why"
         }
-        Failure::Broken(error) => error
+        ExchangeError::Broken(error) => error
             .get_io()
             .and_then(|error| on_tls(error).or_else(|| on_alert(error)))
             .unwrap_or("did the server stop? Its log may say why"),
-        Failure::Http(_) | Failure::Malformed(_) => "is this the gRPC port of a rate limit service? See --addr",
-        Failure::Status { code, .. } => on_code(*code),
+        ExchangeError::Http(_) | ExchangeError::Malformed(_) => {
+            "is this the gRPC port of a rate limit service? See --addr"
+        }
+        ExchangeError::Status { code, .. } => on_code(*code),
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::cli::client::ServerFlags;
 use crate::cli::client::address::ServerTarget;
-use crate::cli::client::tls::Tls;
+use crate::cli::client::tls::ClientTls;
 
 /// A server that has not accepted by then is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 /// A server, and what is needed to speak with it.
 pub(crate) struct Target {
     pub place: ServerTarget,
-    tls: Option<Tls>,
+    tls: Option<ClientTls>,
     /// The head of every call.
     pub head: Request<()>,
 }

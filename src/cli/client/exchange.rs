@@ -20,7 +20,7 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, Error)]
-pub(crate) enum Failure {
+pub(crate) enum ExchangeError {
     /// The connection takes no more requests; nothing was sent.
     #[error("the connection closed before the request was sent")]
     Closed,
@@ -39,12 +39,12 @@ pub(crate) enum Failure {
     Malformed(&'static str),
 }
 
-impl From<h2::Error> for Failure {
-    fn from(error: h2::Error) -> Failure {
+impl From<h2::Error> for ExchangeError {
+    fn from(error: h2::Error) -> ExchangeError {
         let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         // A GOAWAY reaches only those streams that are above the last one it promises to finish.
         let is_left_out = error.is_go_away() && error.is_remote();
-        if is_refused || is_left_out { Failure::Refused } else { Failure::Broken(error) }
+        if is_refused || is_left_out { ExchangeError::Refused } else { ExchangeError::Broken(error) }
     }
 }
 
@@ -60,34 +60,34 @@ pub(crate) fn framed(message: &impl prost::Message) -> BytesMut {
 }
 
 /// Sends a framed message and returns the answer's message, without its prefix.
-pub(crate) async fn ask(sender: &mut Sender, head: Request<()>, message: Bytes) -> Result<Bytes, Failure> {
-    poll_fn(|context| sender.poll_ready(context)).await.map_err(|_| Failure::Closed)?;
-    let (response, mut body) = sender.send_request(head, false).map_err(|_| Failure::Closed)?;
+pub(crate) async fn ask(sender: &mut Sender, head: Request<()>, message: Bytes) -> Result<Bytes, ExchangeError> {
+    poll_fn(|context| sender.poll_ready(context)).await.map_err(|_| ExchangeError::Closed)?;
+    let (response, mut body) = sender.send_request(head, false).map_err(|_| ExchangeError::Closed)?;
     body.send_data(message, true)?;
     let (head, mut answer) = response.await?.into_parts();
     if head.headers.contains_key(&GRPC_STATUS) {
         // An error that comes without a message.
         check(&head.headers)?;
-        return Err(Failure::Malformed("no message"));
+        return Err(ExchangeError::Malformed("no message"));
     }
     if head.status != http::StatusCode::OK {
-        return Err(Failure::Http(head.status.as_u16()));
+        return Err(ExchangeError::Http(head.status.as_u16()));
     }
     let message = collect(&mut answer).await?;
     match answer.trailers().await? {
         Some(trailers) => check(&trailers)?,
-        None => return Err(Failure::Malformed("no trailers")),
+        None => return Err(ExchangeError::Malformed("no trailers")),
     }
     unframed(message)
 }
 
-async fn collect(answer: &mut RecvStream) -> Result<Bytes, Failure> {
+async fn collect(answer: &mut RecvStream) -> Result<Bytes, ExchangeError> {
     let mut whole = Bytes::new();
     while let Some(part) = answer.data().await {
         let part = part?;
         answer.flow_control().release_capacity(part.len())?;
         if whole.len() + part.len() > ANSWER_BYTES_MAX {
-            return Err(Failure::Malformed("too long"));
+            return Err(ExchangeError::Malformed("too long"));
         }
         // Nearly every answer is of one part, which is kept as it is.
         whole = if whole.is_empty() { part } else { [whole, part].concat().into() };
@@ -95,26 +95,26 @@ async fn collect(answer: &mut RecvStream) -> Result<Bytes, Failure> {
     Ok(whole)
 }
 
-fn check(trailers: &HeaderMap) -> Result<(), Failure> {
-    let Some(status) = trailers.get(&GRPC_STATUS) else { return Err(Failure::Malformed("no grpc-status")) };
+fn check(trailers: &HeaderMap) -> Result<(), ExchangeError> {
+    let Some(status) = trailers.get(&GRPC_STATUS) else { return Err(ExchangeError::Malformed("no grpc-status")) };
     match Code::from_bytes(status.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
             let message = trailers.get(&GRPC_MESSAGE).map_or(&b""[..], |value| value.as_bytes());
-            Err(Failure::Status { code, message: percent_decoded(message) })
+            Err(ExchangeError::Status { code, message: percent_decoded(message) })
         }
     }
 }
 
-fn unframed(message: Bytes) -> Result<Bytes, Failure> {
+fn unframed(message: Bytes) -> Result<Bytes, ExchangeError> {
     let Some((&[flag, a, b, c, d], rest)) = message.split_first_chunk::<PREFIX_BYTES>() else {
-        return Err(Failure::Malformed("shorter than its prefix"));
+        return Err(ExchangeError::Malformed("shorter than its prefix"));
     };
     if flag != 0 {
-        return Err(Failure::Malformed("compressed, though nobody asked for that"));
+        return Err(ExchangeError::Malformed("compressed, though nobody asked for that"));
     }
     if rest.len() != u32::from_be_bytes([a, b, c, d]) as usize {
-        return Err(Failure::Malformed("its length is not what its prefix says"));
+        return Err(ExchangeError::Malformed("its length is not what its prefix says"));
     }
     Ok(message.slice(PREFIX_BYTES..))
 }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(unframed(Bytes::from_static(b"\0\0\0\0\x02ab")).unwrap(), "ab");
         assert_eq!(unframed(Bytes::from_static(b"\0\0\0\0\0")).unwrap(), "");
         for bad in [&b"\0\0\0\0"[..], b"\0\0\0\0\x01ab", b"\0\0\0\0\x03ab", b"\x01\0\0\0\x02ab"] {
-            assert!(matches!(unframed(Bytes::from_static(bad)), Err(Failure::Malformed(_))), "{bad:?}");
+            assert!(matches!(unframed(Bytes::from_static(bad)), Err(ExchangeError::Malformed(_))), "{bad:?}");
         }
     }
 }

@@ -11,16 +11,16 @@ pub(crate) mod tls;
 
 use clap::Args;
 
-use crate::cli::client::address::Address;
-use crate::cli::client::tls::TlsFlags;
+use crate::cli::client::address::ServerAddress;
+use crate::cli::client::tls::ClientTlsFlags;
 
 /// Which server, and how to speak with it.
 #[derive(Args, Clone, Debug)]
 pub struct ServerFlags {
     /// host:port, [::1]:8081, unix:/path, or a URL with http:// or https://
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", help_heading = "Server")]
-    pub addr: Address,
+    pub addr: ServerAddress,
 
     #[command(flatten)]
-    pub tls: TlsFlags,
+    pub tls: ClientTlsFlags,
 }

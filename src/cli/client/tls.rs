@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::cli::client::address::{Address, Scheme};
+use crate::cli::client::address::{Scheme, ServerAddress};
 
 /// Where systems keep the certificates they trust.
 const SYSTEM_BUNDLES: [&str; 4] = [
@@ -21,7 +21,7 @@ const SYSTEM_BUNDLES: [&str; 4] = [
 ];
 
 #[derive(Args, Clone, Debug, Default)]
-pub struct TlsFlags {
+pub struct ClientTlsFlags {
     /// Speak TLS; any of the flags below and an https:// address imply it
     #[arg(long, help_heading = "TLS")]
     pub tls: bool,
@@ -45,18 +45,18 @@ pub struct TlsFlags {
 
 /// How to speak TLS, and with whom.
 #[derive(Clone)]
-pub struct Tls {
+pub struct ClientTls {
     pub connector: TlsConnector,
     pub name: ServerName<'static>,
 }
 
-impl TlsFlags {
+impl ClientTlsFlags {
     fn is_wanted(&self) -> bool {
         self.tls || self.ca.is_some() || self.cert.is_some() || self.server_name.is_some()
     }
 
     /// Reads the files. `None` is plain text.
-    pub fn resolve(&self, address: &Address) -> anyhow::Result<Option<Tls>> {
+    pub fn resolve(&self, address: &ServerAddress) -> anyhow::Result<Option<ClientTls>> {
         match address.scheme {
             Some(Scheme::Http) if self.is_wanted() => bail!("http:// is without TLS: write https://{}", address.place),
             Some(Scheme::Https) => {}
@@ -80,7 +80,7 @@ impl TlsFlags {
             _ => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Some(Tls { connector: TlsConnector::from(Arc::new(config)), name }))
+        Ok(Some(ClientTls { connector: TlsConnector::from(Arc::new(config)), name }))
     }
 }
 
@@ -120,7 +120,7 @@ fn certificates(file: &Path, flag: &str) -> anyhow::Result<Vec<CertificateDer<'s
 mod tests {
     use super::*;
 
-    fn resolve(flags: &TlsFlags, address: &str) -> anyhow::Result<Option<Tls>> {
+    fn resolve(flags: &ClientTlsFlags, address: &str) -> anyhow::Result<Option<ClientTls>> {
         flags.resolve(&address.parse().expect("an address"))
     }
 
@@ -130,13 +130,13 @@ mod tests {
         let ca = directory.path().join("ca.pem");
         let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         std::fs::write(&ca, issued.cert.pem()).unwrap();
-        let trusting = TlsFlags { ca: Some(ca), ..TlsFlags::default() };
-        assert!(resolve(&TlsFlags::default(), "localhost").unwrap().is_none());
-        assert!(resolve(&TlsFlags::default(), "http://localhost").unwrap().is_none());
+        let trusting = ClientTlsFlags { ca: Some(ca), ..ClientTlsFlags::default() };
+        assert!(resolve(&ClientTlsFlags::default(), "localhost").unwrap().is_none());
+        assert!(resolve(&ClientTlsFlags::default(), "http://localhost").unwrap().is_none());
         assert!(resolve(&trusting, "localhost").unwrap().is_some());
         assert!(resolve(&trusting, "https://127.0.0.1").unwrap().is_some());
         assert_eq!(resolve(&trusting, "/run/x").unwrap().unwrap().name.to_str(), "localhost");
-        let named = TlsFlags { server_name: Some("a.example".into()), ..trusting.clone() };
+        let named = ClientTlsFlags { server_name: Some("a.example".into()), ..trusting.clone() };
         assert_eq!(resolve(&named, "localhost").unwrap().unwrap().name.to_str(), "a.example");
         let said = resolve(&trusting, "http://a").map(|_| ()).unwrap_err().to_string();
         assert!(said.contains("write https://a:80"), "{said}");
@@ -148,7 +148,7 @@ mod tests {
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "nothing\n").unwrap();
         for file in [empty, directory.path().join("missing.pem")] {
-            let flags = TlsFlags { ca: Some(file.clone()), ..TlsFlags::default() };
+            let flags = ClientTlsFlags { ca: Some(file.clone()), ..ClientTlsFlags::default() };
             let said = resolve(&flags, "localhost").map(|_| ()).unwrap_err().to_string();
             assert!(said.contains("--ca") && said.contains(&file.display().to_string()), "{said}");
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::cli::generate::plan::Plan;
+use crate::cli::generate::plan::GatewayPlan;
 use crate::cli::yaml::{element, in_comment, indented, quoted, yaml};
 
 /// The cluster's name, and what the filter calls it by.
@@ -13,18 +13,18 @@ const CLUSTER: &str = "tidegate";
 
 /// Where the service is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum ServiceTarget {
     Tcp { host: String, port: u16 },
     Unix { path: PathBuf },
 }
 
-impl Service {
+impl ServiceTarget {
     /// `host:port` or `unix:/path`, as typed.
-    pub fn read(typed: &str) -> Result<Service, String> {
+    pub fn read(typed: &str) -> Result<ServiceTarget, String> {
         let wrong = || format!("'{typed}' is no address: write HOST:PORT or unix:/PATH");
         if let Some(path) = typed.strip_prefix("unix:") {
             let path = PathBuf::from(path);
-            return if path.is_absolute() { Ok(Service::Unix { path }) } else { Err(wrong()) };
+            return if path.is_absolute() { Ok(ServiceTarget::Unix { path }) } else { Err(wrong()) };
         }
         let (host, port) = typed.rsplit_once(':').ok_or_else(wrong)?;
         let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -35,7 +35,7 @@ impl Service {
         let is_number = port.chars().all(|c| c.is_ascii_digit());
         match port.parse() {
             Ok(port) if port > 0 && is_host && is_number => {
-                Ok(Service::Tcp { host: in_brackets.unwrap_or(host).to_owned(), port })
+                Ok(ServiceTarget::Tcp { host: in_brackets.unwrap_or(host).to_owned(), port })
             }
             _ => Err(wrong()),
         }
@@ -44,17 +44,17 @@ impl Service {
     /// Envoy's address, on one line.
     fn address(&self) -> String {
         match self {
-            Service::Tcp { host, port } => {
+            ServiceTarget::Tcp { host, port } => {
                 format!("{{socket_address: {{address: {}, port_value: {port}}}}}", quoted(host))
             }
-            Service::Unix { path } => format!("{{pipe: {{path: {}}}}}", quoted(&path.to_string_lossy())),
+            ServiceTarget::Unix { path } => format!("{{pipe: {{path: {}}}}}", quoted(&path.to_string_lossy())),
         }
     }
 
     /// Names are looked up, addresses are not.
     fn discovery(&self) -> &'static str {
         match self {
-            Service::Tcp { host, .. } if host.parse::<std::net::IpAddr>().is_err() => "STRICT_DNS",
+            ServiceTarget::Tcp { host, .. } if host.parse::<std::net::IpAddr>().is_err() => "STRICT_DNS",
             _ => "STATIC",
         }
     }
@@ -66,11 +66,11 @@ pub(crate) struct Around {
     pub listen_port: u16,
     /// Proxies in front whose X-Forwarded-For is believed.
     pub trusted_hops: u32,
-    pub upstream: Service,
+    pub upstream: ServiceTarget,
 }
 
 /// The parts, each with the place that it belongs to, or all of them in place.
-pub(crate) fn document(plan: &Plan, service: &Service, around: Option<&Around>) -> String {
+pub(crate) fn document(plan: &GatewayPlan, service: &ServiceTarget, around: Option<&Around>) -> String {
     let (filter, cluster) = (element(&filter(plan, CLUSTER, None)), element(&cluster(CLUSTER, service)));
     let rate_limits = rate_limits(plan);
     match around {
@@ -93,7 +93,7 @@ clusters:
 }
 
 /// The filter.
-pub(crate) fn filter(plan: &Plan, cluster: &str, authority: Option<&str>) -> String {
+pub(crate) fn filter(plan: &GatewayPlan, cluster: &str, authority: Option<&str>) -> String {
     let mut why = String::new();
     if !plan.denying.is_empty() {
         let _ = writeln!(why, "  # Rules that deny in an outage: {}.", in_comment(&plan.denying.join(", ")));
@@ -131,7 +131,7 @@ typed_config:
 }
 
 /// The actions, as a list.
-pub(crate) fn rate_limits(plan: &Plan) -> String {
+pub(crate) fn rate_limits(plan: &GatewayPlan) -> String {
     let mut text = String::new();
     for descriptor in &plan.descriptors {
         let _ = writeln!(text, "# {}", in_comment(&descriptor.rules.join(", ")));
@@ -143,7 +143,7 @@ pub(crate) fn rate_limits(plan: &Plan) -> String {
     text
 }
 
-fn cluster(name: &str, service: &Service) -> String {
+fn cluster(name: &str, service: &ServiceTarget) -> String {
     format!(
         "name: {name}
 type: {discovery}
@@ -172,7 +172,7 @@ load_assignment:
     )
 }
 
-fn bootstrap(plan: &Plan, around: &Around, filter: &str, rate_limits: &str, cluster: &str) -> String {
+fn bootstrap(plan: &GatewayPlan, around: &Around, filter: &str, rate_limits: &str, cluster: &str) -> String {
     let Around { listen_port, trusted_hops, upstream } = around;
     format!(
         "admin:
@@ -229,11 +229,11 @@ mod tests {
 
     #[test]
     fn a_service_is_read_as_it_is_written() {
-        let tcp = |host: &str, port| Ok(Service::Tcp { host: host.to_owned(), port });
-        assert_eq!(Service::read("127.0.0.1:8081"), tcp("127.0.0.1", 8081));
-        assert_eq!(Service::read("[::1]:8081"), tcp("::1", 8081));
-        assert_eq!(Service::read("tidegate.svc:8081"), tcp("tidegate.svc", 8081));
-        assert_eq!(Service::read("unix:/run/t.sock"), Ok(Service::Unix { path: "/run/t.sock".into() }));
+        let tcp = |host: &str, port| Ok(ServiceTarget::Tcp { host: host.to_owned(), port });
+        assert_eq!(ServiceTarget::read("127.0.0.1:8081"), tcp("127.0.0.1", 8081));
+        assert_eq!(ServiceTarget::read("[::1]:8081"), tcp("::1", 8081));
+        assert_eq!(ServiceTarget::read("tidegate.svc:8081"), tcp("tidegate.svc", 8081));
+        assert_eq!(ServiceTarget::read("unix:/run/t.sock"), Ok(ServiceTarget::Unix { path: "/run/t.sock".into() }));
         for typed in [
             "tidegate",
             "tidegate:0",
@@ -247,13 +247,13 @@ mod tests {
             "a b:1",
             "a:+1",
         ] {
-            assert!(Service::read(typed).expect_err(typed).contains("HOST:PORT or unix:/PATH"), "{typed}");
+            assert!(ServiceTarget::read(typed).expect_err(typed).contains("HOST:PORT or unix:/PATH"), "{typed}");
         }
     }
 
     #[test]
     fn only_names_are_looked_up() {
-        let of = |typed: &str| Service::read(typed).expect("it is good").discovery();
+        let of = |typed: &str| ServiceTarget::read(typed).expect("it is good").discovery();
         assert_eq!(
             [of("10.0.0.1:1"), of("[::1]:1"), of("unix:/s"), of("a.b:1")],
             ["STATIC", "STATIC", "STATIC", "STRICT_DNS"]

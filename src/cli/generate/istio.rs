@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use clap::ValueEnum;
 
 use crate::cli::generate::envoy::{filter, rate_limits};
-use crate::cli::generate::plan::Plan;
+use crate::cli::generate::plan::GatewayPlan;
 use crate::cli::yaml::{element, indented, quoted};
 
 /// Which of Istio's proxies limit.
@@ -51,7 +51,7 @@ impl Mesh {
 }
 
 /// Two EnvoyFilters: the filter, and the actions on every virtual host.
-pub(crate) fn documents(plan: &Plan, mesh: &Mesh) -> [String; 2] {
+pub(crate) fn documents(plan: &GatewayPlan, mesh: &Mesh) -> [String; 2] {
     let cluster = format!("outbound|{}||{}", mesh.port, mesh.host);
     let context = mesh.context.word();
     let of_filter = format!(
@@ -106,12 +106,14 @@ spec:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::generate::envoy::Service;
+    use crate::cli::generate::envoy::ServiceTarget;
 
     #[test]
     fn whatever_host_can_be_given_is_an_authority_that_http_takes() {
         for typed in ["tidegate.tidegate.svc.cluster.local:8081", "127.0.0.1:8081", "[::1]:8081", "a_b:1"] {
-            let Ok(Service::Tcp { host, port }) = Service::read(typed) else { panic!("{typed} is an address") };
+            let Ok(ServiceTarget::Tcp { host, port }) = ServiceTarget::read(typed) else {
+                panic!("{typed} is an address")
+            };
             let (context, selector) = (Context::Gateway, BTreeMap::new());
             let mesh = Mesh { name: "n".into(), namespace: "n".into(), context, selector, host, port };
             let authority = mesh.authority();

@@ -14,9 +14,9 @@ use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::cli::generate::envoy::{Around, Service};
+use crate::cli::generate::envoy::{Around, ServiceTarget};
 use crate::cli::generate::istio::{Context, Mesh};
-use crate::cli::generate::plan::{Plan, Wishes};
+use crate::cli::generate::plan::{GatewayPlan, Wishes};
 use crate::cli::generate::source::ValueSource;
 use crate::cli::yaml::{in_comment, read};
 use crate::cli::{Exit, Output, explain};
@@ -88,8 +88,8 @@ pub struct EnvoyFlags {
     pub plan: PlanFlags,
 
     /// Where Envoy reaches the service, as HOST:PORT or unix:/PATH
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = Service::read)]
-    pub service: Service,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = ServiceTarget::read)]
+    pub service: ServiceTarget,
 
     /// Print a whole bootstrap that runs, not only the parts that belong into one
     #[arg(long)]
@@ -104,9 +104,9 @@ pub struct EnvoyFlags {
     pub trusted_hops: u32,
 
     /// Where the bootstrap's requests go
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = Service::read)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = ServiceTarget::read)]
     #[arg(requires = "bootstrap")]
-    pub upstream: Service,
+    pub upstream: ServiceTarget,
 }
 
 #[derive(Args, Debug)]
@@ -120,8 +120,8 @@ pub struct IstioFlags {
 
     /// The service in the mesh, as HOST:PORT
     #[arg(long, value_name = "ADDRESS", default_value = "tidegate.tidegate.svc.cluster.local:8081")]
-    #[arg(value_parser = Service::read)]
-    pub service: Service,
+    #[arg(value_parser = ServiceTarget::read)]
+    pub service: ServiceTarget,
 
     /// How the EnvoyFilters are named, with -filter and -actions behind it
     #[arg(long, default_value = "tidegate")]
@@ -163,7 +163,7 @@ pub fn run(flags: &GenFlags) -> anyhow::Result<Exit> {
     }
 }
 
-fn plan(flags: &PlanFlags) -> anyhow::Result<Plan> {
+fn plan(flags: &PlanFlags) -> anyhow::Result<GatewayPlan> {
     let ruleset = explain::load(&flags.rules)?;
     let domain = explain::domain(&ruleset, &flags.domain)?;
     let mut sources = BTreeMap::new();
@@ -173,14 +173,14 @@ fn plan(flags: &PlanFlags) -> anyhow::Result<Plan> {
         }
     }
     let wishes = Wishes { sources, timeout: flags.timeout, failure_mode_deny: flags.failure_mode_deny };
-    Plan::new(domain, wishes).map_err(|errors| {
+    GatewayPlan::new(domain, wishes).map_err(|errors| {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
         anyhow!("nothing was generated\n  {}", lines.join("\n  "))
     })
 }
 
 fn mesh(flags: &IstioFlags) -> anyhow::Result<Mesh> {
-    let Service::Tcp { host, port } = flags.service.clone() else {
+    let ServiceTarget::Tcp { host, port } = flags.service.clone() else {
         bail!("Istio's proxies reach the service through the mesh: write --service HOST:PORT");
     };
     let mut selector: BTreeMap<String, String> = flags.selector.iter().cloned().collect();
@@ -198,7 +198,7 @@ fn mesh(flags: &IstioFlags) -> anyhow::Result<Mesh> {
     Ok(Mesh { name: flags.name.clone(), namespace, context: flags.context, selector, host, port })
 }
 
-fn print(flags: &PlanFlags, plan: &Plan, documents: &[String]) -> anyhow::Result<Exit> {
+fn print(flags: &PlanFlags, plan: &GatewayPlan, documents: &[String]) -> anyhow::Result<Exit> {
     let mut out = std::io::stdout().lock();
     match flags.output {
         Output::Text => write!(out, "{}\n{}", preface(plan), documents.join("---\n"))?,
@@ -216,7 +216,7 @@ fn print(flags: &PlanFlags, plan: &Plan, documents: &[String]) -> anyhow::Result
 }
 
 /// What the reader should know before using it.
-fn preface(plan: &Plan) -> String {
+fn preface(plan: &GatewayPlan) -> String {
     let domain = in_comment(&plan.domain);
     let mut text = format!("# What Envoy sends for the rules of the domain {domain}, and where it takes it from:\n");
     let width = plan.sources.keys().map(String::len).max().unwrap_or(0);

@@ -12,7 +12,7 @@ use crate::rules::Domain;
 use crate::rules::limit::Limit;
 use crate::rules::policy::{OnOutage, Scope};
 use crate::rules::problem::FilePosition;
-use crate::rules::reachable::{Expect, Expected, expected};
+use crate::rules::reachable::{Expect, ReachingEntries, expected};
 
 /// Envoy's own default, which covers the 10 ms that the service waits for Redis.
 const TIMEOUT: Duration = Duration::from_millis(20);
@@ -39,7 +39,7 @@ pub struct Descriptor {
 
 /// What to configure, and why.
 #[derive(Debug)]
-pub struct Plan {
+pub struct GatewayPlan {
     pub domain: String,
     /// In the order of the rules.
     pub descriptors: Vec<Descriptor>,
@@ -71,8 +71,8 @@ pub enum PlanError {
     UnusedMap(String),
 }
 
-impl Plan {
-    pub fn new(domain: &Domain, wishes: Wishes) -> Result<Plan, Vec<PlanError>> {
+impl GatewayPlan {
+    pub fn new(domain: &Domain, wishes: Wishes) -> Result<GatewayPlan, Vec<PlanError>> {
         let expected = expected(domain);
         let mut errors = Vec::new();
         if expected.is_empty() {
@@ -107,12 +107,12 @@ impl Plan {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let has = |it: &&Expected<'_>, holds: fn(&Limit) -> bool| it.rule.limits().iter().any(holds);
+        let has = |it: &&ReachingEntries<'_>, holds: fn(&Limit) -> bool| it.rule.limits().iter().any(holds);
         let is_strict = expected.iter().any(|it| has(&it, |limit| limit.policy.scope == Some(Scope::Strict)));
         let denying = expected.iter().filter(|it| has(it, |limit| limit.policy.on_outage == OnOutage::Deny));
         let denying: Vec<String> = denying.map(|it| it.rule.id.to_string()).collect();
         let is_guess = |key: &&String| !wishes.sources.contains_key(*key) && ValueSource::is_guess(key);
-        Ok(Plan {
+        Ok(GatewayPlan {
             domain: domain.name.to_string(),
             descriptors,
             guessed: sources.keys().filter(is_guess).cloned().collect(),
@@ -124,14 +124,14 @@ impl Plan {
     }
 }
 
-fn has_key(expected: &Expected<'_>, wanted: &str) -> bool {
+fn has_key(expected: &ReachingEntries<'_>, wanted: &str) -> bool {
     expected.entries.iter().any(|(key, _)| *key == wanted)
 }
 
 /// What tells descriptors apart: rules that differ in values of the request only wait for the same one. A key without a
 /// source is an error of its own, elsewhere.
 fn entries(
-    expected: &Expected<'_>,
+    expected: &ReachingEntries<'_>,
     sources: &BTreeMap<String, ValueSource>,
 ) -> Result<Vec<(String, Option<String>)>, PlanError> {
     let entry = |(key, expect): &(&str, Expect<'_>)| match (sources.get(*key), expect) {
@@ -154,16 +154,16 @@ mod tests {
     use super::*;
     use crate::rules::{Options, RuleText as File, Ruleset};
 
-    fn plan(rules: &str, maps: &[&str]) -> Result<Plan, Vec<String>> {
+    fn plan(rules: &str, maps: &[&str]) -> Result<GatewayPlan, Vec<String>> {
         let text = format!("domain: d\ndescriptors:\n{rules}");
         let loaded = Ruleset::load(&[File { name: "f.yaml".into(), text }], &Options::default());
         let ruleset = loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems));
         let sources = maps.iter().map(|map| ValueSource::read(map).expect("it is good")).collect();
-        let plan = Plan::new(ruleset.domain("d").expect("it is there"), Wishes { sources, ..Wishes::default() });
+        let plan = GatewayPlan::new(ruleset.domain("d").expect("it is there"), Wishes { sources, ..Wishes::default() });
         plan.map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
-    fn keys(plan: &Plan) -> Vec<String> {
+    fn keys(plan: &GatewayPlan) -> Vec<String> {
         let entry = |(key, value): &(String, Option<String>)| match value {
             Some(value) => format!("{key}={value}"),
             None => key.clone(),

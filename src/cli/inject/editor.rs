@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::cli::inject::layout::{InsertionPoint, Kind, Style};
-use crate::cli::inject::workload::{Addition, Step, value_at};
+use crate::cli::inject::layout::{EditKind, InsertionPoint, Style};
+use crate::cli::inject::workload::{Addition, PathPart, value_at};
 use crate::cli::yaml::{element, indented, yaml};
 
 /// The text with the addition, after which the document is to say what is meant; `None` if there is no place for it.
@@ -19,7 +19,7 @@ pub(super) fn added(text: &str, addition: &Addition, meant: &Value) -> Option<St
     match addition {
         Addition::Field { at, key, value } => editor.with_field(document.at(at)?, key, value),
         Addition::Element { at, value, is_first } => {
-            let (Step::Key(name), above) = at.split_last()? else { return None };
+            let (PathPart::Key(name), above) = at.split_last()? else { return None };
             editor.with_element(document.at(above)?, name, value, *is_first, value_at(meant, at)?)
         }
     }
@@ -31,7 +31,7 @@ struct Editor<'a> {
 
 impl Editor<'_> {
     fn with_field(&self, map: &InsertionPoint, key: &str, value: &Value) -> Option<String> {
-        let Kind::Map(style, fields) = &map.kind else { return None };
+        let EditKind::Map(style, fields) = &map.kind else { return None };
         match (map.field(key), style) {
             // An empty list, or nothing after the colon.
             (Some((key, old)), style) => self.with_value(*style, key, old, value),
@@ -52,9 +52,9 @@ impl Editor<'_> {
         is_first: bool,
         meant: &Value,
     ) -> Option<String> {
-        let Kind::Map(outer, _) = &map.kind else { return None };
+        let EditKind::Map(outer, _) = &map.kind else { return None };
         let (key, list) = map.field(name)?;
-        let Kind::List(style, elements) = &list.kind else { return None };
+        let EditKind::List(style, elements) = &list.kind else { return None };
         let (first, last) = (&elements.first()?.span, &elements.last()?.span);
         match (style, outer) {
             (Style::Block(dash), _) => {
@@ -211,13 +211,13 @@ mod tests {
     }
 
     fn element_of_l(is_first: bool) -> Addition {
-        let at = vec![Step::Key("s"), Step::Key("l")];
+        let at = vec![PathPart::Key("s"), PathPart::Key("l")];
         Addition::Element { at, value: json!({"k": "b", "a": [1]}), is_first }
     }
 
     /// Adds `f`, or fills it where it is empty.
     fn assert_field(before: &str, after: &str) {
-        let at = vec![Step::Key("s")];
+        let at = vec![PathPart::Key("s")];
         assert_added(before, &Addition::Field { at, key: "f", value: json!([{"k": "b"}]) }, after);
     }
 
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn json_stays_json() {
         let json = json!({"s": {"a": 1, "e": []}});
-        let at = vec![Step::Key("s")];
+        let at = vec![PathPart::Key("s")];
         for key in ["e", "f"] {
             let addition = Addition::Field { at: at.clone(), key, value: json!([{"k": "b"}]) };
             let mut meant = json.clone();
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn what_an_alias_stands_for_is_not_touched() {
-        let addition = Addition::Field { at: vec![Step::Key("s")], key: "f", value: json!([1]) };
+        let addition = Addition::Field { at: vec![PathPart::Key("s")], key: "f", value: json!([1]) };
         assert_eq!(added("x: &x {a: 1}\ns: *x\n", &addition, &json!({})), None);
     }
 }

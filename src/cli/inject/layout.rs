@@ -8,18 +8,18 @@ use std::ops::Range;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput};
 
-use crate::cli::inject::workload::Step;
+use crate::cli::inject::workload::PathPart;
 use crate::rules::yaml::without_tabs_after_colons;
 
 /// A value, and the bytes of the text that it is written in.
 #[derive(Debug)]
 pub(super) struct InsertionPoint {
     pub span: Range<usize>,
-    pub kind: Kind,
+    pub kind: EditKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum EditKind {
     Scalar(String),
     /// What it stands for is written elsewhere.
     Alias,
@@ -49,18 +49,18 @@ impl InsertionPoint {
         }
     }
 
-    pub(super) fn at(&self, path: &[Step]) -> Option<&InsertionPoint> {
+    pub(super) fn at(&self, path: &[PathPart]) -> Option<&InsertionPoint> {
         path.iter().try_fold(self, |place, step| match (&place.kind, step) {
-            (_, Step::Key(name)) => place.field(name).map(|(_, value)| value),
-            (Kind::List(_, elements), Step::Index(index)) => elements.get(*index),
+            (_, PathPart::Key(name)) => place.field(name).map(|(_, value)| value),
+            (EditKind::List(_, elements), PathPart::Index(index)) => elements.get(*index),
             _ => None,
         })
     }
 
     /// The key and the value of a field; of fields with the same key, the last one counts.
     pub(super) fn field(&self, name: &str) -> Option<(&InsertionPoint, &InsertionPoint)> {
-        let Kind::Map(_, fields) = &self.kind else { return None };
-        let is_named = |key: &InsertionPoint| matches!(&key.kind, Kind::Scalar(text) if text == name);
+        let EditKind::Map(_, fields) = &self.kind else { return None };
+        let is_named = |key: &InsertionPoint| matches!(&key.kind, EditKind::Scalar(text) if text == name);
         fields.iter().rev().find(|(key, _)| is_named(key)).map(|(key, value)| (key, value))
     }
 }
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
     fn place(&mut self, event: Event<'a>, span: Span) -> Result<InsertionPoint, Stopped> {
         let (start, end) = (self.byte(span.start), self.byte(span.end));
         match event {
-            Event::Alias(_) => Ok(InsertionPoint { span: start..end, kind: Kind::Alias }),
+            Event::Alias(_) => Ok(InsertionPoint { span: start..end, kind: EditKind::Alias }),
             Event::Scalar(text, style, anchor, tag) => {
                 let is_unwritten = text.is_empty() && style == ScalarStyle::Plain && anchor == 0 && tag.is_none();
                 let span = match style {
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
                     ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => start..self.behind_quote(start),
                     ScalarStyle::Literal | ScalarStyle::Folded => self.block(start..end, &text),
                 };
-                Ok(InsertionPoint { span, kind: Kind::Scalar(text.into_owned()) })
+                Ok(InsertionPoint { span, kind: EditKind::Scalar(text.into_owned()) })
             }
             Event::SequenceStart(..) => self.list(start, end),
             Event::MappingStart(..) => self.map(start, end),
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
                 (Event::SequenceEnd, closed) => {
                     let last = elements.last().map_or(found, |last| last.span.end);
                     let (style, end) = self.style(self.dash(found), last, closed);
-                    return Ok(InsertionPoint { span: start..end, kind: Kind::List(style, elements) });
+                    return Ok(InsertionPoint { span: start..end, kind: EditKind::List(style, elements) });
                 }
                 (event, span) => elements.push(self.place(event, span)?),
             }
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
                 (Event::MappingEnd, closed) => {
                     let last = fields.last().map_or(found, |(_, value)| value.span.end);
                     let (style, end) = self.style(found, last, closed);
-                    return Ok(InsertionPoint { span: start..end, kind: Kind::Map(style, fields) });
+                    return Ok(InsertionPoint { span: start..end, kind: EditKind::Map(style, fields) });
                 }
                 (event, span) => {
                     let key = self.place(event, span)?;

@@ -31,7 +31,7 @@ pub(crate) struct ManifestError {
 
 /// Whether the comments are still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum Rewrite {
     InPlace,
     Anew,
 }
@@ -67,13 +67,13 @@ pub(crate) fn read(file: &str) -> Result<Vec<Manifest>, ManifestError> {
 
 impl Manifest {
     /// Makes the additions.
-    pub(crate) fn add(&mut self, additions: &[Addition]) -> Written {
+    pub(crate) fn add(&mut self, additions: &[Addition]) -> Rewrite {
         let edited = if self.is_merged { None } else { edited(&self.text, &self.value, additions) };
         let mut meant = self.value.clone();
         additions.iter().for_each(|addition| addition.apply(&mut meant));
         let (text, written) = match edited.filter(|text| says(text, &meant)) {
-            Some(text) => (text, Written::InPlace),
-            None => (yaml(&meant), Written::Anew),
+            Some(text) => (text, Rewrite::InPlace),
+            None => (yaml(&meant), Rewrite::Anew),
         };
         (self.text, self.value, self.is_merged) = (text, meant, false);
         written
@@ -99,7 +99,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::inject::workload::Step;
+    use crate::cli::inject::workload::PathPart;
 
     const FILE: &str = "\
 # The shop.
@@ -117,28 +117,28 @@ spec:
       hostAliases: []
 ";
 
-    fn field(at: &[Step], key: &'static str, value: Value) -> Addition {
+    fn field(at: &[PathPart], key: &'static str, value: Value) -> Addition {
         Addition::Field { at: at.to_vec(), key, value }
     }
 
-    const SPEC: [Step; 3] = [Step::Key("spec"), Step::Key("template"), Step::Key("spec")];
+    const SPEC: [PathPart; 3] = [PathPart::Key("spec"), PathPart::Key("template"), PathPart::Key("spec")];
 
     #[test]
     fn comments_and_order_stay_and_the_rest_looks_like_it() {
         let mut documents = read(FILE).unwrap();
         assert_eq!(documents.iter().map(|it| it.separator.as_str().len()).collect::<Vec<_>>(), [0, 4]);
-        let container = [&SPEC[..], &[Step::Key("containers"), Step::Index(0)]].concat();
+        let container = [&SPEC[..], &[PathPart::Key("containers"), PathPart::Index(0)]].concat();
         let additions = [
             field(&SPEC, "initContainers", json!([{"name": "tidegate", "args": ["--mode", "666"]}])),
             field(&SPEC, "volumes", json!([{"name": "v", "emptyDir": {}}])),
             field(&container, "volumeMounts", json!([{"name": "v"}])),
             Addition::Element {
-                at: [&container[..], &[Step::Key("ports")]].concat(),
+                at: [&container[..], &[PathPart::Key("ports")]].concat(),
                 value: json!({"containerPort": 1, "name": "1"}),
                 is_first: false,
             },
         ];
-        assert_eq!(documents[1].add(&additions), Written::InPlace);
+        assert_eq!(documents[1].add(&additions), Rewrite::InPlace);
         let text: String = documents.iter().map(|it| format!("{}{}", it.separator, it.text)).collect();
         let ports = "        ports:
         - containerPort: 8080
@@ -164,7 +164,7 @@ spec:
     fn what_the_editor_can_not_change_is_written_anew() {
         let mut documents =
             read("{\n  kind: Pod, # comment\n  spec: {containers: &c [\n   {name: a}]}, other: *c}\n").unwrap();
-        let at = [Step::Key("spec"), Step::Key("containers")];
+        let at = [PathPart::Key("spec"), PathPart::Key("containers")];
         let before = documents[0].value.clone();
         documents[0].add(&[Addition::Element { at: at.to_vec(), value: json!({"name": "b"}), is_first: false }]);
         assert_eq!(documents[0].value["spec"]["containers"], json!([{"name": "a"}, {"name": "b"}]));
@@ -180,9 +180,9 @@ spec:
         let file =
             "spec:\n  # These come first.\n  initContainers:\n  # Migrates.\n  - name: migrate # yes\n    image: m\n";
         let mut documents = read(file).unwrap();
-        let at = vec![Step::Key("spec"), Step::Key("initContainers")];
+        let at = vec![PathPart::Key("spec"), PathPart::Key("initContainers")];
         let first = Addition::Element { at, value: json!({"name": "t", "args": ["a"]}), is_first: true };
-        assert_eq!(documents[0].add(&[first]), Written::InPlace);
+        assert_eq!(documents[0].add(&[first]), Rewrite::InPlace);
         assert_eq!(documents[0].text, file.replace("  - name: m", "  - name: t\n    args:\n    - a\n  - name: m"));
     }
 
@@ -190,9 +190,9 @@ spec:
     fn what_is_merged_from_elsewhere_is_not_lost() {
         let file = "spec:\n  <<: &v\n    volumes:\n    - {name: keep, emptyDir: {}}\n  containers: []\n";
         let mut documents = read(file).unwrap();
-        let at = vec![Step::Key("spec"), Step::Key("volumes")];
+        let at = vec![PathPart::Key("spec"), PathPart::Key("volumes")];
         let more = Addition::Element { at, value: json!({"name": "more"}), is_first: false };
-        assert_eq!(documents[0].add(&[more]), Written::Anew);
+        assert_eq!(documents[0].add(&[more]), Rewrite::Anew);
         let volumes = json!([{"name": "keep", "emptyDir": {}}, {"name": "more"}]);
         assert_eq!(documents[0].value["spec"]["volumes"], volumes);
         assert!(says(&documents[0].text, &documents[0].value) && !documents[0].text.contains("<<"));

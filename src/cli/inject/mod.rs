@@ -14,7 +14,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::inject::manifest::{Manifest, Written};
+use crate::cli::inject::manifest::{Manifest, Rewrite};
 use crate::cli::inject::sidecar::{Mode, Sidecar};
 use crate::cli::inject::workload::Workload;
 use crate::cli::{Exit, Output};
@@ -141,8 +141,8 @@ fn inject(document: &mut Manifest, usual: &Sidecar) -> anyhow::Result<Vec<String
             continue;
         }
         reports.push(match document.add(&additions) {
-            Written::InPlace => format!("{title}: injected"),
-            Written::Anew => {
+            Rewrite::InPlace => format!("{title}: injected"),
+            Rewrite::Anew => {
                 format!("{title}: injected; its document had to be written anew, so that its comments are gone")
             }
         });

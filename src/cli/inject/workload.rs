@@ -12,7 +12,7 @@ use crate::cli::yaml::in_comment;
 
 /// On the way to a place in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum PathPart {
     Key(&'static str),
     Index(usize),
 }
@@ -21,9 +21,9 @@ pub(crate) enum Step {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Addition {
     /// A field that is not there, in the map at the path.
-    Field { at: Vec<Step>, key: &'static str, value: Value },
+    Field { at: Vec<PathPart>, key: &'static str, value: Value },
     /// One more element of the list at the path, behind the others or before them.
-    Element { at: Vec<Step>, value: Value, is_first: bool },
+    Element { at: Vec<PathPart>, value: Value, is_first: bool },
 }
 
 /// Why a document can't be changed.
@@ -57,9 +57,9 @@ pub(crate) struct Workload<'a> {
     name: String,
     document: &'a Value,
     /// Where the workload is in a list.
-    outer: Vec<Step>,
+    outer: Vec<PathPart>,
     /// Where the pod's spec is in the workload.
-    spec: Vec<Step>,
+    spec: Vec<PathPart>,
 }
 
 impl<'a> Workload<'a> {
@@ -70,12 +70,12 @@ impl<'a> Workload<'a> {
         found
     }
 
-    fn collect(outer: Vec<Step>, document: &'a Value, found: &mut Vec<Workload<'a>>) {
+    fn collect(outer: Vec<PathPart>, document: &'a Value, found: &mut Vec<Workload<'a>>) {
         let is_list = document.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"));
         match document.get("items").and_then(Value::as_array).filter(|_| is_list) {
             Some(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    let outer = [&outer[..], &[Step::Key("items"), Step::Index(index)]].concat();
+                    let outer = [&outer[..], &[PathPart::Key("items"), PathPart::Index(index)]].concat();
                     Workload::collect(outer, item, found);
                 }
             }
@@ -88,8 +88,8 @@ impl<'a> Workload<'a> {
         Workload::below(Vec::new(), document)
     }
 
-    fn below(outer: Vec<Step>, document: &'a Value) -> Option<Workload<'a>> {
-        use Step::Key;
+    fn below(outer: Vec<PathPart>, document: &'a Value) -> Option<Workload<'a>> {
+        use PathPart::Key;
         let kind = document.get("kind")?.as_str()?;
         let spec = match kind {
             "Pod" => vec![Key("spec")],
@@ -170,7 +170,7 @@ impl<'a> Workload<'a> {
             for (index, container) in list.iter().enumerate().filter(|(_, container)| !is_sidecar(container)) {
                 // Init containers that end do so before anybody listens, but for those that go on.
                 if field == "containers" || container.get("restartPolicy").and_then(Value::as_str) == Some("Always") {
-                    mounts.extend(self.mount([Step::Key(field), Step::Index(index)], container)?);
+                    mounts.extend(self.mount([PathPart::Key(field), PathPart::Index(index)], container)?);
                 }
             }
         }
@@ -180,7 +180,7 @@ impl<'a> Workload<'a> {
     }
 
     /// The socket in a container, if it is not there.
-    fn mount(&self, at: [Step; 2], container: &'a Value) -> Result<Vec<Addition>, WorkloadError> {
+    fn mount(&self, at: [PathPart; 2], container: &'a Value) -> Result<Vec<Addition>, WorkloadError> {
         let (kind, name) = (self.kind.to_owned(), self.name.clone());
         let Some(fields) = container.as_object() else { return Err(WorkloadError::NotAContainer { kind, name }) };
         if mounts_socket(container) {
@@ -223,7 +223,7 @@ impl<'a> Workload<'a> {
     /// Elements of a list below the pod's spec, with the list if it is not there or has nothing in it.
     fn added(
         &self,
-        below: &[Step],
+        below: &[PathPart],
         field: &'static str,
         there: &[Value],
         elements: Vec<Value>,
@@ -234,7 +234,7 @@ impl<'a> Workload<'a> {
             (true, _) => Vec::new(),
             (false, true) => vec![Addition::Field { at, key: field, value: Value::Array(elements) }],
             (false, false) => {
-                let list = [&at[..], &[Step::Key(field)]].concat();
+                let list = [&at[..], &[PathPart::Key(field)]].concat();
                 elements.into_iter().map(|value| Addition::Element { at: list.clone(), value, is_first }).collect()
             }
         }
@@ -256,10 +256,10 @@ fn mounts_socket(container: &Value) -> bool {
     mounts.into_iter().flatten().any(|mount| name_of(mount) == Some(SOCKET_VOLUME))
 }
 
-pub(crate) fn value_at<'a>(document: &'a Value, path: &[Step]) -> Option<&'a Value> {
+pub(crate) fn value_at<'a>(document: &'a Value, path: &[PathPart]) -> Option<&'a Value> {
     path.iter().try_fold(document, |value, step| match step {
-        Step::Key(key) => value.get(key),
-        Step::Index(index) => value.get(index),
+        PathPart::Key(key) => value.get(key),
+        PathPart::Index(index) => value.get(index),
     })
 }
 
@@ -268,8 +268,8 @@ impl Addition {
     pub(crate) fn apply(&self, document: &mut Value) {
         let (Addition::Field { at, .. } | Addition::Element { at, .. }) = self;
         let place = at.iter().try_fold(document, |value, step| match step {
-            Step::Key(key) => value.get_mut(key),
-            Step::Index(index) => value.get_mut(index),
+            PathPart::Key(key) => value.get_mut(key),
+            PathPart::Index(index) => value.get_mut(index),
         });
         match (place, self) {
             (Some(Value::Object(fields)), Addition::Field { key, value, .. }) => {
@@ -288,9 +288,9 @@ impl Addition {
             Addition::Field { at, key, value } => (at, *key, value),
             Addition::Element { at, value, is_first } => (at, if *is_first { "0" } else { "-" }, value),
         };
-        let step = |step: &Step| match step {
-            Step::Key(key) => format!("/{key}"),
-            Step::Index(index) => format!("/{index}"),
+        let step = |step: &PathPart| match step {
+            PathPart::Key(key) => format!("/{key}"),
+            PathPart::Index(index) => format!("/{index}"),
         };
         let path = at.iter().map(step).collect::<String>();
         serde_json::json!({"op": "add", "path": format!("{path}/{last}"), "value": value})
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn an_addition_is_a_step_of_a_patch() {
-        let at = vec![Step::Key("spec"), Step::Key("containers"), Step::Index(1)];
+        let at = vec![PathPart::Key("spec"), PathPart::Key("containers"), PathPart::Index(1)];
         let patch = |path: &str| json!({"op": "add", "path": path, "value": [1]});
         let field = Addition::Field { at: at.clone(), key: "ports", value: json!([1]) };
         assert_eq!(field.to_patch(), patch("/spec/containers/1/ports"));

@@ -11,11 +11,11 @@ use crate::cli::status::report::time;
 
 /// What `/stats` says about the exchange between regions.
 #[derive(Debug, Deserialize)]
-pub(super) struct Global {
+pub(super) struct GlobalReport {
     region: String,
     mysql: Mysql,
-    regions: Vec<Seen>,
-    turns: BTreeMap<String, Turn>,
+    regions: Vec<RegionSeen>,
+    turns: BTreeMap<String, TurnReport>,
     published_rows: u64,
     refused_rows: u64,
     imported_rows: u64,
@@ -29,18 +29,18 @@ pub(super) struct Global {
 #[derive(Debug, Deserialize)]
 struct Mysql {
     address: String,
-    last_error: Option<LastError>,
+    last_error: Option<LastErrorReport>,
 }
 
 #[derive(Debug, Deserialize)]
-struct LastError {
+struct LastErrorReport {
     turn: String,
     text: String,
     at_s: u64,
 }
 
 #[derive(Debug, Deserialize)]
-struct Seen {
+struct RegionSeen {
     name: String,
     /// `None`: it has told nothing yet.
     changed_ago_ms: Option<u64>,
@@ -48,7 +48,7 @@ struct Seen {
 }
 
 #[derive(Debug, Deserialize)]
-struct Turn {
+struct TurnReport {
     is_open: bool,
     opened: u64,
     succeeded: Option<u64>,
@@ -56,7 +56,7 @@ struct Turn {
     succeeded_ago_s: Option<f64>,
 }
 
-impl Global {
+impl GlobalReport {
     pub(super) fn problems(&self) -> Vec<String> {
         let why = self.mysql.last_error.as_ref().map_or("it does not answer", |error| &error.text);
         let mut problems = Vec::new();
@@ -80,10 +80,10 @@ impl Global {
     }
 
     pub(super) fn print(&self, out: &mut impl Write, now_s: u64) -> io::Result<()> {
-        let (told, silent): (Vec<&Seen>, Vec<&Seen>) =
+        let (told, silent): (Vec<&RegionSeen>, Vec<&RegionSeen>) =
             self.regions.iter().partition(|seen| seen.changed_ago_ms.is_some());
         writeln!(out, "  regions   {} configured, this one is {}", self.configured(), self.region)?;
-        let ago = |seen: &&Seen| {
+        let ago = |seen: &&RegionSeen| {
             let ago = Duration::from_secs(seen.changed_ago_ms.unwrap_or_default() / 1000);
             format!("{} ({} ago)", seen.name, humantime::format_duration(ago))
         };
@@ -101,12 +101,12 @@ impl Global {
             format!("p99 within {} when it arrives", millis(Duration::from_secs_f64(us / 1e6)))
         });
         writeln!(out, "  news      {age}")?;
-        let Global { published_rows, refused_rows, imported_rows, rows_last_import, .. } = self;
+        let GlobalReport { published_rows, refused_rows, imported_rows, rows_last_import, .. } = self;
         writeln!(
             out,
             "  rows      {published_rows} published, {refused_rows} refused, {imported_rows} imported, {rows_last_import} at the last import"
         )?;
-        let Global { contested_keys, created_keys, waiting_keys, .. } = self;
+        let GlobalReport { contested_keys, created_keys, waiting_keys, .. } = self;
         writeln!(
             out,
             "  contested {contested_keys} keys that other regions count too; {created_keys} made by imports, {waiting_keys} wait to be published"
@@ -123,7 +123,7 @@ fn listed(names: impl Iterator<Item = String>) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-impl Turn {
+impl TurnReport {
     fn describe(&self) -> String {
         let last = match self.succeeded_ago_s {
             Some(ago_s) => format!("last success {} ago", millis(Duration::from_secs_f64(ago_s.max(0.0)))),
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn exchange(publish: Value, regions: Value) -> Global {
+    fn exchange(publish: Value, regions: Value) -> GlobalReport {
         let document = json!({
             "region": "eu",
             "mysql": {"address": "db:3306/tidegate", "last_error": {"turn": "publish", "text": "it was closed", "reason": "x", "at_s": 90}},
@@ -156,7 +156,7 @@ mod tests {
             "published_rows": 12, "refused_rows": 1, "imported_rows": 40, "rows_last_import": 2, "created_keys": 3,
             "contested_keys": 4, "waiting_keys": 0, "imported_age_p99_us": 1_048_576.0,
         });
-        Global::deserialize(&document).unwrap()
+        GlobalReport::deserialize(&document).unwrap()
     }
 
     fn good() -> Value {

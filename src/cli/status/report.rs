@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cli::check::plural;
 use crate::cli::latency::millis;
 use crate::cli::status::layers::Layer;
-use crate::cli::status::regions::Global;
+use crate::cli::status::regions::GlobalReport;
 
 /// The part of `/stats` that is shown.
 #[derive(Debug, Deserialize)]
@@ -18,20 +18,20 @@ pub(super) struct Stats {
     version: String,
     now_s: u64,
     uptime_s: u64,
-    config: Config,
+    config: ConfigReport,
     keys: Keys,
     requests: Requests,
     /// The widest first; none if nothing is shared.
     #[serde(default)]
     layers: Vec<Layer>,
     /// `None`: counts are not shared.
-    regional: Option<Regional>,
+    regional: Option<RegionalReport>,
     /// `None`: counts stay in the region.
-    global: Option<Global>,
+    global: Option<GlobalReport>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Config {
+struct ConfigReport {
     generation: u64,
     domains: usize,
     rules: usize,
@@ -57,13 +57,13 @@ struct Requests {
 }
 
 #[derive(Debug, Deserialize)]
-struct Regional {
+struct RegionalReport {
     process: String,
     live_processes: u64,
-    redis: Redis,
-    breakers: BTreeMap<String, Breaker>,
+    redis: RedisReport,
+    breakers: BTreeMap<String, BreakerReport>,
     decisions: Decisions,
-    calls: BTreeMap<String, Calls>,
+    calls: BTreeMap<String, CallReport>,
     pending_hits: u64,
     lost_hits: u64,
     heals: u64,
@@ -72,22 +72,22 @@ struct Regional {
 }
 
 #[derive(Debug, Deserialize)]
-struct Redis {
+struct RedisReport {
     address: String,
     connected_since_s: Option<u64>,
     is_doubted: bool,
     connections: u64,
-    last_error: Option<LastError>,
+    last_error: Option<LastErrorReport>,
 }
 
 #[derive(Debug, Deserialize)]
-struct LastError {
+struct LastErrorReport {
     text: String,
     at_s: u64,
 }
 
 #[derive(Debug, Deserialize)]
-struct Breaker {
+struct BreakerReport {
     is_open: bool,
     opened: u64,
 }
@@ -105,7 +105,7 @@ struct Decisions {
 
 /// Of one operation. Times are bounds of the histogram's buckets, which double; `None` is beyond the last of them.
 #[derive(Debug, Deserialize)]
-struct Calls {
+struct CallReport {
     answered: u64,
     failed: u64,
     p50_us: Option<f64>,
@@ -130,8 +130,8 @@ impl Stats {
             ));
         }
         problems.extend(self.layers.iter().filter_map(Layer::problem));
-        problems.extend(self.regional.iter().flat_map(Regional::problems));
-        problems.extend(self.global.iter().flat_map(Global::problems));
+        problems.extend(self.regional.iter().flat_map(RegionalReport::problems));
+        problems.extend(self.global.iter().flat_map(GlobalReport::problems));
         problems
     }
 
@@ -163,7 +163,7 @@ impl Stats {
     }
 
     fn rules(&self) -> String {
-        let Config { generation, domains, rules, loaded_at_s, .. } = self.config;
+        let ConfigReport { generation, domains, rules, loaded_at_s, .. } = self.config;
         match loaded_at_s {
             Some(at_s) => format!(
                 "{} in {}, generation {generation}, loaded {} ago",
@@ -185,7 +185,7 @@ impl Requests {
     }
 }
 
-impl Regional {
+impl RegionalReport {
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let redis = &self.redis;
@@ -210,7 +210,7 @@ impl Regional {
             more => format!("{more} live processes"),
         };
         writeln!(out, "  region    {live}, this one is {}", self.process)?;
-        let Redis { address, connected_since_s, is_doubted, connections, last_error } = &self.redis;
+        let RedisReport { address, connected_since_s, is_doubted, connections, last_error } = &self.redis;
         let connected = match connected_since_s {
             Some(since_s) if *is_doubted => {
                 format!("connected for {}, but another connection is sought", ago(*since_s))
@@ -228,7 +228,7 @@ impl Regional {
         });
         writeln!(out, "  breakers  {}", breakers.collect::<Vec<_>>().join(", "))?;
         writeln!(out, "  decided   {}", self.decisions.describe())?;
-        let Regional { pending_hits, lost_hits, lag_s, heals, .. } = self;
+        let RegionalReport { pending_hits, lost_hits, lag_s, heals, .. } = self;
         writeln!(
             out,
             "  pending   {pending_hits} hits, behind for {}",
@@ -262,9 +262,9 @@ impl Decisions {
     }
 }
 
-impl Calls {
+impl CallReport {
     fn describe(&self) -> String {
-        let Calls { answered, failed, p50_us, p99_us } = self;
+        let CallReport { answered, failed, p50_us, p99_us } = self;
         let within = |bound_us: &Option<f64>| match bound_us {
             Some(us) => format!("within {}", millis(Duration::from_secs_f64(us / 1e6))),
             None => "above 1 s".into(),
@@ -354,10 +354,10 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   region    3 live processes, this one is 00000000000000ab
   redis     redis:6379, connected for 16m 40s; 2 connections made
   breakers  checks closed (opened 1 times), replays closed (opened 0 times)
-  decided   98.5 % from memory, 1.0 % by Redis, 0.5 % by on_outage, of 1000
+  decided   98.5 % from memory, 1.0 % by RedisReport, 0.5 % by on_outage, of 1000
   pending   12 hits, behind for 31.00 ms
   lost      0 hits; all counts were told again 1 times
-  clock     that of Redis is 2 ms behind
+  clock     that of RedisReport is 2 ms behind
   beat      4 answered, 0 failed; p50 within 0.26 ms, p99 above 1 s
   check     10 answered, 1 failed; p50 within 0.51 ms, p99 within 1.02 ms
   replay    0 answered, 0 failed
@@ -380,9 +380,9 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
         let expected = "\
 degraded: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   problem   the last rules were refused with 1 error: /config/status and tidegate check name every one
-  problem   no connection to Redis at redis:6379, so on_outage decides: it was closed
-  problem   the breaker of checks is open, Redis does not answer: on_outage of each rule decides
-  problem   the breaker of replays is open, Redis does not answer: the other processes do not hear of what is admitted here
+  problem   no connection to RedisReport at redis:6379, so on_outage decides: it was closed
+  problem   the breaker of checks is open, RedisReport does not answer: on_outage of each rule decides
+  problem   the breaker of replays is open, RedisReport does not answer: the other processes do not hear of what is admitted here
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("  error     10s ago: it was closed\n"), "{text}");

@@ -26,9 +26,9 @@ use crate::cli::inject::sidecar::Sidecar;
 use crate::cli::webhook::review::Review;
 use crate::observe::logging;
 use crate::observe::logging::{LogFormat, LogLevel};
-use crate::server::drain::{self, Phase};
+use crate::server::drain::{self, DrainPhase};
 use crate::server::http::{respond, serve_tls};
-use crate::server::tls::Tls;
+use crate::server::tls::ServerTls;
 use crate::server::tls::settings::{PairNames, TlsSettings};
 
 /// The API server sends a pod and what it was before; pods are at most some 1.5 MiB.
@@ -69,7 +69,7 @@ pub(crate) fn run(flags: &WebhookFlags) -> anyhow::Result<Exit> {
 }
 
 async fn serve(flags: &WebhookFlags) -> anyhow::Result<()> {
-    let tls = Tls::start(TlsSettings {
+    let tls = ServerTls::start(TlsSettings {
         certificate: flags.tls_cert.clone(),
         key: flags.tls_key.clone(),
         clients: None,
@@ -92,7 +92,7 @@ async fn serve(flags: &WebhookFlags) -> anyhow::Result<()> {
             ended = &mut serving => return Ok(ended?),
         }
     }
-    drainer.enter(Phase::Closing);
+    drainer.enter(DrainPhase::Closing);
     let _ = timeout(DRAIN_TIMEOUT, serving).await;
     Ok(())
 }

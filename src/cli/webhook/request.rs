@@ -33,7 +33,7 @@ pub(super) struct AdmissionRequest {
     #[serde(default)]
     name: String,
     namespace: Option<String>,
-    pub operation: Operation,
+    pub operation: ReviewOperation,
     user_info: UserInfo,
     object: Option<Object>,
     old_object: Option<Object>,
@@ -52,7 +52,7 @@ pub(super) struct GroupVersionKind {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub(super) enum Operation {
+pub(super) enum ReviewOperation {
     Create,
     Update,
     Delete,

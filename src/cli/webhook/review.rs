@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::cli::inject::annotations;
 use crate::cli::inject::sidecar::Sidecar;
 use crate::cli::inject::workload::{Addition, Workload};
-use crate::cli::webhook::request::{AdmissionRequest, AdmissionReview, GroupVersionKind, Operation};
+use crate::cli::webhook::request::{AdmissionRequest, AdmissionReview, GroupVersionKind, ReviewOperation};
 
 const KIND: &str = "AdmissionReview";
 const API_VERSION: &str = "admission.k8s.io/v1";
@@ -88,9 +88,9 @@ fn can_be_changed(request: &AdmissionRequest) -> bool {
     let is_whole = request.sub_resource.as_deref().unwrap_or_default().is_empty();
     is_whole
         && match request.operation {
-            Operation::Create => true,
-            Operation::Update => !matches!(request.kind.kind.as_str(), "Pod" | "Job"),
-            Operation::Delete | Operation::Connect => false,
+            ReviewOperation::Create => true,
+            ReviewOperation::Update => !matches!(request.kind.kind.as_str(), "Pod" | "Job"),
+            ReviewOperation::Delete | ReviewOperation::Connect => false,
         }
 }
 

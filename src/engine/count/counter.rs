@@ -5,7 +5,7 @@
 use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
 use crate::engine::count::gcra::{Bucket, Rate};
 use crate::engine::count::signed;
-use crate::engine::count::window::{Cells, Weighing};
+use crate::engine::count::window::{Cells, PreviousWeight};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
@@ -31,12 +31,12 @@ pub(crate) fn rate(terms: &Terms) -> Rate {
     Rate { limit: terms.limit, window_ms: terms.window_ms, burst: terms.burst }
 }
 
-pub(crate) fn weighing(terms: &Terms) -> Weighing {
+pub(crate) fn weighing(terms: &Terms) -> PreviousWeight {
     match terms.algorithm {
-        Algorithm::FixedWindow => Weighing::Fixed,
-        Algorithm::SlidingWindow => Weighing::Sliding,
+        Algorithm::FixedWindow => PreviousWeight::Fixed,
+        Algorithm::SlidingWindow => PreviousWeight::Sliding,
         // These count in cells of their own, which have no weight.
-        Algorithm::ExactWindow | Algorithm::Gcra => Weighing::Sliding,
+        Algorithm::ExactWindow | Algorithm::Gcra => PreviousWeight::Sliding,
     }
 }
 
@@ -145,8 +145,8 @@ impl Counter {
     /// Cells that a decision takes into account.
     pub(crate) fn cells_that_count(&self, terms: &Terms) -> usize {
         match (self, weighing(terms)) {
-            (Counter::Windowed(_), Weighing::Sliding) => 2,
-            (Counter::Windowed(_), Weighing::Fixed) | (Counter::Gcra(_), _) => 1,
+            (Counter::Windowed(_), PreviousWeight::Sliding) => 2,
+            (Counter::Windowed(_), PreviousWeight::Fixed) | (Counter::Gcra(_), _) => 1,
             (Counter::Exact(_), _) => EXACT_CELLS,
         }
     }

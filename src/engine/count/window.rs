@@ -46,7 +46,7 @@ pub(crate) struct Cells {
 
 /// Whether the previous window still weighs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weighing {
+pub(crate) enum PreviousWeight {
     Sliding,
     Fixed,
 }
@@ -87,11 +87,11 @@ impl Cells {
 
     /// What counts against the limit at a time within the current window.
     #[inline]
-    pub(crate) fn effective(&self, now_ms: u64, window_ms: u64, weighing: Weighing) -> u64 {
+    pub(crate) fn effective(&self, now_ms: u64, window_ms: u64, weighing: PreviousWeight) -> u64 {
         let current = self.current.count();
         match weighing {
-            Weighing::Fixed => current,
-            Weighing::Sliding => {
+            PreviousWeight::Fixed => current,
+            PreviousWeight::Sliding => {
                 let previous = self.previous.count();
                 if previous == 0 {
                     return current;
@@ -107,7 +107,7 @@ impl Cells {
         &self,
         now_ms: u64,
         window_ms: u64,
-        weighing: Weighing,
+        weighing: PreviousWeight,
         limit: u64,
         hits: u64,
     ) -> Option<u64> {
@@ -117,9 +117,9 @@ impl Cells {
         let next_ms = start_ms + window_ms;
         let (current, previous) = (self.current.count(), self.previous.count());
         match weighing {
-            Weighing::Fixed if current <= room => Some(now_ms),
-            Weighing::Fixed => Some(next_ms),
-            Weighing::Sliding => {
+            PreviousWeight::Fixed if current <= room => Some(now_ms),
+            PreviousWeight::Fixed => Some(next_ms),
+            PreviousWeight::Sliding => {
                 let in_this_window = room
                     .checked_sub(current)
                     .map(|room| start_ms + fades_to(previous, room, window_ms))
@@ -140,9 +140,9 @@ impl Cells {
     }
 
     /// Takes from the current window, then from the previous one; the excess, which it says, is lost.
-    pub(crate) fn refund(&mut self, hits: u64, weighing: Weighing) -> u64 {
+    pub(crate) fn refund(&mut self, hits: u64, weighing: PreviousWeight) -> u64 {
         let rest = self.current.refund(hits);
-        if weighing == Weighing::Sliding { self.previous.refund(rest) } else { rest }
+        if weighing == PreviousWeight::Sliding { self.previous.refund(rest) } else { rest }
     }
 
     /// From here on the cells say nothing any more.
@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn the_previous_window_fades() {
-        let effective = |elapsed_ms| cells(5, 10).effective(100 * WINDOW_MS + elapsed_ms, WINDOW_MS, Weighing::Sliding);
+        let effective =
+            |elapsed_ms| cells(5, 10).effective(100 * WINDOW_MS + elapsed_ms, WINDOW_MS, PreviousWeight::Sliding);
         assert_eq!(effective(0), 15);
         assert_eq!(effective(30_000), 10);
         assert_eq!(effective(59_400), 5);
@@ -217,9 +218,9 @@ mod tests {
     #[test]
     fn refunds_take_from_the_current_window_first_and_are_never_banked() {
         let mut key = cells(5, 10);
-        key.refund(8, Weighing::Sliding);
+        key.refund(8, PreviousWeight::Sliding);
         assert_eq!((key.current.count(), key.previous.count()), (0, 7));
-        key.refund(100, Weighing::Sliding);
+        key.refund(100, PreviousWeight::Sliding);
         key.add(1);
         assert_eq!((key.current.count(), key.previous.count()), (1, 0));
     }
@@ -228,9 +229,9 @@ mod tests {
     fn a_full_counter_is_not_emptied_by_refunds() {
         for start in [0, 5, u64::MAX - 5] {
             let mut key = cells(start, 0);
-            key.refund(start, Weighing::Sliding);
+            key.refund(start, PreviousWeight::Sliding);
             key.add(u64::MAX);
-            key.refund(u64::MAX, Weighing::Sliding);
+            key.refund(u64::MAX, PreviousWeight::Sliding);
             key.add(10);
             assert!(start == 0 || key.current.count() >= 10, "{key:?}");
             assert!(key.current.count() > 0, "{key:?}");
@@ -249,7 +250,7 @@ mod tests {
             fixed in any::<bool>(),
         ) {
             let window_ms = 3000;
-            let weighing = if fixed { Weighing::Fixed } else { Weighing::Sliding };
+            let weighing = if fixed { PreviousWeight::Fixed } else { PreviousWeight::Sliding };
             let key = Cells { sequence: 7, ..cells(current, previous) };
             let now_ms = 7 * window_ms + elapsed_ms;
             let admitted = |at_ms: u64| {
@@ -268,8 +269,8 @@ mod tests {
             let window_ms = 31_622_400_000;
             let key = Cells { sequence: 60, ..cells(current, previous) };
             let now_ms = 60 * window_ms + elapsed_ms;
-            key.effective(now_ms, window_ms, Weighing::Sliding);
-            key.admits_at(now_ms, window_ms, Weighing::Sliding, limit.into(), hits);
+            key.effective(now_ms, window_ms, PreviousWeight::Sliding);
+            key.admits_at(now_ms, window_ms, PreviousWeight::Sliding, limit.into(), hits);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One key of a request, what is asked of it, and how its hits are charged.
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::consult::Cause;
+use crate::engine::decide::store_views::Cause;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::key::Key;
 use crate::engine::reach::{Enforcement, Reach};
@@ -12,7 +12,7 @@ use crate::rules::policy::{Class, OnOutage, Scope};
 
 /// How the hits of a check are charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Charging {
+pub enum ChargeMode {
     /// With the rest of the request, if it is admitted.
     Together,
     /// Whatever the verdict, over the limit too.
@@ -29,7 +29,7 @@ pub struct Check<'a> {
     pub terms: Terms,
     /// May be 0: then it is only asked how the key stands.
     pub hits: u64,
-    pub charging: Charging,
+    pub charging: ChargeMode,
     /// Into the groups: the descriptor that this limit belongs to.
     pub group: usize,
     /// Which of its rule's limits this is; 0 for a request override.
@@ -56,7 +56,7 @@ impl<'a> Check<'a> {
             key,
             terms,
             hits: 1,
-            charging: Charging::Together,
+            charging: ChargeMode::Together,
             group: 0,
             limit_index: 0,
             reach: Reach::Process,

@@ -5,9 +5,9 @@
 
 use crate::engine::decide::Case;
 use crate::engine::decide::allowance::Headroom;
-use crate::engine::decide::check::{Charging, Check};
-use crate::engine::decide::consult::{Asking, Cause};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::question::Why;
+use crate::engine::decide::store_views::{Cause, StoreAccess};
 use crate::engine::decide::turn::{CheckTurn, KeyCounts};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::reach::{Reach, Store};
@@ -49,7 +49,7 @@ impl Case<'_> {
         // Nobody shares it, so memory decides.
         let Some(store) = turn.check.reach.store() else { return Decider::AT_LEISURE };
         match self.decider_without_overload(store, turn, verdict, counts) {
-            Decider::Asks(_) if matches!(self.consult.asking(turn.check), Some(Asking::Never(Cause::Overload))) => {
+            Decider::Asks(_) if matches!(self.views.asking(turn.check), Some(StoreAccess::Never(Cause::Overload))) => {
                 Decider::Without(Cause::Overload)
             }
             decider => decider,
@@ -65,27 +65,31 @@ impl Case<'_> {
         counts: &mut KeyCounts<'_>,
     ) -> Decider {
         let check = turn.check;
-        if turn.is_quiet || check.charging == Charging::Refund {
+        if turn.is_quiet || check.charging == ChargeMode::Refund {
             return Decider::AT_LEISURE;
         }
-        let view = self.consult.of(store);
+        let view = self.views.of(store);
         match view.asking(check.reach) {
-            Asking::Answered(_) => return Decider::AT_LEISURE,
-            Asking::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
+            StoreAccess::Answered(_) => return Decider::AT_LEISURE,
+            StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
             // What is charged whatever happens needs no leave, but the owner should hear of it at once.
-            Asking::Allowed | Asking::Never(Cause::Overload)
-                if matches!(check.reach, Reach::Strict(_)) && check.charging == Charging::Always && check.hits > 0 =>
+            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
+                if matches!(check.reach, Reach::Strict(_))
+                    && check.charging == ChargeMode::Always
+                    && check.hits > 0 =>
             {
                 return Decider::Memory { urgent_at: 1 };
             }
-            Asking::Allowed | Asking::Never(Cause::Overload) if verdict.is_over => return Decider::AT_LEISURE,
-            Asking::Allowed | Asking::Never(Cause::Overload) => {}
+            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) if verdict.is_over => {
+                return Decider::AT_LEISURE;
+            }
+            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) => {}
         }
         let Reach::Region { slack_permille } = check.reach else { return Decider::Asks(Why::Strict) };
         let Some(part) = counts.part.as_deref_mut() else { return Decider::Asks(Why::Cold) };
         part.follow(counts.counter);
-        let mono_ms = self.consult.mono_ms;
-        let is_together = check.charging == Charging::Together && check.hits > 0;
+        let mono_ms = self.views.mono_ms;
+        let is_together = check.charging == ChargeMode::Together && check.hits > 0;
         if is_together && let Some(wait_ms) = part.paused_for_ms(check.hits, mono_ms) {
             return Decider::Paused { wait_ms };
         }

@@ -7,7 +7,7 @@
 
 use parking_lot::MutexGuard;
 
-use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::spot::Spot;
 use crate::engine::decide::turn::CheckTurn;
@@ -28,8 +28,8 @@ impl Case<'_> {
     /// Decides at most `N` checks. False if one of them is special: then nothing is charged, and the outcome means
     /// nothing. `ALONE`: nobody shares the counts, as in [`Case::decide_one`].
     pub(super) fn decide_few<const N: usize, const ALONE: bool>(&self, outcome: &mut Outcome) -> bool {
-        let Case { table, checks, consult, .. } = *self;
-        if !ALONE && consult.answers().next().is_some() {
+        let Case { table, checks, views, .. } = *self;
+        if !ALONE && views.answers().next().is_some() {
             return false;
         }
         let mut guards: Guards<'_, N> = [const { None }; N];
@@ -57,7 +57,7 @@ impl Case<'_> {
         for (index, check) in checks.iter().enumerate() {
             let Some(FoundKey { spot, urgent_at }) = &mut held[index % N] else { return false };
             spot.charge(table, check, false, *urgent_at, 0);
-            spot.tell_others(table, check, false, consult);
+            spot.tell_others(table, check, false, views);
         }
         true
     }
@@ -65,7 +65,7 @@ impl Case<'_> {
     /// Goes on from where a check is over: the groups say what is charged.
     #[cold]
     fn charge_some(&self, held: &mut [Option<FoundKey<'_>>], outcome: &mut Outcome) -> bool {
-        let Case { table, checks, now_ms, consult, .. } = *self;
+        let Case { table, checks, now_ms, views, .. } = *self;
         let over = self.groups_over(&outcome.verdicts);
         let is_over = !self.is_shadow && self.is_denied(&over);
         outcome.is_over = is_over;
@@ -82,7 +82,7 @@ impl Case<'_> {
                 verdict.reset_ms = spot.reset_ms(check, now_ms);
             }
             verdict.conclude(check, if is_charged { check.hits } else { 0 }, 0);
-            spot.tell_others(table, check, verdict.is_over, consult);
+            spot.tell_others(table, check, verdict.is_over, views);
         }
         true
     }
@@ -103,7 +103,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     // In the high half the shard's number, in the low half the check's.
     let mut order = [u64::MAX; N];
     for (index, check) in checks.iter().enumerate() {
-        if check.charging != Charging::Together || check.hits == 0 {
+        if check.charging != ChargeMode::Together || check.hits == 0 {
             return false;
         }
         let hash = table.hash(&check.key);

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::engine::count::counter::Counter;
 use crate::engine::count::signed;
-use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::question::Why;
@@ -44,7 +44,7 @@ impl Case<'_> {
         let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
         seen.extend(self.checks.iter().map(|check| CheckState::new(self.table, check)));
         let is_crowded = lock_all(self.table, &mut seen, &mut guards);
-        let is_answered = self.consult.answers().next().is_some();
+        let is_answered = self.views.answers().next().is_some();
         let (guards, seen) = (&mut guards[..], &mut seen[..]);
         for (seen, check) in seen.iter_mut().zip(self.checks) {
             seen.slot = guards[seen.guard as usize].find(&check.key, seen.hash);
@@ -123,7 +123,7 @@ impl LockedCase<'_, '_> {
     fn look_at_all(&mut self, verdicts: &mut SmallVec<[Verdict; 4]>) {
         for (index, check) in self.case.checks.iter().enumerate() {
             let verdict = self.look(index);
-            let is_waiting = check.charging == Charging::Together && (!verdict.is_over || self.case.is_quiet(check));
+            let is_waiting = check.charging == ChargeMode::Together && (!verdict.is_over || self.case.is_quiet(check));
             if let Some(sums) = self.twin_sums.as_mut().filter(|_| is_waiting && !self.seen[index].is_charged) {
                 sums.wait(index, check.hits);
             }
@@ -134,12 +134,12 @@ impl LockedCase<'_, '_> {
     /// Reads a key and applies what does not wait for the verdict.
     #[inline]
     fn look(&mut self, index: usize) -> Verdict {
-        let Case { table, checks, consult, .. } = *self.case;
+        let Case { table, checks, views, .. } = *self.case;
         let check = &checks[index];
         let is_quiet = self.case.is_quiet(check);
         steps::count();
         let twins = self.twins(index);
-        let is_given_back = check.charging == Charging::Refund && !consult.is_again && self.twin_sums.is_some();
+        let is_given_back = check.charging == ChargeMode::Refund && !views.is_again && self.twin_sums.is_some();
         let before = if is_given_back { self.available(index) } else { 0 };
         let seen = &mut self.seen[index];
         seen.twins = twins;
@@ -162,7 +162,7 @@ impl LockedCase<'_, '_> {
         if self.is_answered && !is_quiet {
             self.settle(index, &mut verdict);
         }
-        if check.charging != Charging::Together && !consult.is_again && check.hits > 0 {
+        if check.charging != ChargeMode::Together && !views.is_again && check.hits > 0 {
             self.charge_now(index, &mut verdict);
         }
         verdict
@@ -181,12 +181,12 @@ impl LockedCase<'_, '_> {
     #[inline]
     fn counted(&self, index: usize) -> i64 {
         let Check { charging, hits, .. } = self.case.checks[index];
-        let consult = self.case.consult;
+        let views = self.case.views;
         match charging {
-            Charging::Together if self.seen[index].is_charged => signed(hits),
-            Charging::Always if consult.is_again => signed(hits),
-            Charging::Refund if consult.is_again => -given_back(consult.given_back, index),
-            Charging::Together | Charging::Always | Charging::Refund => 0,
+            ChargeMode::Together if self.seen[index].is_charged => signed(hits),
+            ChargeMode::Always if views.is_again => signed(hits),
+            ChargeMode::Refund if views.is_again => -given_back(views.given_back, index),
+            ChargeMode::Together | ChargeMode::Always | ChargeMode::Refund => 0,
         }
     }
 
@@ -199,7 +199,7 @@ impl LockedCase<'_, '_> {
             let CheckState { hash, guard, .. } = self.seen[index];
             self.seen[index].slot = self.guards[guard as usize].find(&check.key, hash);
         }
-        let (counted, is_refund) = (self.counted(index), check.charging == Charging::Refund);
+        let (counted, is_refund) = (self.counted(index), check.charging == ChargeMode::Refund);
         match &mut self.twin_sums {
             Some(sums) => sums.look(index, counted, is_refund),
             None => Twins { waiting: 0, counted: if is_refund { 0 } else { counted } },
@@ -225,12 +225,12 @@ impl LockedCase<'_, '_> {
             let is_charged = is_charging && case.is_charged(&case.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
             let charged = match check.charging {
-                Charging::Together if !is_charged => 0,
-                Charging::Together => {
+                ChargeMode::Together if !is_charged => 0,
+                ChargeMode::Together => {
                     self.charge(index, verdict);
                     check.hits
                 }
-                Charging::Always | Charging::Refund => check.hits,
+                ChargeMode::Always | ChargeMode::Refund => check.hits,
             };
             let waiting = if outcome.is_over { 0 } else { self.seen[index].twins.waiting };
             verdict.conclude(check, charged, waiting);
@@ -318,7 +318,7 @@ impl LockedCase<'_, '_> {
         let CheckState { guard, slot, shard, .. } = self.seen[index];
         if let Some(slot) = slot {
             let mut spot = Spot::new::<false>(&mut self.guards[guard as usize], shard, slot);
-            spot.tell_others(self.case.table, &self.case.checks[index], is_over, self.case.consult);
+            spot.tell_others(self.case.table, &self.case.checks[index], is_over, self.case.views);
         }
     }
 }

@@ -13,7 +13,6 @@
 
 mod allowance;
 mod check;
-mod consult;
 mod decider;
 mod fast;
 mod general;
@@ -23,16 +22,17 @@ mod outage;
 mod question;
 mod settlement;
 mod spot;
+mod store_views;
 mod turn;
 mod twins;
 mod verdict;
 
 use smallvec::SmallVec;
 
-pub use crate::engine::decide::check::{Charging, Check};
-pub use crate::engine::decide::consult::{Asking, Cause, CheckAnswer, Consult, StoreAnswer, StoreView};
+pub use crate::engine::decide::check::{ChargeMode, Check};
 pub use crate::engine::decide::given_back::GivenBack;
 pub use crate::engine::decide::question::{Question, Why};
+pub use crate::engine::decide::store_views::{Cause, CheckAnswer, StoreAccess, StoreAnswer, StoreView, StoreViews};
 pub use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::quota::QuotaRule;
 pub use crate::engine::reach::{Reach, Store};
@@ -78,7 +78,7 @@ pub struct Case<'a> {
     /// The global mode in which nothing is denied and everything is charged.
     pub is_shadow: bool,
     pub now_ms: u64,
-    pub consult: &'a Consult<'a>,
+    pub views: &'a StoreViews<'a>,
 }
 
 impl Case<'_> {
@@ -87,7 +87,7 @@ impl Case<'_> {
         let is_alone = !self.table.is_shared() && self.checks.iter().all(|check| check.reach == Reach::Process);
         match self.checks {
             [check] if is_alone => self.decide_one::<true>(check),
-            [check] if self.consult.answer_to(check).is_none() => self.decide_one::<false>(check),
+            [check] if self.views.answer_to(check).is_none() => self.decide_one::<false>(check),
             _ => self.decide_several(is_alone),
         }
     }

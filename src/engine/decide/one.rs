@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::engine::count::signed;
-use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::question::{Question, is_judged};
 use crate::engine::decide::spot::{Spot, insert, is_kept};
@@ -19,12 +19,12 @@ impl Case<'_> {
     /// `ALONE`: nobody shares the counts. It is known when this is compiled, so that what only matters to counts that are
     /// shared is left out, which is half of the instructions.
     pub(super) fn decide_one<const ALONE: bool>(&self, check: &Check<'_>) -> Outcome {
-        let (table, consult, group) = (self.table, self.consult, &self.groups[check.group]);
+        let (table, views, group) = (self.table, self.views, &self.groups[check.group]);
         let hash = table.hash(&check.key);
         let number = table.shard_of(hash);
         let is_quiet = self.is_shadow || group.is_shadow;
         // A count that nobody shares is looked at once.
-        let is_in_count = !ALONE && consult.is_again && check.charging == Charging::Always;
+        let is_in_count = !ALONE && views.is_again && check.charging == ChargeMode::Always;
         let counted = if is_in_count { signed(check.hits) } else { 0 };
         let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };
         let mut shard = table.lock(number);
@@ -43,8 +43,8 @@ impl Case<'_> {
             Decider::Asks(_) | Decider::Memory { .. } | Decider::Paused { .. } | Decider::Without(_) => None,
         };
         let is_charged = match check.charging {
-            Charging::Together => asks.is_none() && !is_over && self.is_charged(group, verdict.is_over),
-            Charging::Always | Charging::Refund => !consult.is_again,
+            ChargeMode::Together => asks.is_none() && !is_over && self.is_charged(group, verdict.is_over),
+            ChargeMode::Always | ChargeMode::Refund => !views.is_again,
         };
         let is_counted = is_charged && check.hits > 0;
         let at = match known {
@@ -62,10 +62,10 @@ impl Case<'_> {
                     spot.wait_longer(&mut verdict, check, check.hits, self.now_ms);
                 }
             }
-            spot.tell_others(table, check, verdict.is_over, consult);
+            spot.tell_others(table, check, verdict.is_over, views);
         }
         drop(shard);
-        let charged = if is_charged || check.charging != Charging::Together { check.hits } else { 0 };
+        let charged = if is_charged || check.charging != ChargeMode::Together { check.hits } else { 0 };
         verdict.conclude(check, charged, 0);
         let mut questions = SmallVec::new();
         if let Some(why) = asks {

@@ -7,7 +7,7 @@ use crate::engine::count::counter::{Counter, rate, window_end_ms};
 use crate::engine::count::gcra::Bucket;
 use crate::engine::count::{fits, signed};
 use crate::engine::decide::Case;
-use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::turn::{CheckTurn, KeyCounts};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::table::foreign::View;
@@ -77,8 +77,8 @@ impl OutageDecision<'_> {
     /// What the store denied a moment ago, it would deny again.
     fn recall_pause(&self, counts: &mut KeyCounts<'_>, verdict: &mut Verdict) {
         let check = self.turn.check;
-        let is_together = check.charging == Charging::Together && check.hits > 0;
-        let Some(wait_ms) = counts.paused_for_ms(check.hits, self.case.consult.mono_ms) else { return };
+        let is_together = check.charging == ChargeMode::Together && check.hits > 0;
+        let Some(wait_ms) = counts.paused_for_ms(check.hits, self.case.views.mono_ms) else { return };
         if is_together {
             verdict.is_over = true;
             verdict.wait_for(counts.view(check), &check.terms, self.turn.needed(), self.case.now_ms);
@@ -138,7 +138,7 @@ impl OutageDecision<'_> {
     /// Hits that other processes are taken to have admitted when this one has: a bucket does not know who filled it, so
     /// only this keeps the processes together within its rate.
     pub(super) fn assumed(check: &Check<'_>, live: u32) -> u64 {
-        let is_shared = check.on_outage == OnOutage::Share && check.charging != Charging::Refund;
+        let is_shared = check.on_outage == OnOutage::Share && check.charging != ChargeMode::Refund;
         if check.terms.algorithm.is_bucket() && is_shared {
             check.hits.saturating_mul(u64::from(live.max(1)) - 1)
         } else {

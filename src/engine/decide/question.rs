@@ -3,9 +3,9 @@
 use smallvec::SmallVec;
 
 use crate::engine::count::signed;
-use crate::engine::decide::check::{Charging, Check};
-use crate::engine::decide::consult::Asking;
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::general::{CheckState, LockedCase, given_back};
+use crate::engine::decide::store_views::StoreAccess;
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::decide::{Case, GroupsOver};
 use crate::engine::reach::{Reach, Store};
@@ -41,15 +41,15 @@ pub struct Question {
 
 /// Hits that may be refused, so that the store is asked whether they fit.
 pub(super) fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
-    check.charging == Charging::Together && !is_quiet && check.reach != Reach::Process
+    check.charging == ChargeMode::Together && !is_quiet && check.reach != Reach::Process
 }
 
 impl LockedCase<'_, '_> {
     /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
     pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
-        let Case { checks, groups, consult, is_shadow, .. } = *self.case;
+        let Case { checks, groups, views, is_shadow, .. } = *self.case;
         // A store that has charged has decided: no other is asked.
-        if consult.is_charged() {
+        if views.is_charged() {
             return SmallVec::new();
         }
         let asks = |store: Store| {
@@ -84,7 +84,7 @@ impl LockedCase<'_, '_> {
         let check = &self.case.checks[index];
         let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
         // What its policy has decided, nobody is asked about.
-        if let Some(Asking::Never(_)) = self.case.consult.asking(check) {
+        if let Some(StoreAccess::Never(_)) = self.case.views.asking(check) {
             return None;
         }
         let counted_after = counted_after.get(index).copied().unwrap_or(0);
@@ -98,20 +98,20 @@ impl LockedCase<'_, '_> {
 
     /// For each check what [`Question::counted_after`] says; empty if all keys are different.
     fn counted_after(&self) -> Vec<i64> {
-        let Case { checks, consult, .. } = *self.case;
+        let Case { checks, views, .. } = *self.case;
         let Some(sums) = &self.twin_sums else { return Vec::new() };
-        let given_back = |index| match consult.is_again {
-            true => given_back(consult.given_back, index),
+        let given_back = |index| match views.is_again {
+            true => given_back(views.given_back, index),
             false => given_back(self.given_back.as_deref(), index),
         };
         let by_now = |index: usize| match checks[index].charging {
-            Charging::Together => 0,
-            Charging::Always => signed(checks[index].hits),
-            Charging::Refund => -given_back(index),
+            ChargeMode::Together => 0,
+            ChargeMode::Always => signed(checks[index].hits),
+            ChargeMode::Refund => -given_back(index),
         };
         let unasked = |index: usize| {
             let check = &checks[index];
-            if check.charging == Charging::Together && self.case.is_quiet(check) { check.hits } else { 0 }
+            if check.charging == ChargeMode::Together && self.case.is_quiet(check) { check.hits } else { 0 }
         };
         sums.after(by_now, unasked)
     }

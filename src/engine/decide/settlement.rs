@@ -3,9 +3,9 @@
 use smallvec::SmallVec;
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::check::Charging;
-use crate::engine::decide::consult::CheckAnswer;
+use crate::engine::decide::check::ChargeMode;
 use crate::engine::decide::general::{CheckState, LockedCase};
+use crate::engine::decide::store_views::CheckAnswer;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
@@ -17,10 +17,10 @@ impl LockedCase<'_, '_> {
     /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
     #[cold]
     pub(super) fn find_charged(&mut self) {
-        let Case { checks, groups, consult, .. } = *self.case;
+        let Case { checks, groups, views, .. } = *self.case;
         let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
         for (index, check) in checks.iter().enumerate() {
-            let answer = consult.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
+            let answer = views.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
             let answer = answer.map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
             self.seen[index].is_charged = answer == CheckAnswer::Fits;
             over[check.group] |= answer == CheckAnswer::Over;
@@ -32,29 +32,29 @@ impl LockedCase<'_, '_> {
 
     /// Whether the request is denied: by the store that decides it, otherwise by what is known here and elsewhere.
     pub(super) fn is_denied(&self, verdicts: &[Verdict], over: &GroupsOver) -> bool {
-        let Case { checks, groups, consult, .. } = *self.case;
-        if self.is_answered && consult.answers().any(|answer| !answer.is_admitted) {
+        let Case { checks, groups, views, .. } = *self.case;
+        if self.is_answered && views.answers().any(|answer| !answer.is_admitted) {
             return true;
         }
-        if !self.is_answered || !consult.is_charged() {
+        if !self.is_answered || !views.is_charged() {
             return self.case.is_denied(over);
         }
         // The store does not know of those that it was only told about.
         checks.iter().zip(verdicts).any(|(check, verdict)| {
             let Group { is_shadow, is_quota } = groups[check.group];
-            verdict.is_over && check.charging == Charging::Always && !is_shadow && !is_quota
+            verdict.is_over && check.charging == ChargeMode::Always && !is_shadow && !is_quota
         })
     }
 
     /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
     pub(super) fn settle(&mut self, index: usize, verdict: &mut Verdict) {
-        let Case { checks, groups, now_ms, consult, .. } = *self.case;
+        let Case { checks, groups, now_ms, views, .. } = *self.case;
         let check = &checks[index];
-        if check.charging != Charging::Together {
+        if check.charging != ChargeMode::Together {
             return;
         }
-        let answer = consult.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-        let is_charged = consult.is_charged();
+        let answer = views.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
+        let is_charged = views.is_charged();
         if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
             return;
         }
@@ -89,7 +89,7 @@ impl LockedCase<'_, '_> {
             None => KeyCounts { counter: &mut fresh, part: None },
         };
         verdict.wait_for(counts.view(check), &check.terms, twins.needed(check), now_ms);
-        let paused_ms = counts.paused_for_ms(check.hits, consult.mono_ms);
+        let paused_ms = counts.paused_for_ms(check.hits, views.mono_ms);
         verdict.reset_ms = verdict.reset_ms.max(paused_ms.unwrap_or(0)).max(1);
     }
 }

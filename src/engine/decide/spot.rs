@@ -1,8 +1,8 @@
 //! A locked key during a decision: marks it as used, charges it, and queues it for its store and for other regions.
 
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::check::{Charging, Check};
-use crate::engine::decide::consult::Consult;
+use crate::engine::decide::check::{ChargeMode, Check};
+use crate::engine::decide::store_views::StoreViews;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
@@ -54,7 +54,7 @@ impl<'s> Spot<'s> {
                 if self.slot.counter.is_divided() {
                     table.weigh(self.slot, self.part.as_deref());
                 }
-                if let Some(part) = self.part.as_deref_mut().filter(|_| check.charging != Charging::Refund) {
+                if let Some(part) = self.part.as_deref_mut().filter(|_| check.charging != ChargeMode::Refund) {
                     part.accept(self.slot.counter.sequence(), check.hits);
                 }
             }
@@ -68,7 +68,7 @@ impl<'s> Spot<'s> {
         part.follow(counter);
         let missing = count(counter, check, is_counted);
         let mut is_urgent = false;
-        if check.charging == Charging::Refund {
+        if check.charging == ChargeMode::Refund {
             part.refund(check.hits, missing);
         } else {
             if assumed > 0
@@ -110,7 +110,7 @@ impl<'s> Spot<'s> {
     /// What the decision means for others: regions that should know of the count, and the origin, which is asked about a
     /// key that denies about once a second, in the background.
     #[inline(always)]
-    pub(super) fn tell_others(&mut self, table: &Table, check: &Check<'_>, is_over: bool, consult: &Consult<'_>) {
+    pub(super) fn tell_others(&mut self, table: &Table, check: &Check<'_>, is_over: bool, views: &StoreViews<'_>) {
         let Some(part) = self.part.as_deref_mut() else { return };
         let (shard, at) = (self.shard, self.at);
         table.note(shard, at, self.slot, part);
@@ -118,7 +118,7 @@ impl<'s> Spot<'s> {
             table.seek(shard, at, self.slot, part);
         }
         let is_regional = check.reach != Reach::Process;
-        if is_over && is_regional && part.is_second_old(consult.mono_ms) && !part.is_wanted() {
+        if is_over && is_regional && part.is_second_old(views.mono_ms) && !part.is_wanted() {
             part.want();
             table.enqueue(shard, at, part, false);
         }
@@ -130,9 +130,9 @@ impl<'s> Spot<'s> {
 #[inline(always)]
 fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
     match check.charging {
-        Charging::Refund => return counter.refund(&check.terms, check.hits),
-        Charging::Together | Charging::Always if is_counted => {}
-        Charging::Together | Charging::Always => counter.add(&check.terms, check.hits),
+        ChargeMode::Refund => return counter.refund(&check.terms, check.hits),
+        ChargeMode::Together | ChargeMode::Always if is_counted => {}
+        ChargeMode::Together | ChargeMode::Always => counter.add(&check.terms, check.hits),
     }
     0
 }
@@ -152,7 +152,7 @@ fn touch_part(
     if has_changed {
         part.resume();
     }
-    if part.ask() {
+    if part.mark_asked() {
         table.count_asked();
     }
     if !check.is_global() && part.foreign().is_some() {
@@ -160,13 +160,13 @@ fn touch_part(
     }
     if part.is_sensitive() != check.is_sensitive {
         part.set_sensitive(check.is_sensitive);
-        table.hide(number, at, slot, part);
+        table.queue_digested(number, at, slot, part);
     }
 }
 
 /// A refund leaves no key behind, unless the origin has to hear of it.
 pub(super) fn is_kept(table: &Table, check: &Check<'_>) -> bool {
-    check.charging != Charging::Refund || (table.is_shared() && check.reach != Reach::Process)
+    check.charging != ChargeMode::Refund || (table.is_shared() && check.reach != Reach::Process)
 }
 
 pub(super) fn insert(
@@ -181,7 +181,7 @@ pub(super) fn insert(
     let (store, is_global) = (reach.store().unwrap_or(Store::Origin), check.is_global());
     // With its hits, so that the table knows a key that is over its limit from the start.
     let mut counter = Counter::new(&terms, now_ms);
-    if check.charging != Charging::Refund {
+    if check.charging != ChargeMode::Refund {
         counter.add(&terms, check.hits);
     }
     table.insert(shard, pinned, NewKey { key, hash, terms, counter, store, is_sensitive, is_global }, now_ms)

@@ -3,7 +3,7 @@
 use crate::engine::count::counter::Counter;
 use crate::engine::count::fits;
 use crate::engine::decide::Case;
-use crate::engine::decide::check::{Charging, Check};
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::outage::OutageDecision;
 use crate::engine::decide::twins::Twins;
@@ -97,7 +97,7 @@ impl Case<'_> {
 
     /// Processes that share a check's count, as its store last told.
     fn live(&self, check: &Check<'_>) -> u32 {
-        check.reach.store().map_or(1, |store| self.consult.of(store).live)
+        check.reach.store().map_or(1, |store| self.views.of(store).live)
     }
 
     /// Hits that other processes are taken to have admitted along with this check's.
@@ -114,7 +114,7 @@ impl Case<'_> {
     fn judge(&self, turn: &CheckTurn<'_>, mut view: View<'_>) -> Verdict {
         let (twins, now_ms) = (turn.twins, self.now_ms);
         let Check { terms, charging, .. } = turn.check;
-        if *charging == Charging::Refund {
+        if *charging == ChargeMode::Refund {
             let (available, reset_ms) = self.refunded(turn, view);
             return Verdict::within(available, reset_ms);
         }
@@ -136,7 +136,7 @@ impl Case<'_> {
         let Check { terms, hits, .. } = turn.check;
         view.look(terms, now_ms);
         let mut refunded = view.counter.clone();
-        if !self.consult.is_again {
+        if !self.views.is_again {
             refunded.refund(terms, *hits);
         }
         let mut refunded = View { counter: &mut refunded, ..view };

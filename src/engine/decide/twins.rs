@@ -49,7 +49,7 @@ impl Twins {
 
 /// The checks on one key, while a request is looked at from the first to the last.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct TwinTally {
     /// Hits of earlier checks that wait for the verdict.
     waiting: u64,
     /// Of this check's and those to come, what is in the count.
@@ -62,7 +62,7 @@ pub(super) struct TwinSums {
     /// For each check the first one with its key, often itself.
     first: Vec<u32>,
     /// By that first one.
-    tallies: Vec<Tally>,
+    tallies: Vec<TwinTally>,
 }
 
 impl TwinSums {
@@ -93,11 +93,11 @@ impl TwinSums {
                 }
             }
         }
-        let tallies = vec![Tally::default(); checks.len()];
+        let tallies = vec![TwinTally::default(); checks.len()];
         Some(TwinSums { first, tallies })
     }
 
-    fn tally(&mut self, check: usize) -> &mut Tally {
+    fn tally(&mut self, check: usize) -> &mut TwinTally {
         &mut self.tallies[self.first[check] as usize]
     }
 

@@ -1,9 +1,9 @@
 //! What a check came to, and what that rests on.
 
 use crate::engine::count::counter::window_end_ms;
-use crate::engine::decide::check::{Charging, Check};
-use crate::engine::decide::consult::Cause;
+use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::outage::retry_after_outage;
+use crate::engine::decide::store_views::Cause;
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::View;
 use crate::rules::limit::Terms;
@@ -54,7 +54,7 @@ impl Verdict {
     #[inline(always)]
     pub(super) fn conclude(&mut self, check: &Check<'_>, charged: u64, waiting: u64) {
         self.charged = charged;
-        let own = if check.charging == Charging::Refund { 0 } else { charged };
+        let own = if check.charging == ChargeMode::Refund { 0 } else { charged };
         let available = u64::try_from(self.available).unwrap_or(0);
         let left = if self.is_over { 0 } else { available.saturating_sub(waiting).saturating_sub(own) };
         self.remaining = u32::try_from(left).unwrap_or(u32::MAX);

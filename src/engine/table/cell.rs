@@ -103,12 +103,12 @@ pub struct CellState {
     /// Processes that hold the key.
     pub holders: u32,
     /// The level of a bucket, all zero for a window's cell.
-    pub level: Level,
+    pub level: BucketLevel,
 }
 
 /// The level of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
+pub struct BucketLevel {
     /// 0, unless the store's clock was set back: it does not drain until so much time has passed.
     pub ahead_ms: u64,
     /// Whole hits.

@@ -8,7 +8,7 @@
 use std::num::NonZeroU64;
 
 use crate::engine::count::counter::{Counter, Look};
-use crate::engine::count::window::{Cell, Cells, Weighing};
+use crate::engine::count::window::{Cell, Cells, PreviousWeight};
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
@@ -218,7 +218,7 @@ pub(super) struct PublishRule {
     pub limit: u32,
     /// How many regions there are.
     pub regions: u32,
-    pub weighing: Weighing,
+    pub weighing: PreviousWeight,
     /// Refunds that the origin has not answered for may still come to less.
     pub with_refunds: bool,
 }
@@ -249,7 +249,7 @@ impl PublishRule {
     pub(super) fn cells(&self, cells: &Cells, foreign: Option<&Foreign>) -> [Option<(u64, Counts)>; 2] {
         let of_cell = |cell: &Cell, sequence: u64| Some((sequence, self.of_cell(cell, sequence, foreign)?));
         let previous = match (self.weighing, cells.sequence.checked_sub(1)) {
-            (Weighing::Sliding, Some(before)) => of_cell(&cells.previous, before),
+            (PreviousWeight::Sliding, Some(before)) => of_cell(&cells.previous, before),
             _ => None,
         };
         [previous, of_cell(&cells.current, cells.sequence)]
@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn notable(limit: u32, regions: u32) -> PublishRule {
-        PublishRule { limit, regions, weighing: Weighing::Sliding, with_refunds: true }
+        PublishRule { limit, regions, weighing: PreviousWeight::Sliding, with_refunds: true }
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
     fn the_previous_window_is_published_too_unless_it_no_longer_weighs() {
         let late = notable(100, 3).cells(&cells(0, 60), None);
         assert_eq!(late, [Some((99, counts(60))), None]);
-        let fixed = PublishRule { weighing: Weighing::Fixed, ..notable(100, 3) };
+        let fixed = PublishRule { weighing: PreviousWeight::Fixed, ..notable(100, 3) };
         assert!(!fixed.is_any(&cells(0, 60), None));
     }
 }

@@ -191,12 +191,12 @@ impl<'t> ForeignLedger<'t> {
 
     /// Whether sensitive keys are new that have to be compared with what other regions told by digest.
     pub(crate) fn is_any_digested(&self) -> bool {
-        !self.table.hidden.is_empty()
+        !self.table.digested.is_empty()
     }
 
     /// The next sensitive key that is new and has to be compared with what other regions told by digest.
     pub(crate) fn next_digested(&self) -> Option<KeyAt> {
-        self.next_of(|| self.table.hidden.pop(), |_| true)
+        self.next_of(|| self.table.digested.pop(), |_| true)
     }
 
     /// A full read begins: until it ends, any key may lack counts of other regions.

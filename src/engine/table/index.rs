@@ -11,7 +11,7 @@ const SLOT_BITS: u32 = 11;
 const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 
 /// The part of a hash that the index uses: its home below, and above it what tells it from others that live there.
-pub(super) type Tag = u16;
+pub(super) type IndexTag = u16;
 
 /// Finds slots by hash.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Index {
 }
 
 /// Five bits of the hash above, the slot's number plus one below.
-fn word(tag: Tag, slot: u32) -> u16 {
+fn word(tag: IndexTag, slot: u32) -> u16 {
     (tag & !SLOT_MASK) | (slot as u16 + 1)
 }
 
@@ -29,7 +29,7 @@ fn slot_of(word: u16) -> u32 {
     u32::from(word & SLOT_MASK) - 1
 }
 
-fn home(tag: Tag) -> usize {
+fn home(tag: IndexTag) -> usize {
     usize::from(tag) % WORDS
 }
 
@@ -39,7 +39,7 @@ impl Index {
 
     /// The slot with this hash that `is_it` accepts.
     #[inline(always)]
-    pub(super) fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(super) fn find(&self, tag: IndexTag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let words = self.words.as_deref()?;
         let mut at = home(tag);
         loop {
@@ -55,7 +55,7 @@ impl Index {
     }
 
     /// Adds a slot that is not there yet.
-    pub(super) fn insert(&mut self, slot: u32, tag: Tag) {
+    pub(super) fn insert(&mut self, slot: u32, tag: IndexTag) {
         assert!((slot as usize) < Index::SLOTS_MAX, "a full index would be searched for ever");
         let words = self.words.get_or_insert_with(|| Box::new([0; WORDS]));
         let mut at = home(tag);
@@ -66,7 +66,7 @@ impl Index {
     }
 
     /// Removes a slot and closes the gap, so that lookups need no tombstones. `tag_of` knows the tag of every slot.
-    pub(super) fn remove(&mut self, slot: u32, tag_of: impl Fn(u32) -> Tag) {
+    pub(super) fn remove(&mut self, slot: u32, tag_of: impl Fn(u32) -> IndexTag) {
         let Some(words) = self.words.as_deref_mut() else { return };
         let wanted = word(tag_of(slot), slot);
         let mut gap = home(tag_of(slot));
@@ -109,7 +109,7 @@ mod tests {
         ) {
             let tag = |spread: u16| ((start + spread) & SLOT_MASK) | (spread << 13);
             let mut index = Index::default();
-            let mut model: BTreeMap<u32, Tag> = BTreeMap::new();
+            let mut model: BTreeMap<u32, IndexTag> = BTreeMap::new();
             let mut free: Vec<u32> = Vec::new();
             let mut slots = 0;
             for (insert, spread, which) in steps {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn it_is_found_when_there_is_room_for_no_other() {
         let mut index = Index::default();
-        let tag_of = |slot: u32| (slot.wrapping_mul(2_654_435_761) >> 16) as Tag;
+        let tag_of = |slot: u32| (slot.wrapping_mul(2_654_435_761) >> 16) as IndexTag;
         (0..Index::SLOTS_MAX as u32).for_each(|slot| index.insert(slot, tag_of(slot)));
         for slot in 0..Index::SLOTS_MAX as u32 {
             assert_eq!(index.find(tag_of(slot), |found| found == slot), Some(slot));

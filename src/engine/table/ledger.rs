@@ -11,8 +11,8 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::cell::{CellState, CellUpdate};
-use crate::engine::table::entry::Entry;
 use crate::engine::table::foreign::View;
+use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 
@@ -184,7 +184,7 @@ impl<'t> Ledger<'t> {
         let mut hits: u64 = 0;
         for _ in 0..queue.len() {
             let Some(at) = queue.pop() else { break };
-            let pending = |entry: Entry<'_>| entry.part.is_queued().then(|| entry.part.pending());
+            let pending = |entry: KeyEntry<'_>| entry.part.is_queued().then(|| entry.part.pending());
             let Some(pending) = self.table.with_at(at, pending).flatten() else { continue };
             hits = hits.saturating_add(pending);
             queue.push(at);
@@ -194,7 +194,7 @@ impl<'t> Ledger<'t> {
 
     /// What a check says about a key, whether it is here or not.
     pub(crate) fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
-        let known = |mut entry: Entry<'_>| {
+        let known = |mut entry: KeyEntry<'_>| {
             if entry.part.store() != self.store {
                 return None;
             }
@@ -214,7 +214,7 @@ impl<'t> Ledger<'t> {
 
     /// Whether requests of so many hits are denied without asking, because the store has just denied as many.
     pub(crate) fn is_paused(&self, key: &OwnedKey, hits: u64, now: Now) -> bool {
-        let is_paused = |entry: Entry<'_>| entry.part.paused_for_ms(hits, now.mono_ms()).is_some();
+        let is_paused = |entry: KeyEntry<'_>| entry.part.paused_for_ms(hits, now.mono_ms()).is_some();
         self.table.with_key(&key.as_key(), is_paused).unwrap_or(false)
     }
 
@@ -275,14 +275,14 @@ impl<'t> Ledger<'t> {
         key: &OwnedKey,
         terms: &Terms,
         now: Now,
-        work: impl FnOnce(&mut Entry<'_>) -> T,
+        work: impl FnOnce(&mut KeyEntry<'_>) -> T,
     ) -> Option<T> {
         let OwnedKey { is_sensitive, is_global, .. } = *key;
         let make = |hash: u64| {
             let counter = Counter::new(terms, now.wall_ms);
             NewKey { key: key.as_key(), hash, terms: *terms, counter, store: self.store, is_sensitive, is_global }
         };
-        let work = |mut entry: Entry<'_>, _| {
+        let work = |mut entry: KeyEntry<'_>, _| {
             if entry.part.store() != self.store {
                 return None;
             }
@@ -312,7 +312,7 @@ impl Iterator for UnsentKeys<'_> {
 }
 
 /// What to tell about a key that stood in the queue.
-fn take(mut entry: Entry<'_>, now: Now) -> Option<UnsentKey> {
+fn take(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
     if !entry.part.sync().dequeue() {
         return None;
     }

@@ -18,17 +18,17 @@
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
 pub mod cell;
-mod entry;
 pub mod foreign;
 pub mod foreign_ledger;
 mod index;
+mod key_entry;
 pub mod ledger;
-mod missing;
+mod missing_counts;
 mod own_counts;
 pub(in crate::engine) mod pinned;
 pub(in crate::engine) mod regional_part;
+mod send_state;
 mod shard;
-mod sync;
 pub mod weight;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::Foreign;
-use crate::engine::table::missing::Missing;
+use crate::engine::table::missing_counts::MissingCounts;
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 pub use crate::engine::table::shard::SlotRef;
@@ -133,9 +133,9 @@ pub struct Table {
     /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
     /// Sensitive keys that are new: they have to be compared with what other regions told by digest.
-    hidden: SegQueue<SlotRef>,
+    digested: SegQueue<SlotRef>,
     /// What other regions have told and is not here.
-    missing: Missing,
+    missing: MissingCounts,
     /// Keys that are here only because other regions have counted them.
     unasked: AtomicUsize,
     /// The second in which a search through all shards found nothing expired.
@@ -197,8 +197,8 @@ impl Table {
             grown: Default::default(),
             regions,
             noted: SegQueue::new(),
-            hidden: SegQueue::new(),
-            missing: Missing::default(),
+            digested: SegQueue::new(),
+            missing: MissingCounts::default(),
             unasked: AtomicUsize::new(0),
             nothing_due_s: AtomicU32::new(0),
         }
@@ -287,9 +287,9 @@ impl Table {
     }
 
     /// Has a key compared with what other regions told, if they know it only by a digest.
-    pub(in crate::engine) fn hide(&self, shard: u32, at: u32, slot: &Slot, part: &RegionalPart) {
+    pub(in crate::engine) fn queue_digested(&self, shard: u32, at: u32, slot: &Slot, part: &RegionalPart) {
         if slot.is_global && part.is_sensitive() {
-            self.hidden.push(SlotRef { shard, slot: at, generation: part.generation });
+            self.digested.push(SlotRef { shard, slot: at, generation: part.generation });
         }
     }
 
@@ -388,7 +388,7 @@ impl Table {
         self.made.fetch_add(shard.slots() - slots, Ordering::Relaxed);
         self.note_due(number, shard);
         if let (slot, Some(part)) = shard.both(at) {
-            self.hide(number, at, slot, part);
+            self.queue_digested(number, at, slot, part);
             part.set_unheard(slot.is_global && self.missing.is_any(now_ms));
         }
         Some(at)

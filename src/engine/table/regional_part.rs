@@ -16,7 +16,7 @@ use crate::engine::reach::Store;
 use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::foreign::{Counts, Foreign, PublishRule, View};
 use crate::engine::table::own_counts::{OwnCount, OwnCounts};
-use crate::engine::table::sync::Sync;
+use crate::engine::table::send_state::SendState;
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
@@ -102,7 +102,7 @@ pub(in crate::engine) struct RegionalPart {
     holders_grew_ms: u32,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
     pub(super) generation: u16,
-    sync: Sync,
+    sync: SendState,
     /// Stands in the queue of what other regions should know.
     is_noted: bool,
     is_failed: bool,
@@ -145,7 +145,7 @@ impl RegionalPart {
             holders: 0,
             holders_grew_ms: 0,
             generation,
-            sync: Sync::NEW,
+            sync: SendState::NEW,
             is_noted: false,
             is_failed: false,
             marks: 0,
@@ -187,7 +187,7 @@ impl RegionalPart {
 
     /// How far it is in telling its store.
     #[inline]
-    pub(in crate::engine) fn sync(&mut self) -> &mut Sync {
+    pub(in crate::engine) fn sync(&mut self) -> &mut SendState {
         &mut self.sync
     }
 
@@ -484,7 +484,7 @@ impl RegionalPart {
     }
 
     /// A request asks for the key. True if none has before, and only other regions had.
-    pub(crate) fn ask(&mut self) -> bool {
+    pub(crate) fn mark_asked(&mut self) -> bool {
         let is_unasked = self.marks & UNASKED != 0;
         self.marks &= !UNASKED;
         is_unasked

@@ -11,7 +11,7 @@ use crate::engine::count::window::{Cell, Cells};
 use crate::engine::key::{Key, StoredIdentifier};
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::{Foreign, View};
-use crate::engine::table::index::{Index, Tag};
+use crate::engine::table::index::{Index, IndexTag};
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::weight::{EvictionGoal, Weight};
@@ -167,7 +167,7 @@ pub(in crate::engine) struct Shard {
 #[derive(Debug)]
 struct Notes {
     /// Beside each slot: what the index knows it by.
-    tags: Vec<Tag>,
+    tags: Vec<IndexTag>,
     /// Beside each slot: when it may have expired, in whole seconds, rounded up. Too early if anything, because use moves
     /// the real time forward; a sweep that finds it passed looks at the slot and puts it right. So decisions never write here.
     /// Where the clock is set back, or a bucket given back, a key stays for as long as it would have otherwise.
@@ -325,7 +325,7 @@ impl Shard {
     /// Reserves room for all slots, and makes those of the first page. The first keys of shards take different ones of
     /// them: as every shard begins with a page, they would otherwise all compete for the same lines of the caches.
     #[cold]
-    fn open(&mut self, is_shared: bool, first: Tag) {
+    fn open(&mut self, is_shared: bool, first: IndexTag) {
         self.slots.reserve_exact(Index::SLOTS_MAX);
         self.slots.extend((0..PAGE_SLOTS).map(|_| Slot::EMPTY));
         if is_shared {
@@ -363,7 +363,7 @@ impl Shard {
         let bytes = std::mem::replace(slot, Slot::EMPTY).weight.bytes();
         let mut is_unasked = false;
         if let Some(part) = part {
-            is_unasked = part.ask();
+            is_unasked = part.mark_asked();
             let generation = part.generation.wrapping_add(1);
             *part = RegionalPart::new(&slot.counter, Store::Origin, generation, false, false);
         }
@@ -520,8 +520,8 @@ impl Shard {
 }
 
 /// The part of the hash that the index uses; another part chooses the shard.
-fn tag(hash: u64) -> Tag {
-    (hash >> 48) as Tag
+fn tag(hash: u64) -> IndexTag {
+    (hash >> 48) as IndexTag
 }
 
 /// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.

@@ -4,11 +4,11 @@
 use proptest::prelude::*;
 
 use crate::clock::Now;
-use crate::engine::decide::{Asking, Case, Check, Consult, Group, Reach, StoreView};
+use crate::engine::decide::{Case, Check, Group, Reach, StoreAccess, StoreView, StoreViews};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
-use crate::engine::table::cell::{CellShape, CellState, CellUpdate, Level};
+use crate::engine::table::cell::{BucketLevel, CellShape, CellState, CellUpdate};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;
@@ -80,8 +80,8 @@ fn tell(table: &Table, now_ms: u64) {
                 field: told.own,
                 holders: 2,
                 level: match told.shape {
-                    CellShape::Window(_) => Level::default(),
-                    CellShape::Bucket(bucket) => Level { whole: bucket.level, ..Level::default() },
+                    CellShape::Window(_) => BucketLevel::default(),
+                    CellShape::Bucket(bucket) => BucketLevel { whole: bucket.level, ..BucketLevel::default() },
                 },
                 ..CellState::default()
             };
@@ -123,8 +123,8 @@ proptest! {
         let table = || new().hashed_by(Random::new(seed).hasher());
         let (short, long) = (table(), table());
         let view = |may_ask: bool| match may_ask {
-            true => StoreView::new(2, Asking::Allowed),
-            false => Consult::ALONE.origin,
+            true => StoreView::new(2, StoreAccess::Allowed),
+            false => StoreViews::ALONE.origin,
         };
         let mut now_ms = START_MS;
         for (asked, later_ms, may_ask) in &requests {
@@ -133,11 +133,11 @@ proptest! {
             if later_ms % 2 == 0 {
                 [&short, &long].into_iter().for_each(|table| tell(table, now_ms));
             }
-            let consult = Consult { mono_ms: MONO_MS, origin: view(*may_ask), ..Consult::ALONE };
+            let views = StoreViews { mono_ms: MONO_MS, origin: view(*may_ask), ..StoreViews::ALONE };
             let checks: Vec<Check<'_>> =
                 asked.iter().enumerate().map(|(group, asked)| check(group, asked, is_shared)).collect();
             let groups: Vec<Group> = asked.iter().map(|asked| asked.group).collect();
-            let case = |table| Case { table, checks: &checks, groups: &groups, is_shadow, now_ms, consult: &consult };
+            let case = |table| Case { table, checks: &checks, groups: &groups, is_shadow, now_ms, views: &views };
             let shortly = case(&short).decide();
             let at_length = case(&long).decide_all();
             prop_assert_eq!(shortly.is_over, at_length.is_over);

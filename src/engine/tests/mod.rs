@@ -12,7 +12,7 @@ mod twins;
 mod weight;
 
 use crate::engine::{Decision, Engine, Modes, StatusKind};
-use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::request::{Bounds, Descriptor, DescriptorEntry, Hits, LimitOverride, Request};
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::random::Random;
 
@@ -46,7 +46,7 @@ pub(super) fn request<'a>(domain: &'a str, asks: &[Ask<'a>]) -> Request<'a> {
             .entries
             .split(',')
             .filter_map(|entry| entry.split_once('='))
-            .map(|(key, value)| Entry { key, value })
+            .map(|(key, value)| DescriptorEntry { key, value })
             .collect(),
         hits: ask.hits,
         limit: ask.limit,

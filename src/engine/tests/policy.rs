@@ -3,7 +3,7 @@
 use super::{Ask, START_MS, ask, ask_for, request, ruleset, said, seed};
 use crate::clock::Now;
 use crate::engine::count::counter::Counter;
-use crate::engine::decide::{Asking, Cause, CheckAnswer, Consult, Store, StoreAnswer, StoreView};
+use crate::engine::decide::{Cause, CheckAnswer, Store, StoreAccess, StoreAnswer, StoreView, StoreViews};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
 use crate::engine::table::cell::{CellShape, CellState};
@@ -49,9 +49,9 @@ fn shared() -> Process {
     Process { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
 }
 
-fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
+fn views<'a>(origin: StoreAccess<'a>, owner: StoreAccess<'a>) -> StoreViews<'a> {
     let view = |asking| StoreView::new(3, asking);
-    Consult {
+    StoreViews {
         mono_ms: 5000,
         origin: view(origin),
         owner: view(owner),
@@ -61,37 +61,37 @@ fn consult<'a>(origin: Asking<'a>, owner: Asking<'a>) -> Consult<'a> {
     }
 }
 
-const OUT: Asking<'static> = Asking::Never(Cause::Outage);
-const HURRIED: Asking<'static> = Asking::Never(Cause::Overload);
+const OUT: StoreAccess<'static> = StoreAccess::Never(Cause::Outage);
+const HURRIED: StoreAccess<'static> = StoreAccess::Never(Cause::Overload);
 
 impl Process {
-    fn attempt(&self, entries: &[&str], consult: &Consult<'_>) -> Attempt<'_> {
-        self.attempt_at(START_MS, entries, consult)
+    fn attempt(&self, entries: &[&str], views: &StoreViews<'_>) -> Attempt<'_> {
+        self.attempt_at(START_MS, entries, views)
     }
 
-    fn attempt_at(&self, now_ms: u64, entries: &[&str], consult: &Consult<'_>) -> Attempt<'_> {
+    fn attempt_at(&self, now_ms: u64, entries: &[&str], views: &StoreViews<'_>) -> Attempt<'_> {
         let asks: Vec<_> = entries.iter().map(|entries| ask(entries)).collect();
-        self.engine.attempt(&self.rules, &request("d", &asks), Modes::default(), now_ms, consult)
+        self.engine.attempt(&self.rules, &request("d", &asks), Modes::default(), now_ms, views)
     }
 
     /// So many hits of a descriptor in an outage, at a time.
     fn outage_at(&self, now_ms: u64, entries: &str, hits: u64) -> Decision<'_> {
         let request = request("d", &[ask_for(entries, Hits::OfRequest(hits))]);
-        match self.engine.attempt(&self.rules, &request, Modes::default(), now_ms, &consult(OUT, OUT)) {
+        match self.engine.attempt(&self.rules, &request, Modes::default(), now_ms, &views(OUT, OUT)) {
             Attempt::Decided(decision) => decision,
             Attempt::Asks(store_request) => panic!("{store_request:?}"),
         }
     }
 
-    fn decided(&self, entries: &[&str], consult: &Consult<'_>) -> Decision<'_> {
-        match self.attempt(entries, consult) {
+    fn decided(&self, entries: &[&str], views: &StoreViews<'_>) -> Decision<'_> {
+        match self.attempt(entries, views) {
             Attempt::Decided(decision) => decision,
             Attempt::Asks(store_request) => panic!("{store_request:?}"),
         }
     }
 
-    fn asked(&self, entries: &[&str], consult: &Consult<'_>) -> StoreRequest {
-        match self.attempt(entries, consult) {
+    fn asked(&self, entries: &[&str], views: &StoreViews<'_>) -> StoreRequest {
+        match self.attempt(entries, views) {
             Attempt::Asks(store_request) => store_request,
             Attempt::Decided(decision) => panic!("{}", said(&decision)),
         }
@@ -99,8 +99,8 @@ impl Process {
 
     /// How many single hits are admitted in an outage, and the reason of the last answer.
     fn admitted(&self, entries: &str) -> (usize, &'static str) {
-        let consult = consult(OUT, OUT);
-        let decisions: Vec<_> = (0..150).map(|_| self.decided(&[entries], &consult)).collect();
+        let views = views(OUT, OUT);
+        let decisions: Vec<_> = (0..150).map(|_| self.decided(&[entries], &views)).collect();
         let admitted = decisions.iter().filter(|decision| !decision.is_over).count();
         (admitted, decisions[149].reason().word())
     }
@@ -123,7 +123,7 @@ fn each_policy_admits_what_it_says() {
 #[test]
 fn a_refusal_without_a_count_names_a_second() {
     let denied = shared();
-    let denied = denied.decided(&["deny=a"], &consult(OUT, OUT));
+    let denied = denied.decided(&["deny=a"], &views(OUT, OUT));
     assert_eq!((denied.retry_after_ms(), denied.decided_by()), (Some(1000), DecidedBy::Outage));
 }
 
@@ -131,7 +131,7 @@ fn a_refusal_without_a_count_names_a_second() {
 #[test]
 fn a_refusal_by_policy_that_is_charged_waits_as_long_as_one_that_is_not() {
     let shared = shared();
-    let out = consult(OUT, OUT);
+    let out = views(OUT, OUT);
     let waits = |entries: &[&str]| shared.decided(entries, &out).retry_after_ms();
     for _ in 0..3 {
         assert_eq!((waits(&["share=a"]), waits(&["always_share=a"])), (None, None));
@@ -146,10 +146,10 @@ fn a_refusal_by_policy_that_is_charged_waits_as_long_as_one_that_is_not() {
 #[test]
 fn a_refusal_names_a_second_at_least() {
     let shared = shared();
-    drop(shared.decided(&["soon=a"], &consult(OUT, OUT)));
+    drop(shared.decided(&["soon=a"], &views(OUT, OUT)));
     // It was charged all the same: the limit is used up, and free again at the end of the second that has begun.
     let request = request("d", &[ask("soon=a")]);
-    let attempt = shared.engine.attempt(&shared.rules, &request, Modes::default(), START_MS + 900, &consult(OUT, OUT));
+    let attempt = shared.engine.attempt(&shared.rules, &request, Modes::default(), START_MS + 900, &views(OUT, OUT));
     let Attempt::Decided(denied) = attempt else { panic!("{attempt:?}") };
     assert_eq!(denied.retry_after_ms(), Some(1000));
 }
@@ -158,10 +158,10 @@ fn a_refusal_names_a_second_at_least() {
 fn a_share_counts_only_what_this_process_took() {
     let shared = shared();
     // Others have used six; the origin told.
-    let key = shared.asked(&["share=a"], &consult(Asking::Allowed, OUT)).questions[0].key.clone();
+    let key = shared.asked(&["share=a"], &views(StoreAccess::Allowed, OUT)).questions[0].key.clone();
     let table = shared.engine.table();
     let hash = table.hash(&key.as_key());
-    drop(shared.decided(&["share=a"], &consult(OUT, OUT)));
+    drop(shared.decided(&["share=a"], &views(OUT, OUT)));
     {
         let mut shard = table.lock(table.shard_of(hash));
         let slot = shard.find(&key.as_key(), hash).unwrap();
@@ -174,9 +174,9 @@ fn a_share_counts_only_what_this_process_took() {
 #[test]
 fn nobody_waits_when_too_many_do_but_memory_still_decides() {
     let shared = shared();
-    let decision = shared.decided(&["deny=a"], &consult(HURRIED, HURRIED));
+    let decision = shared.decided(&["deny=a"], &views(HURRIED, HURRIED));
     assert_eq!((decision.is_over, decision.reason().word()), (true, "overload"), "cold: it would have to ask");
-    let decision = shared.decided(&["local=a"], &consult(HURRIED, HURRIED));
+    let decision = shared.decided(&["local=a"], &views(HURRIED, HURRIED));
     assert_eq!((decision.is_over, decision.reason().word()), (false, "overload"));
 }
 
@@ -184,14 +184,14 @@ fn nobody_waits_when_too_many_do_but_memory_still_decides() {
 fn the_nearer_store_judges_and_the_farther_one_charges() {
     let shared = shared();
     let both = ["local=a", "strict=a"];
-    let first = shared.asked(&both, &consult(Asking::Allowed, Asking::Allowed));
+    let first = shared.asked(&both, &views(StoreAccess::Allowed, StoreAccess::Allowed));
     assert_eq!((first.store, first.charges, first.is_strict), (Store::Origin, false, false));
     let judged = StoreAnswer {
         is_admitted: true,
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Allowed) };
+    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Allowed) };
     let second = shared.asked(&both, &again);
     assert_eq!((second.store, second.charges, second.is_strict), (Store::Owner, true, true));
     let settle = |is_admitted, answer| StoreAnswer {
@@ -200,14 +200,15 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
         checks: smallvec![CheckAnswer::NotAsked, answer],
     };
     let denied = settle(false, CheckAnswer::Over);
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&denied)) };
+    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&denied)) };
     let decision = shared.decided(&both, &again);
     assert!(decision.is_over && decision.statuses[1].is_over && !decision.statuses[0].is_over);
-    assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
+    assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
     let admitted = settle(true, CheckAnswer::Fits);
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
+    let again =
+        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
     assert_eq!(shared.decided(&both, &again).decided_by(), DecidedBy::Owner);
-    assert_eq!(said(&shared.decided(&["local=a"], &consult(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
+    assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
 }
 
 #[test]
@@ -220,8 +221,8 @@ fn nobody_is_asked_after_the_owner_has_charged() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    for origin in [Asking::Allowed, OUT] {
-        let again = Consult { is_again: true, ..consult(origin, Asking::Answered(&admitted)) };
+    for origin in [StoreAccess::Allowed, OUT] {
+        let again = StoreViews { is_again: true, ..views(origin, StoreAccess::Answered(&admitted)) };
         let decision = shared.decided(&both, &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "within_limit"));
     }
@@ -230,7 +231,7 @@ fn nobody_is_asked_after_the_owner_has_charged() {
 #[test]
 fn a_key_that_moves_between_stores_is_told_each_once() {
     let shared = shared();
-    let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
+    let terms = shared.asked(&["strict=a"], &views(OUT, StoreAccess::Allowed)).questions[0].terms;
     let counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
     let unsent = |part: &RegionalPart| part.judged_cells(&counter, &terms, START_MS)[0].own;
@@ -249,7 +250,7 @@ fn a_key_that_moves_between_stores_is_told_each_once() {
 #[test]
 fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key_comes_back() {
     let shared = shared();
-    let terms = shared.asked(&["strict=a"], &consult(OUT, Asking::Allowed)).questions[0].terms;
+    let terms = shared.asked(&["strict=a"], &views(OUT, StoreAccess::Allowed)).questions[0].terms;
     let mut counter = Counter::new(&terms, START_MS);
     let mut part = shared.engine.table().new_part(&counter, Store::Origin, false, START_MS);
     let (sequence, at) = (counter.sequence(), Now { wall_ms: START_MS, mono_us: 1_000_000 });
@@ -301,7 +302,7 @@ fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), OUT) };
+    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), OUT) };
     let verdicts: Vec<bool> = (0..4).map(|_| shared.decided(&both, &again).is_over).collect();
     assert_eq!(verdicts, [false, false, false, true], "three of the strict limit, from memory");
 }
@@ -309,9 +310,9 @@ fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
 #[test]
 fn a_strict_limit_asks_until_memory_denies() {
     let shared = shared();
-    let up = consult(Asking::Allowed, Asking::Allowed);
+    let up = views(StoreAccess::Allowed, StoreAccess::Allowed);
     assert!(shared.asked(&["strict=a"], &up).is_strict);
-    let out = consult(Asking::Allowed, OUT);
+    let out = views(StoreAccess::Allowed, OUT);
     (0..3).for_each(|_| assert!(!shared.decided(&["strict=a"], &out).is_over));
     assert!(shared.decided(&["strict=a"], &up).is_over, "memory knows of three");
     // What is reported after the fact needs no leave.
@@ -327,11 +328,11 @@ fn a_strict_limit_asks_until_memory_denies() {
 #[test]
 fn cut_off_from_other_regions_a_share_is_the_regions_part() {
     let shared = shared();
-    let cut_off = Consult { is_cut_off: true, ..consult(OUT, OUT) };
+    let cut_off = StoreViews { is_cut_off: true, ..views(OUT, OUT) };
     let admitted = |entries: &str| (0..20).filter(|_| !shared.decided(&[entries], &cut_off).is_over).count();
     assert_eq!(admitted("share=a"), 1, "a third of five");
     assert_eq!(admitted("local=a"), 10);
-    let up = Consult { is_cut_off: true, ..consult(Asking::Allowed, OUT) };
+    let up = StoreViews { is_cut_off: true, ..views(StoreAccess::Allowed, OUT) };
     let asked = shared.asked(&["share=b"], &up);
     assert_eq!((asked.questions[0].terms.limit, asked.questions[0].is_cut_off), (5, true));
 }
@@ -346,19 +347,19 @@ fn a_policy_holds_beside_a_store_that_answers() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again = Consult { is_again: true, ..consult(OUT, Asking::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(OUT, StoreAccess::Answered(&admitted)) };
     for _ in 0..3 {
         let decision = shared.decided(&["bucket=a", "strict=a"], &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "outage_share"));
     }
-    assert!(shared.decided(&["bucket=a"], &consult(OUT, OUT)).is_over, "three are its share of ten");
+    assert!(shared.decided(&["bucket=a"], &views(OUT, OUT)).is_over, "three are its share of ten");
     // The other way round: the origin decides, and the owner of the strict limit is away.
     let admitted = StoreAnswer {
         is_admitted: true,
         is_charged: true,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&admitted), OUT) };
+    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
     let decision = shared.decided(&["share=a", "strict=b"], &again);
     assert_eq!((decision.is_over, decision.decided_by()), (false, DecidedBy::Outage));
 }
@@ -377,7 +378,8 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again = Consult { is_again: true, ..consult(Asking::Answered(&judged), Asking::Answered(&admitted)) };
+    let again =
+        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
         assert!(shared.engine.table().ledger(Store::Origin).is_any_urgent());
@@ -392,7 +394,7 @@ fn a_retry_under_share_passes_when_it_was_told_to_and_not_before() {
         let shared = shared();
         // All of it before the outage, so that memory denies too.
         let admitted = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-        let before = Consult { is_again: true, ..consult(Asking::Answered(&admitted), OUT) };
+        let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
         (0..used).for_each(|_| drop(shared.decided(&[entries], &before)));
         let denied = shared.outage_at(START_MS + 100, entries, 1);
         assert!(denied.is_over, "{entries}");
@@ -409,11 +411,11 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     let wait = |hits| shared.outage_at(START_MS, "share=a", hits).retry_after_ms();
     assert_eq!((wait(7), wait(11)), (Some(1000), None), "a part of three, a limit of ten");
     let before = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-    let before = Consult { is_again: true, ..consult(Asking::Answered(&before), OUT) };
+    let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&before), OUT) };
     (0..10).for_each(|_| drop(shared.decided(&["minute=b"], &before)));
     let denied = shared.outage_at(START_MS + 100, "minute=b", 7);
     assert!(denied.retry_after_ms() > Some(1000), "memory knows of a longer wait");
-    let cut_off = Consult { is_cut_off: true, ..consult(Asking::Allowed, OUT) };
+    let cut_off = StoreViews { is_cut_off: true, ..views(StoreAccess::Allowed, OUT) };
     let request = request("d", &[ask_for("minute=a", Hits::OfRequest(7))]);
     let attempt = shared.engine.attempt(&shared.rules, &request, Modes::default(), START_MS, &cut_off);
     let Attempt::Decided(denied) = attempt else { panic!("{attempt:?}") };
@@ -424,8 +426,8 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
 #[test]
 fn nobody_is_told_of_what_was_only_assumed() {
     let shared = shared();
-    (0..3).for_each(|_| assert!(!shared.decided(&["bucket=a"], &consult(OUT, OUT)).is_over));
-    let key = shared.asked(&["bucket=b"], &consult(Asking::Allowed, OUT)).questions[0].key.as_key().space;
+    (0..3).for_each(|_| assert!(!shared.decided(&["bucket=a"], &views(OUT, OUT)).is_over));
+    let key = shared.asked(&["bucket=b"], &views(StoreAccess::Allowed, OUT)).questions[0].key.as_key().space;
     let table = shared.engine.table();
     let told: Vec<u64> = (0..table.shards())
         .flat_map(|number| {
@@ -461,7 +463,7 @@ fn an_override_was_explained_without_the_policy_of_its_rule() {
         let peeked = process.engine.peek(&process.rules, &request, false, START_MS)[0][0];
         let told = (peeked.held.scope, peeked.held.on_outage, peeked.terms.limit);
         assert_eq!(told, (scope, on_outage, number), "{entries}");
-        let decided = process.engine.attempt(&process.rules, &request, Modes::default(), START_MS, &consult(OUT, OUT));
+        let decided = process.engine.attempt(&process.rules, &request, Modes::default(), START_MS, &views(OUT, OUT));
         let Attempt::Decided(decision) = decided else { panic!("nobody is asked in an outage") };
         let StatusKind::Limited(limited) = decision.statuses[0].kind else { panic!("{entries} has a limit") };
         assert_eq!((limited.scope, limited.on_outage, limited.terms.limit), told, "{entries}");

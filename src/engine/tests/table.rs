@@ -1,7 +1,7 @@
 //! The table at its cap: who goes, who stays, and what it costs.
 
 use super::*;
-use crate::engine::decide::{Case, Check, Consult, Group};
+use crate::engine::decide::{Case, Check, Group, StoreViews};
 use crate::engine::key::Key;
 use crate::engine::table::Table;
 use crate::rules::limit::{Space, Terms};
@@ -197,7 +197,7 @@ fn the_largest_request_is_answered_by_the_smallest_table_and_the_cap_is_kept_aga
     let check = |name| Check::local(Key::new(Space::new("d", "k"), &terms, name), terms);
     let groups = [Group::default()];
     let decide = |checks: &[Check<'_>]| {
-        Case { table: &table, checks, groups: &groups, is_shadow: false, now_ms: START_MS, consult: &Consult::ALONE }
+        Case { table: &table, checks, groups: &groups, is_shadow: false, now_ms: START_MS, views: &StoreViews::ALONE }
             .decide()
     };
     let checks: Vec<Check<'_>> = names[..CHECKS].iter().map(|name| check(name)).collect();

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::clock::Now;
-use crate::engine::decide::{Asking, Consult, Store, StoreView};
+use crate::engine::decide::{Store, StoreAccess, StoreView, StoreViews};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::{Attempt, StoreRequest};
 use crate::regional::breaker::BreakerOptions;
@@ -15,7 +15,7 @@ use crate::regional::call::ProcessId;
 use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, OutgoingCall, Region, RegionOptions};
-use crate::regional::wait_queue::{AskId, AskOutcome};
+use crate::regional::wait_queue::{AskOutcome, WaitId};
 use crate::request::Unit;
 use crate::secret::Secret;
 
@@ -81,7 +81,7 @@ impl Stored {
     }
 
     /// Makes the calls until there are none, and says what requests are told.
-    fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(AskId, AskOutcome)> {
+    fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(WaitId, AskOutcome)> {
         let mut told = Vec::new();
         let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
         loop {
@@ -137,7 +137,7 @@ impl Fleet {
         self.now.wall_ms += wall_ms;
         self.now.mono_us += mono_ms * 1000;
         for stored in &mut self.stores {
-            stored.region.beaten(true, self.now);
+            stored.region.heartbeat_ended(true, self.now);
             if wait != Wait::Moment {
                 let effects = stored.region.poll(self.now);
                 stored.serve(effects, self.now);
@@ -156,7 +156,7 @@ impl Fleet {
                 let view = self.stores[store as usize].region.view();
                 match &heard[store as usize] {
                     Some(AskOutcome::Answered(settled)) => {
-                        let asking = Asking::Answered(settled);
+                        let asking = StoreAccess::Answered(settled);
                         StoreView { asking, strict: asking, ..view }
                     }
                     Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),
@@ -166,8 +166,8 @@ impl Fleet {
             let (origin, owner) = (view(Store::Origin), view(Store::Owner));
             let mono_ms = self.now.mono_ms();
             let given = given_back.as_deref();
-            let consult = Consult { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
-            let mut store_request = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &consult) {
+            let views = StoreViews { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
+            let mut store_request = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &views) {
                 Attempt::Decided(decision) => return said(&decision),
                 Attempt::Asks(store_request) => store_request,
             };

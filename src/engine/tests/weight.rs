@@ -1,7 +1,7 @@
 //! The cap in bytes: what keys take is added up right, and stays within what it may be.
 
 use super::*;
-use crate::engine::decide::{Case, Charging, Check, Consult, Group, Reach};
+use crate::engine::decide::{Case, ChargeMode, Check, Group, Reach, StoreViews};
 use crate::engine::key::{IDENTIFIER_BYTES_MAX, IdentifierBuffer, Key};
 use crate::engine::table::Table;
 use crate::engine::table::weight::{Capacity, KEY_BYTES, SHARED_KEY_BYTES};
@@ -101,7 +101,7 @@ fn what_comes_to_be_beside_a_slot_goes_with_it() {
             identifier.push(&number.to_string());
             let range = identifier.finish();
             let key = Key::new(Space::new("d", "k"), &terms, identifier.get(range));
-            let charging = if random.below(5) == 0 { Charging::Refund } else { Charging::Always };
+            let charging = if random.below(5) == 0 { ChargeMode::Refund } else { ChargeMode::Always };
             let check = Check { reach, charging, hits: 1 + random.below(400), ..Check::local(key, terms) };
             let now_ms = START_MS + step * 2;
             let (checks, groups) = ([check], [Group::default()]);
@@ -111,7 +111,7 @@ fn what_comes_to_be_beside_a_slot_goes_with_it() {
                 groups: &groups,
                 is_shadow: false,
                 now_ms,
-                consult: &Consult::ALONE,
+                views: &StoreViews::ALONE,
             };
             case.decide();
             most = most.max(table.bytes_beside());

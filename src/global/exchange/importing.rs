@@ -8,7 +8,7 @@ use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
 use crate::global::exchange::Exchange;
-use crate::global::import::{CellSum, Import, Reading};
+use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
 use crate::global::row::{CellName, HeardRow};
 
@@ -48,14 +48,14 @@ impl Exchange {
 
     /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
     /// [`Exchange::not_imported`].
-    pub fn reading(&self, now: Now) -> (Reading, ImportProgress) {
+    pub fn reading(&self, now: Now) -> (ReadScope, ImportProgress) {
         let mut state = self.state.lock();
         let since_ms = state.watermark_ms.unwrap_or(0).saturating_sub(self.overlap_ms());
         let reading = match state.next_part(now) {
-            Some(pass) => Reading::All { from: pass.from.clone() },
-            None => Reading::Since { ms: since_ms },
+            Some(pass) => ReadScope::All { from: pass.from.clone() },
+            None => ReadScope::Since { ms: since_ms },
         };
-        let is_start = reading == Reading::All { from: None };
+        let is_start = reading == ReadScope::All { from: None };
         if is_start {
             self.ledger().begin_reading();
         }
@@ -82,10 +82,10 @@ impl Exchange {
     }
 
     /// All rows were heard; the server's clock was at this when they were read. Returns how old news were.
-    pub fn imported(&self, hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    pub fn imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let ages_ms = self.heard(hearing, reading, server_ms, now);
         // One that is no longer known was not worth ending.
-        let is_whole = matches!(reading, Reading::All { .. }) && self.state.lock().pass.take().is_some();
+        let is_whole = matches!(reading, ReadScope::All { .. }) && self.state.lock().pass.take().is_some();
         if is_whole {
             // What the table turned out not to hold is told again.
             self.ledger().note_all();
@@ -96,14 +96,14 @@ impl Exchange {
 
     /// Everything was to be read, and some was, but not to the end. The next part begins where this one ended; until then,
     /// what has changed since the server's clock was at this is read.
-    pub fn partly_imported(&self, hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    pub fn partly_imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let reached = hearing.import.reached().cloned();
         let ages_ms = self.heard(hearing, reading, server_ms, now);
         self.state.lock().part_ended(reached, now);
         ages_ms
     }
 
-    fn heard(&self, mut hearing: ImportProgress, reading: &Reading, server_ms: u64, now: Now) -> Vec<u64> {
+    fn heard(&self, mut hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         self.forget_told(&mut hearing);
         if let Some(sum) = hearing.import.end() {
             self.take(&mut hearing, &sum, now);
@@ -122,7 +122,7 @@ impl Exchange {
         }
         state.digested.expire(now.wall_ms);
         state.clock_ms = Some(server_ms);
-        if !matches!(reading, Reading::All { from: Some(_) }) {
+        if !matches!(reading, ReadScope::All { from: Some(_) }) {
             // What has changed before the cell that such a reading begins at was not heard.
             state.watermark_ms = Some(server_ms);
         }
@@ -133,9 +133,9 @@ impl Exchange {
     }
 
     /// A reading has failed. What it heard is taken over all the same; the next one hears it again.
-    pub fn not_imported(&self, reading: &Reading, now: Now) {
+    pub fn not_imported(&self, reading: &ReadScope, now: Now) {
         let mut state = self.state.lock();
-        if matches!(reading, Reading::Since { .. }) {
+        if matches!(reading, ReadScope::Since { .. }) {
             // Statements that others gave up on may be done late, and dated early: a full reading finds them.
             state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
         }

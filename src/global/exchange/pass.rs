@@ -6,7 +6,7 @@
 //! were added behind are among what changes.
 
 use crate::clock::Now;
-use crate::global::exchange::State;
+use crate::global::exchange::ExchangeState;
 use crate::global::row::CellName;
 
 /// How often everything is read, whatever has changed: it repairs what was missed.
@@ -24,7 +24,7 @@ pub(super) struct Pass {
     next_us: u64,
 }
 
-impl State {
+impl ExchangeState {
     /// So much may have changed since the last import that reading it takes as long as reading everything.
     fn is_behind(&self, now: Now) -> bool {
         self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)

@@ -7,7 +7,7 @@ use crate::engine::table::SlotRef;
 use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::foreign::Counts;
 use crate::engine::table::foreign_ledger::PublishableKey;
-use crate::global::exchange::{Exchange, State};
+use crate::global::exchange::{Exchange, ExchangeState};
 use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Publication};
 use crate::global::row::{CellName, OwnRow};
@@ -67,7 +67,7 @@ impl Exchange {
         &self,
         publishable: PublishableKey,
         names: &Names,
-        state: &State,
+        state: &ExchangeState,
         now: Now,
         rows: &mut Vec<(OwnRow, SlotRef)>,
     ) {

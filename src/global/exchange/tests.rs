@@ -7,18 +7,18 @@ use crate::engine::Modes;
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::table::foreign::Counts;
 use crate::engine::tests::seed;
-use crate::global::import::Reading;
+use crate::global::import::ReadScope;
 use crate::global::model::Rows;
-use crate::global::publish::Sent;
+use crate::global::publish::StatementOutcome;
 use crate::global::row::OwnRow;
-use crate::request::{Bounds, Descriptor, Entry as RequestEntry, Hits, Request};
+use crate::request::{Bounds, Descriptor, DescriptorEntry as RequestEntry, Hits, Request};
 use crate::rules::{Options, RuleText};
 use crate::secret::Secret;
 use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;
 /// From the start.
-const ALL: Reading = Reading::All { from: None };
+const ALL: ReadScope = ReadScope::All { from: None };
 
 fn rules(limit: &str) -> Ruleset {
     let text = format!("{{domain: d, descriptors: [{{key: k, {limit}}}]}}");
@@ -73,13 +73,13 @@ impl Process {
     }
 
     /// Publishes into the table, if it takes it, and returns how many rows were sent.
-    fn publish(&mut self, rows: &mut Rows, sent: Sent) -> usize {
+    fn publish(&mut self, rows: &mut Rows, sent: StatementOutcome) -> usize {
         self.pass(1000);
         let mut sending = self.exchange.collect(self.now);
         let mut count = 0;
         while let Some(chunk) = sending.next() {
             count += chunk.len();
-            if sent == Sent::Done {
+            if sent == StatementOutcome::Done {
                 rows.commit("a", chunk, self.now.wall_ms);
             }
             sending.sent(sent);
@@ -91,7 +91,7 @@ impl Process {
         count
     }
 
-    fn import(&mut self, rows: &Rows) -> Reading {
+    fn import(&mut self, rows: &Rows) -> ReadScope {
         self.pass(1000);
         let (reading, mut hearing) = self.exchange.reading(self.now);
         for row in rows.read(&reading, self.now.wall_ms) {
@@ -102,15 +102,15 @@ impl Process {
     }
 
     /// Imports from a server that gets through so many rows of a full reading before the time is up.
-    fn import_part(&mut self, rows: &Rows, most: usize) -> Reading {
+    fn import_part(&mut self, rows: &Rows, most: usize) -> ReadScope {
         self.pass(1000);
         let (reading, mut hearing) = self.exchange.reading(self.now);
         let read = rows.read(&reading, self.now.wall_ms);
-        let is_cut = matches!(reading, Reading::All { .. }) && read.len() > most;
+        let is_cut = matches!(reading, ReadScope::All { .. }) && read.len() > most;
         let heard = if is_cut { &read[..most] } else { &read };
         let server_ms = self.now.wall_ms;
         heard.iter().for_each(|row| self.exchange.hear(&mut hearing, row.clone(), self.now));
-        if matches!(reading, Reading::All { .. }) {
+        if matches!(reading, ReadScope::All { .. }) {
             self.pass(60_000);
         }
         match is_cut {
@@ -123,12 +123,12 @@ impl Process {
     /// Looks up what may be missing, and returns how many cells that were.
     fn seek(&mut self, rows: &Rows) -> usize {
         let mut cells = 0;
-        while let Some(mut seeking) = self.exchange.seek(self.now) {
-            cells += seeking.cells.len();
-            for row in rows.find(&seeking.cells) {
-                self.exchange.found(&mut seeking, row, self.now);
+        while let Some(mut lookup) = self.exchange.seek(self.now) {
+            cells += lookup.cells.len();
+            for row in rows.find(&lookup.cells) {
+                self.exchange.found(&mut lookup, row, self.now);
             }
-            self.exchange.sought(seeking, self.now);
+            self.exchange.sought(lookup, self.now);
         }
         cells
     }
@@ -186,7 +186,7 @@ fn keys_whose_rows_found_no_room_are_looked_up_when_they_are_asked_for() {
             let mut other = Process::new(100, rules(&format!("{sensitive}{HOUR}")));
             (0..25).for_each(|n| assert!(other.ask(&n.to_string(), 95)));
             let mut names = Rows::default();
-            other.publish(&mut names, Sent::Done);
+            other.publish(&mut names, StatementOutcome::Done);
             let named = names.read(&ALL, other.now.wall_ms).into_iter();
             all = named.map(|row| OwnRow { cell: row.cell, counts: row.counts }).collect();
         }
@@ -254,9 +254,9 @@ fn a_lookup_that_fails_is_tried_again_and_so_many_wait_at_most() {
     rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
     assert_eq!(process.import_part(&rows, 1), ALL);
     assert!(process.ask("y", 1), "it was not heard of");
-    let seeking = process.exchange.seek(process.now).unwrap();
-    assert_eq!(seeking.cells.len(), 3);
-    process.exchange.not_sought(seeking);
+    let lookup = process.exchange.seek(process.now).unwrap();
+    assert_eq!(lookup.cells.len(), 3);
+    process.exchange.not_sought(lookup);
     assert_eq!(process.seek(&rows), 3);
     assert!(!process.ask("y", 5));
     // More than are remembered; who finds no room is remembered with its next request.
@@ -273,14 +273,14 @@ fn a_failed_turn_is_repeated_and_a_row_that_is_refused_comes_later() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
     assert!(process.ask("x", 60));
-    assert_eq!(process.publish(&mut rows, Sent::Failed), 1);
-    assert_eq!(process.publish(&mut rows, Sent::Refused), 1);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Failed), 1);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Refused), 1);
     assert!(process.ask("x", 1));
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "it is left alone for a while");
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0, "it is left alone for a while");
     process.pass(10_000);
-    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 1);
     assert_eq!(rows.total("a").hits, 61);
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "nothing is new");
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0, "nothing is new");
 }
 
 #[test]
@@ -290,12 +290,12 @@ fn keys_that_were_given_up_do_not_fill_the_queue() {
     for n in 0..50_000 {
         process.ask(&n.to_string(), 1);
         if n % 1000 == 0 {
-            process.publish(&mut rows, Sent::Failed);
+            process.publish(&mut rows, StatementOutcome::Failed);
         }
     }
     let waiting = process.engine.table().foreign_ledger().noted();
     assert!(waiting <= 6_000, "{waiting} of 10 keys");
-    process.publish(&mut rows, Sent::Done);
+    process.publish(&mut rows, StatementOutcome::Done);
     assert!(rows.rows() > 0, "those that are here are still told");
 }
 
@@ -304,14 +304,14 @@ fn what_the_table_has_lost_is_told_again() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
     assert!(process.ask("x", 60));
-    process.publish(&mut rows, Sent::Done);
+    process.publish(&mut rows, StatementOutcome::Done);
     assert_eq!(process.import(&rows), ALL);
     rows = Rows::default();
-    assert!(matches!(process.import(&rows), Reading::Since { .. }));
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "nobody has noticed");
+    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0, "nobody has noticed");
     process.exchange.doubt();
     assert_eq!(process.import(&rows), ALL);
-    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 1);
     assert_eq!(rows.total("a").hits, 60);
 }
 
@@ -320,10 +320,10 @@ fn a_failed_reading_leads_to_a_full_one() {
     let mut process = Process::new(100, rules(HOUR));
     let rows = Rows::default();
     assert_eq!(process.import(&rows), ALL);
-    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
     let (reading, _) = process.exchange.reading(process.now);
     process.exchange.not_imported(&reading, process.now);
-    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
     process.pass(10_000);
     assert_eq!(process.import(&rows), ALL);
     // And one that asks for it while everything is read gets it.
@@ -343,7 +343,7 @@ fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
     assert!(!process.ask("x", 6) && process.ask("y", 1), "what was heard counts");
     process.pass(20_000);
     rows.commit("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
-    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
     assert!(!process.ask("y", 1));
 }
 
@@ -360,7 +360,7 @@ fn a_table_of_which_only_the_beginning_was_ever_read_is_read_to_its_end() {
     (0..10).for_each(|n| assert!(process.ask(&n.to_string(), 1)));
     let mut parts = Vec::new();
     for _ in 0..150 {
-        if let Reading::All { from } = process.import_part(&rows, 4) {
+        if let ReadScope::All { from } = process.import_part(&rows, 4) {
             parts.push(from.map(|from| from.identifier));
         }
     }
@@ -379,9 +379,9 @@ fn what_changes_between_the_parts_of_a_full_reading_is_heard() {
     // The first is in a part that is over, and no import succeeds until the next part is due.
     rows.commit("b", &[row_of_b("0", 99, process.now)], process.now.wall_ms);
     process.pass(30_000);
-    assert!(matches!(process.import_part(&rows, 10), Reading::All { from: Some(_) }));
+    assert!(matches!(process.import_part(&rows, 10), ReadScope::All { from: Some(_) }));
     assert!(process.ask("0", 2), "95 are known");
-    assert!(matches!(process.import(&rows), Reading::Since { .. }));
+    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
     assert!(!process.ask("0", 1), "2 here and 99 there");
 }
 
@@ -400,7 +400,7 @@ fn a_full_reading_in_parts_is_begun_anew_when_nobody_knows_what_has_changed() {
     // A reading that fails keeps the place.
     process.pass(30_000);
     let (reading, _) = process.exchange.reading(process.now);
-    assert!(matches!(reading, Reading::All { from: Some(_) }));
+    assert!(matches!(reading, ReadScope::All { from: Some(_) }));
     process.exchange.not_imported(&reading, process.now);
     assert_eq!(process.import_part(&rows, 10), reading);
 }
@@ -410,16 +410,16 @@ fn what_the_table_has_lost_is_told_again_after_the_last_part() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
     assert!(process.ask("x", 60));
-    process.publish(&mut rows, Sent::Done);
+    process.publish(&mut rows, StatementOutcome::Done);
     process.import(&rows);
     rows = Rows::default();
     rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
     process.exchange.doubt();
     assert_eq!(process.import_part(&rows, 6), ALL);
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0, "it may be in the part that was not read");
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0, "it may be in the part that was not read");
     process.pass(30_000);
-    assert!(matches!(process.import_part(&rows, 6), Reading::All { from: Some(_) }));
-    assert_eq!(process.publish(&mut rows, Sent::Done), 1);
+    assert!(matches!(process.import_part(&rows, 6), ReadScope::All { from: Some(_) }));
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 1);
     assert_eq!(rows.total("a").hits, 60);
 }
 
@@ -442,7 +442,7 @@ fn rules_that_change_change_what_is_shared() {
     assert!(!process.ask("x", 10));
     process.reload(rules("rate_limit: {requests_per_unit: 100, unit: hour, scope: regional}"));
     assert!(process.ask("x", 60), "others do not count here any more");
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0);
     process.import(&rows);
     assert_eq!(count(&process.exchange.counts.unknown_rows), 1);
     process.reload(rules(HOUR));
@@ -456,10 +456,10 @@ fn a_rule_that_becomes_sensitive_tells_no_more_values() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
     assert!(process.ask("hunter2", 60));
-    process.publish(&mut rows, Sent::Done);
+    process.publish(&mut rows, StatementOutcome::Done);
     process.reload(rules(&format!("sensitive: true, {HOUR}")));
     assert!(process.ask("hunter2", 10));
-    process.publish(&mut rows, Sent::Done);
+    process.publish(&mut rows, StatementOutcome::Done);
     let identifiers: Vec<Box<[u8]>> =
         rows.read(&ALL, process.now.wall_ms).into_iter().map(|row| row.cell.identifier).collect();
     assert_eq!(identifiers.len(), 2);
@@ -481,7 +481,7 @@ fn a_clock_that_is_ahead_publishes_nothing_for_later() {
     process.import(&rows);
     process.now.wall_ms += 3 * 3_600_000;
     assert!(process.ask("x", 60));
-    assert_eq!(process.publish(&mut rows, Sent::Done), 0);
+    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0);
 }
 
 #[test]

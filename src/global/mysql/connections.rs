@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySqlConnection};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::global::mysql::error::StoreError;
+use crate::global::mysql::error::MysqlError;
 use crate::global::mysql::settings::MysqlSettings;
 use crate::global::mysql::statement;
 
@@ -58,18 +58,18 @@ impl Connections {
     }
 
     /// A connection that works, within the time for connecting.
-    pub(super) async fn lease(&self) -> Result<Lease<'_>, StoreError> {
+    pub(super) async fn lease(&self) -> Result<Lease<'_>, MysqlError> {
         let within = self.settings.timeout;
         let leasing = async {
             // Never closed, so it can't fail.
-            let slot = self.slots.acquire().await.map_err(|fault| StoreError::Other(fault.to_string()))?;
+            let slot = self.slots.acquire().await.map_err(|fault| MysqlError::Other(fault.to_string()))?;
             let connection = match self.reused().await {
                 Some(connection) => connection,
                 None => self.connect().await.map_err(|error| error.at(&self.settings.place))?,
             };
             Ok(Lease { connections: self, connection, _slot: slot })
         };
-        timeout(within, leasing).await.unwrap_or(Err(StoreError::Timeout { within }))
+        timeout(within, leasing).await.unwrap_or(Err(MysqlError::Timeout { within }))
     }
 
     async fn reused(&self) -> Option<MySqlConnection> {
@@ -81,13 +81,13 @@ impl Connections {
         }
     }
 
-    async fn connect(&self) -> Result<MySqlConnection, StoreError> {
+    async fn connect(&self) -> Result<MySqlConnection, MysqlError> {
         let settings = self.settings.clone();
         // Files may take their time, so they are read off the runtime's own threads.
         let options = tokio::task::spawn_blocking(move || settings.connect_options()).await;
         // It does not panic, so it can only have been stopped with the runtime.
-        let options = options.map_err(|fault| StoreError::Unreachable(fault.to_string()))?;
-        let options = options.map_err(|fault| StoreError::Denied(fault.to_string()))?;
+        let options = options.map_err(|fault| MysqlError::Unreachable(fault.to_string()))?;
+        let options = options.map_err(|fault| MysqlError::Denied(fault.to_string()))?;
         let mut connection = options.connect().await?;
         let lock_wait_s = (self.settings.timeout.as_secs() / 2).clamp(1, LOCK_WAIT_MAX_S);
         let session = statement::session(lock_wait_s, self.statement_max.as_secs());
@@ -107,10 +107,10 @@ impl Connections {
 
 impl Lease<'_> {
     /// Ends the use of the connection with what came of it: `None`, the time was up.
-    pub(super) fn end<T>(self, outcome: Option<Result<T, StoreError>>, within: Duration) -> Result<T, StoreError> {
+    pub(super) fn end<T>(self, outcome: Option<Result<T, MysqlError>>, within: Duration) -> Result<T, MysqlError> {
         let Lease { connections, connection, _slot } = self;
         // Halfway through an answer, nobody knows what the next bytes belong to.
-        let outcome = outcome.unwrap_or(Err(StoreError::Timeout { within }));
+        let outcome = outcome.unwrap_or(Err(MysqlError::Timeout { within }));
         match outcome {
             Ok(value) => {
                 connections.idle.lock().push(Idle { connection, trusted_at: Some(Instant::now()) });

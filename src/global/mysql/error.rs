@@ -1,7 +1,7 @@
 //! Why MySQL did not do what it was asked to.
 //!
-//! Whoever publishes or imports asks two things of a failure: what to call it in a metric ([`StoreError::reason`]), and
-//! what to do now ([`StoreError::remedy`]). Texts come from the server and the system; a password is in none of them.
+//! Whoever publishes or imports asks two things of a failure: what to call it in a metric ([`MysqlError::reason`]), and
+//! what to do now ([`MysqlError::remedy`]). Texts come from the server and the system; a password is in none of them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const TEXT_CHARS_MAX: usize = 300;
 
 /// A statement that failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum StoreError {
+pub enum MysqlError {
     /// No connection, or it broke.
     #[error("MySQL can't be reached: {0}")]
     Unreachable(String),
@@ -55,33 +55,33 @@ pub enum Remedy {
     GiveUp,
 }
 
-impl StoreError {
+impl MysqlError {
     /// One word for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            StoreError::Unreachable(_) => "unreachable",
-            StoreError::Timeout { .. } => "timeout",
-            StoreError::Contended(_) => "deadlock",
-            StoreError::RowRefused(_) => "row",
-            StoreError::Schema(_) => "schema",
-            StoreError::Denied(_) => "denied",
-            StoreError::ReadOnly(_) => "readonly",
-            StoreError::Unable(_) => "unable",
-            StoreError::Other(_) => "other",
+            MysqlError::Unreachable(_) => "unreachable",
+            MysqlError::Timeout { .. } => "timeout",
+            MysqlError::Contended(_) => "deadlock",
+            MysqlError::RowRefused(_) => "row",
+            MysqlError::Schema(_) => "schema",
+            MysqlError::Denied(_) => "denied",
+            MysqlError::ReadOnly(_) => "readonly",
+            MysqlError::Unable(_) => "unable",
+            MysqlError::Other(_) => "other",
         }
     }
 
     /// Only what is known to be about more than a row ends a turn: the rest of the rows would wait for one for good.
     pub fn remedy(&self) -> Remedy {
         match self {
-            StoreError::Contended(_) => Remedy::Retry,
-            StoreError::RowRefused(_) | StoreError::Other(_) => Remedy::Bisect,
-            StoreError::Unreachable(_)
-            | StoreError::Timeout { .. }
-            | StoreError::Schema(_)
-            | StoreError::Denied(_)
-            | StoreError::ReadOnly(_)
-            | StoreError::Unable(_) => Remedy::GiveUp,
+            MysqlError::Contended(_) => Remedy::Retry,
+            MysqlError::RowRefused(_) | MysqlError::Other(_) => Remedy::Bisect,
+            MysqlError::Unreachable(_)
+            | MysqlError::Timeout { .. }
+            | MysqlError::Schema(_)
+            | MysqlError::Denied(_)
+            | MysqlError::ReadOnly(_)
+            | MysqlError::Unable(_) => Remedy::GiveUp,
         }
     }
 
@@ -89,97 +89,97 @@ impl StoreError {
     /// password.
     pub(super) fn spares_connection(&self) -> bool {
         match self {
-            StoreError::Contended(_)
-            | StoreError::RowRefused(_)
-            | StoreError::Schema(_)
-            | StoreError::Unable(_)
-            | StoreError::Other(_) => true,
-            StoreError::Unreachable(_)
-            | StoreError::Timeout { .. }
-            | StoreError::Denied(_)
-            | StoreError::ReadOnly(_) => false,
+            MysqlError::Contended(_)
+            | MysqlError::RowRefused(_)
+            | MysqlError::Schema(_)
+            | MysqlError::Unable(_)
+            | MysqlError::Other(_) => true,
+            MysqlError::Unreachable(_)
+            | MysqlError::Timeout { .. }
+            | MysqlError::Denied(_)
+            | MysqlError::ReadOnly(_) => false,
         }
     }
 
     /// Names the server that a failure is about.
-    pub(super) fn at(self, place: &str) -> StoreError {
+    pub(super) fn at(self, place: &str) -> MysqlError {
         match self {
-            StoreError::Unreachable(text) => StoreError::Unreachable(format!("{text} ({place})")),
-            StoreError::Denied(text) => StoreError::Denied(format!("{text} ({place})")),
+            MysqlError::Unreachable(text) => MysqlError::Unreachable(format!("{text} ({place})")),
+            MysqlError::Denied(text) => MysqlError::Denied(format!("{text} ({place})")),
             other => other,
         }
     }
 
-    fn tls(fault: &dyn std::fmt::Display) -> StoreError {
-        StoreError::Unreachable(format!("TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL", shown(&fault.to_string())))
+    fn tls(fault: &dyn std::fmt::Display) -> MysqlError {
+        MysqlError::Unreachable(format!("TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL", shown(&fault.to_string())))
     }
 
     /// By the number and the SQLSTATE of the server's answer. Numbers are the same in MySQL and MariaDB where both have
     /// them; the few of one alone are marked.
-    fn answered(number: u16, state: &str, text: String) -> StoreError {
+    fn answered(number: u16, state: &str, text: String) -> MysqlError {
         match number {
             // Deadlock, lock wait timeout, lock table full, (MariaDB) record changed since it was read.
-            1213 | 1205 | 1206 | 1020 => StoreError::Contended(text),
-            1049 => StoreError::Schema(format!("{text}, which has to be created first")),
+            1213 | 1205 | 1206 | 1020 => MysqlError::Contended(text),
+            1049 => MysqlError::Schema(format!("{text}, which has to be created first")),
             // No such table, column, index, table of a view; a column that nobody fills.
-            1146 | 1054 | 1176 | 1356 | 1364 => StoreError::Schema(text),
+            1146 | 1054 | 1176 | 1356 | 1364 => MysqlError::Schema(text),
             // Of database, login, table, column, host; password has to be changed, has expired; account locked (MySQL,
             // MariaDB); login method not known or not taken; a privilege in general; no password needed but none allowed.
             1044 | 1045 | 1142 | 1143 | 1129 | 1130 | 1820 | 1862 | 3118 | 4151 | 1251 | 1524 | 1227 | 1370 | 1698 => {
-                StoreError::Denied(text)
+                MysqlError::Denied(text)
             }
             // Read-only by option, by transaction, by super_read_only; InnoDB forced to.
-            1290 | 1792 | 1836 | 1874 => StoreError::ReadOnly(text),
+            1290 | 1792 | 1836 | 1874 => MysqlError::ReadOnly(text),
             // Too many connections, of all or of this user; shutting down; killed; resources used up; the packet errors; a
             // node that has left its Galera cluster.
-            1040 | 1203 | 1226 | 1053 | 1927 | 1317 | 1152 | 1158..=1161 | 1047 => StoreError::Unreachable(text),
+            1040 | 1203 | 1226 | 1053 | 1927 | 1317 | 1152 | 1158..=1161 | 1047 => MysqlError::Unreachable(text),
             // A statement that takes too long for the server: MySQL, MariaDB.
-            3024 | 1969 => StoreError::Unable(text),
+            3024 | 1969 => MysqlError::Unable(text),
             // Disk full, table full, no file written or read; no memory, no thread; a table that is broken, locked, or has to
             // be upgraded; an engine in trouble, too many transactions; no commit, no log of it, no group of replicas.
             1021 | 1114 | 1026 | 1016 | 1017 | 1037 | 1038 | 1041 | 1135 | 1034 | 1035 | 1194 | 1195 | 1099 | 1223
-            | 1459 | 1030 | 1296 | 1637 | 1815 | 1180 | 1598 | 3100 | 3101 => StoreError::Unable(text),
+            | 1459 | 1030 | 1296 | 1637 | 1815 | 1180 | 1598 | 3100 | 3101 => MysqlError::Unable(text),
             // A statement that it does not understand.
-            1064 | 1149 | 1235 => StoreError::Unable(text),
+            1064 | 1149 | 1235 => MysqlError::Unable(text),
             // The statement is larger than max_allowed_packet: half of it may not be.
-            1153 => StoreError::RowRefused(text),
+            1153 => MysqlError::RowRefused(text),
             // Too long, out of range, duplicate, a constraint; or whatever a trigger says.
-            _ if ["22", "23", "45"].iter().any(|class| state.starts_with(class)) => StoreError::RowRefused(text),
-            _ => StoreError::Other(text),
+            _ if ["22", "23", "45"].iter().any(|class| state.starts_with(class)) => MysqlError::RowRefused(text),
+            _ => MysqlError::Other(text),
         }
     }
 }
 
-impl From<sqlx::Error> for StoreError {
-    fn from(error: sqlx::Error) -> StoreError {
+impl From<sqlx::Error> for MysqlError {
+    fn from(error: sqlx::Error) -> MysqlError {
         match error {
             sqlx::Error::Database(error) => match error.try_downcast_ref::<MySqlDatabaseError>() {
                 Some(error) => {
                     let state = error.code().unwrap_or_default();
-                    StoreError::answered(error.number(), state, shown(&error.to_string()))
+                    MysqlError::answered(error.number(), state, shown(&error.to_string()))
                 }
-                None => StoreError::Other(shown(error.message())),
+                None => MysqlError::Other(shown(error.message())),
             },
             // What a certificate is refused for comes as invalid data.
-            sqlx::Error::Io(fault) if fault.kind() == std::io::ErrorKind::InvalidData => StoreError::tls(&fault),
-            sqlx::Error::Io(fault) => StoreError::Unreachable(shown(&fault.to_string())),
-            sqlx::Error::Tls(fault) => StoreError::tls(&fault),
-            sqlx::Error::Protocol(text) => StoreError::Unreachable(shown(&text)),
+            sqlx::Error::Io(fault) if fault.kind() == std::io::ErrorKind::InvalidData => MysqlError::tls(&fault),
+            sqlx::Error::Io(fault) => MysqlError::Unreachable(shown(&fault.to_string())),
+            sqlx::Error::Tls(fault) => MysqlError::tls(&fault),
+            sqlx::Error::Protocol(text) => MysqlError::Unreachable(shown(&text)),
             // Settings have been checked; what is left is a login that would send the password in the clear.
-            sqlx::Error::Configuration(_) => StoreError::Denied(
+            sqlx::Error::Configuration(_) => MysqlError::Denied(
                 "this user logs in by caching_sha2_password, which needs TLS: write ssl-mode=REQUIRED or more into MYSQL_URL"
                     .into(),
             ),
-            other => StoreError::Other(shown(&other.to_string())),
+            other => MysqlError::Other(shown(&other.to_string())),
         }
     }
 }
 
-impl From<MigrateError> for StoreError {
-    fn from(error: MigrateError) -> StoreError {
+impl From<MigrateError> for MysqlError {
+    fn from(error: MigrateError) -> MysqlError {
         match error {
-            MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => StoreError::from(error),
-            other => StoreError::Other(shown(&other.to_string())),
+            MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => MysqlError::from(error),
+            other => MysqlError::Other(shown(&other.to_string())),
         }
     }
 }
@@ -227,23 +227,23 @@ mod tests {
             (1969, "70100", "unable", Remedy::GiveUp),
             (1064, "42000", "unable", Remedy::GiveUp),
         ] {
-            let error = StoreError::answered(number, state, "because".into());
+            let error = MysqlError::answered(number, state, "because".into());
             assert_eq!((error.reason(), error.remedy()), (reason, remedy), "{number}");
         }
     }
 
     #[test]
     fn a_failure_says_what_to_do() {
-        let missing = StoreError::answered(1146, "42S02", "Table 'tide.x' doesn't exist".into()).to_string();
+        let missing = MysqlError::answered(1146, "42S02", "Table 'tide.x' doesn't exist".into()).to_string();
         assert!(missing.contains("Table 'tide.x' doesn't exist: run `tidegate migrate`"), "{missing}");
         let denied =
-            StoreError::answered(1045, "28000", "Access denied".into()).at("db:3306, database tide").to_string();
+            MysqlError::answered(1045, "28000", "Access denied".into()).at("db:3306, database tide").to_string();
         assert!(denied.contains("Access denied (db:3306, database tide): see MYSQL_URL"), "{denied}");
-        let slow = StoreError::Timeout { within: Duration::from_secs(2) };
+        let slow = MysqlError::Timeout { within: Duration::from_secs(2) };
         assert_eq!((slow.to_string().as_str(), slow.reason()), ("MySQL did not answer within 2s", "timeout"));
         let io = sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into());
-        assert_eq!(StoreError::from(io).at("h:1").to_string(), "MySQL can't be reached: connection refused (h:1)");
-        let tls = StoreError::from(sqlx::Error::Tls("bad".into()));
+        assert_eq!(MysqlError::from(io).at("h:1").to_string(), "MySQL can't be reached: connection refused (h:1)");
+        let tls = MysqlError::from(sqlx::Error::Tls("bad".into()));
         assert_eq!(tls.to_string(), "MySQL can't be reached: TLS: bad; see ssl-mode and ssl-ca in MYSQL_URL");
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use sqlx::migrate::{Migrate, Migration, MigrationType};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr};
 
-use crate::global::mysql::error::StoreError;
+use crate::global::mysql::error::MysqlError;
 use crate::global::mysql::statement;
 
 /// Beside the table, so that nobody else's migrations in the same database are mistaken for ours.
@@ -17,24 +17,24 @@ const MIGRATING_WAIT_S: u64 = 30;
 
 /// A migration, as it is named in `migrations/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedMigration {
     pub version: i64,
     pub name: String,
 }
 
 /// What each column has to be: numbers, or bytes that are compared as such, and how many at least.
-const COLUMNS: [(&str, Needed); 11] = [
-    ("pk", Needed::Number),
-    ("workspace_id", Needed::Bytes(191)),
-    ("namespace", Needed::Bytes(255)),
-    ("identifier", Needed::Bytes(255)),
-    ("duration_ms", Needed::Number),
-    ("sequence", Needed::Number),
-    ("region", Needed::Bytes(48)),
-    ("count", Needed::Number),
-    ("refunds", Needed::Number),
-    ("expires_at", Needed::Number),
-    ("updated_at", Needed::Number),
+const COLUMNS: [(&str, Requirement); 11] = [
+    ("pk", Requirement::Number),
+    ("workspace_id", Requirement::Bytes(191)),
+    ("namespace", Requirement::Bytes(255)),
+    ("identifier", Requirement::Bytes(255)),
+    ("duration_ms", Requirement::Number),
+    ("sequence", Requirement::Number),
+    ("region", Requirement::Bytes(48)),
+    ("count", Requirement::Number),
+    ("refunds", Requirement::Number),
+    ("expires_at", Requirement::Number),
+    ("updated_at", Requirement::Number),
 ];
 
 /// The indexes that statements name, by the columns they begin with.
@@ -45,7 +45,7 @@ const INDEXES: [(&str, &[&str]); 3] = [
 ];
 
 #[derive(Clone, Copy)]
-enum Needed {
+enum Requirement {
     Number,
     Bytes(u64),
 }
@@ -56,7 +56,7 @@ type Columns = BTreeMap<String, (String, u64)>;
 type Indexes = BTreeMap<String, (Vec<String>, bool)>;
 
 /// Fails with everything that is missing.
-pub(crate) async fn check(connection: &mut MySqlConnection) -> Result<(), StoreError> {
+pub(crate) async fn check(connection: &mut MySqlConnection) -> Result<(), MysqlError> {
     let (mut columns, mut indexes) = (Columns::new(), Indexes::new());
     for [name, kind, bytes] in texts(connection, statement::columns()).await? {
         columns.insert(name, (kind, bytes.parse().unwrap_or(0)));
@@ -67,7 +67,7 @@ pub(crate) async fn check(connection: &mut MySqlConnection) -> Result<(), StoreE
         *is_unique = non_unique == "0";
     }
     let faults = faults(&columns, &indexes);
-    if faults.is_empty() { Ok(()) } else { Err(StoreError::Schema(faults.join(", "))) }
+    if faults.is_empty() { Ok(()) } else { Err(MysqlError::Schema(faults.join(", "))) }
 }
 
 fn faults(columns: &Columns, indexes: &Indexes) -> Vec<String> {
@@ -81,13 +81,13 @@ fn faults(columns: &Columns, indexes: &Indexes) -> Vec<String> {
             continue;
         };
         match needed {
-            Needed::Number if !(kind.starts_with("bigint") && kind.contains("unsigned")) => {
+            Requirement::Number if !(kind.starts_with("bigint") && kind.contains("unsigned")) => {
                 faults.push(format!("the column {name} is {kind}, not BIGINT UNSIGNED"));
             }
-            Needed::Bytes(least) if !kind.starts_with("varbinary") || *bytes < least => {
+            Requirement::Bytes(least) if !kind.starts_with("varbinary") || *bytes < least => {
                 faults.push(format!("the column {name} is {kind}, not VARBINARY({least})"));
             }
-            Needed::Number | Needed::Bytes(_) => {}
+            Requirement::Number | Requirement::Bytes(_) => {}
         }
     }
     for (name, needed) in INDEXES {
@@ -108,24 +108,24 @@ fn faults(columns: &Columns, indexes: &Indexes) -> Vec<String> {
 }
 
 /// Rows of three values, each as the server prints it.
-async fn texts(connection: &mut MySqlConnection, sql: String) -> Result<Vec<[String; 3]>, StoreError> {
+async fn texts(connection: &mut MySqlConnection, sql: String) -> Result<Vec<[String; 3]>, MysqlError> {
     let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?;
     let value = |row: &sqlx::mysql::MySqlRow, place: usize| -> Result<String, sqlx::Error> {
         let bytes: &[u8] = row.try_get_unchecked(place)?;
         Ok(String::from_utf8_lossy(bytes).into_owned())
     };
     let row = |row| Ok([value(row, 0)?, value(row, 1)?, value(row, 2)?]);
-    rows.iter().map(row).collect::<Result<_, sqlx::Error>>().map_err(StoreError::from)
+    rows.iter().map(row).collect::<Result<_, sqlx::Error>>().map_err(MysqlError::from)
 }
 
 /// Applies what is missing and says what that was. Of several processes that do it at once, one does it and the others
 /// wait.
-pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Applied>, StoreError> {
+pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<AppliedMigration>, MysqlError> {
     // The lock is given up with the connection, too, whatever happens in between.
     let lock = format!("SELECT GET_LOCK(CONCAT('tidegate.', LEFT(SHA1(DATABASE()), 32)), {MIGRATING_WAIT_S})");
     let is_locked: Option<i64> = sqlx::raw_sql(AssertSqlSafe(lock)).fetch_one(&mut *connection).await?.try_get(0)?;
     if is_locked != Some(1) {
-        return Err(StoreError::Contended(format!(
+        return Err(MysqlError::Contended(format!(
             "another process has been migrating for {MIGRATING_WAIT_S} s: see that it ends, and try again"
         )));
     }
@@ -146,7 +146,7 @@ pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Appl
     let mut applied = Vec::new();
     for migration in migrations().into_iter().filter(is_missing) {
         connection.apply(APPLIED_TABLE, &migration).await?;
-        applied.push(Applied { version: migration.version, name: migration.description.into_owned() });
+        applied.push(AppliedMigration { version: migration.version, name: migration.description.into_owned() });
     }
     Ok(applied)
 }
@@ -164,9 +164,9 @@ mod tests {
     use super::*;
 
     fn good() -> (Columns, Indexes) {
-        let column = |(name, needed): (&str, Needed)| match needed {
-            Needed::Number => (name.to_owned(), ("bigint(20) unsigned".to_owned(), 0)),
-            Needed::Bytes(bytes) => (name.to_owned(), (format!("varbinary({bytes})"), bytes)),
+        let column = |(name, needed): (&str, Requirement)| match needed {
+            Requirement::Number => (name.to_owned(), ("bigint(20) unsigned".to_owned(), 0)),
+            Requirement::Bytes(bytes) => (name.to_owned(), (format!("varbinary({bytes})"), bytes)),
         };
         let index = |(name, columns): (&str, &[&str])| {
             let columns = columns.iter().map(|column| (*column).to_owned()).collect();

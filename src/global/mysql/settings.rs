@@ -50,7 +50,7 @@ impl MysqlFlags {
                     .to_owned()
             });
         };
-        let address = Address::parse(url.expose()).ok()?;
+        let address = MysqlUrl::parse(url.expose()).ok()?;
         let is_verified = matches!(address.ssl_mode, MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
         (address.ssl_ca.is_some() && !is_verified).then(|| {
             "ssl-ca in --mysql-url (MYSQL_URL) has no effect: nobody verifies the server unless ssl-mode is VERIFY_CA or \
@@ -129,7 +129,7 @@ impl MysqlSettings {
             return Err(MysqlSettingError::Timeout(timeout));
         }
         let Some(url) = flags.url() else { return Ok(None) };
-        let address = Address::parse(url.expose())?;
+        let address = MysqlUrl::parse(url.expose())?;
         address.check_files()?;
         let password_file = flags.mysql_password_file.clone().filter(|file| !file.as_os_str().is_empty());
         if let Some(file) = &password_file {
@@ -143,7 +143,7 @@ impl MysqlSettings {
 
     /// What to connect with now: reads the password file.
     pub fn connect_options(&self) -> Result<MySqlConnectOptions, MysqlSettingError> {
-        let options = Address::parse(self.url.expose())?.options;
+        let options = MysqlUrl::parse(self.url.expose())?.options;
         match &self.password_file {
             Some(file) => Ok(options.password(read_password(file)?.expose())),
             None => Ok(options),
@@ -162,7 +162,7 @@ fn read_password(file: &Path) -> Result<Secret, MysqlSettingError> {
 
 /// What the URL says. The client library overlooks parameters that it does not know, so that a typing error would turn
 /// verification off without a word; hence they are read here first.
-struct Address {
+struct MysqlUrl {
     options: MySqlConnectOptions,
     has_password: bool,
     place: String,
@@ -172,8 +172,8 @@ struct Address {
     ssl_key: Option<PathBuf>,
 }
 
-impl Address {
-    fn parse(url: &str) -> Result<Address, MysqlSettingError> {
+impl MysqlUrl {
+    fn parse(url: &str) -> Result<MysqlUrl, MysqlSettingError> {
         let url = url.trim();
         let rest = url.strip_prefix("mysql://").or_else(|| url.strip_prefix("mariadb://"));
         let rest = rest.ok_or(MysqlSettingError::Url("does not begin with mysql://"))?;
@@ -211,7 +211,7 @@ impl Address {
             Some(socket) => format!("{}, database {database}", socket.display()),
             None => format!("{}:{}, database {database}", options.get_host(), options.get_port()),
         };
-        Ok(Address {
+        Ok(MysqlUrl {
             has_password: login.split_once(':').is_some_and(|(_, password)| !password.is_empty()),
             place,
             ssl_mode: options.get_ssl_mode(),

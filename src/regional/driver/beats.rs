@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::clock::wall_ms;
-use crate::regional::driver::Regional;
+use crate::regional::driver::RegionalDriver;
 use crate::regional::metrics::RegionalMetrics;
-use crate::regional::region::Operation;
+use crate::regional::region::CallPurpose;
 use crate::regional::witness::Witness;
 
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ const LIVE_FOR: Duration = Duration::from_secs(3);
 /// Clocks may be apart by one part in so many of the shortest window.
 const CLOCK_SHARE: u64 = 20;
 
-impl Regional {
+impl RegionalDriver {
     /// Tells the origin that this process lives, and hears how many do.
     pub(super) async fn beat(self: Arc<Self>) {
         let mut was_heard = false;
@@ -35,9 +35,9 @@ impl Regional {
             let mut is_missed = false;
             match self.redis.beat(store, process, BEAT_TIMEOUT).await {
                 Ok(beat) => {
-                    self.region.beaten(true, self.now());
+                    self.region.heartbeat_ended(true, self.now());
                     let took = began.elapsed();
-                    self.metrics.called(Operation::Beat, took);
+                    self.metrics.called(CallPurpose::Beat, took);
                     let is_lost = witness.hear_incarnation(beat.incarnation, self.was_answered.load(Ordering::Relaxed));
                     let is_forgotten = was_heard && (is_lost || !beat.was_known);
                     self.hear_live(u32::try_from(beat.live).unwrap_or(u32::MAX), is_forgotten);
@@ -55,8 +55,8 @@ impl Regional {
                     }
                 }
                 Err(error) => {
-                    self.region.beaten(false, self.now());
-                    self.metrics.failed(Operation::Beat, error.reason());
+                    self.region.heartbeat_ended(false, self.now());
+                    self.metrics.failed(CallPurpose::Beat, error.reason());
                     is_missed = true;
                 }
             }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use crate::regional::driver::Regional;
+use crate::regional::driver::RegionalDriver;
 
 /// How long a clean stop goes on telling what is pending.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Regional {
+impl RegionalDriver {
     /// A clean stop: tells everything that is pending, then takes this process's fields out, so that others divide what
     /// is left among fewer.
     pub(crate) async fn leave(self: &Arc<Self>) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::engine::reach::Store;
-use crate::regional::driver::Regional;
+use crate::regional::driver::RegionalDriver;
 use crate::regional::redis::{Lane, Redis};
 use crate::regional::region::ProbeResult;
 use crate::regional::replay::REPLAY_TIMEOUT_US;
@@ -15,7 +15,7 @@ use crate::regional::replay::REPLAY_TIMEOUT_US;
 const PROBE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
-impl Regional {
+impl RegionalDriver {
     /// Finds out whether an origin that did not answer does again.
     pub(super) async fn probe(self: Arc<Self>) {
         let mut was_open = [false; 3];

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::engine::count::gcra::DEBT_TIMES;
 use crate::engine::table::cell::{BucketUpdate, CellShape, CellUpdate};
-use crate::regional::call::{Call, Part, ProcessId};
-use crate::regional::model::{Base, Field, Origin, OtherEpoch, new_epoch, saturating};
+use crate::regional::call::{Call, CallKey, ProcessId};
+use crate::regional::model::{Base, Origin, OtherEpoch, ProcessField, new_epoch, saturating};
 use crate::regional::redis::codec::bounded;
 
 /// How long a bucket outlives its last hit.
@@ -22,7 +22,7 @@ const GENERATION_MS_MAX: u64 = 3_600_000;
 
 /// A bucket: its level, and who has filled it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bucket {
+pub(super) struct BucketHash {
     pub(super) base: Base,
     pub(super) whole: u64,
     pub(super) rest: u64,
@@ -37,7 +37,7 @@ pub(super) struct Bucket {
 /// The generation of fields before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Before {
-    pub(super) fields: BTreeMap<ProcessId, Field>,
+    pub(super) fields: BTreeMap<ProcessId, ProcessField>,
     pub(super) expires_at_ms: u64,
     /// How many of them no process has taken along, expired or not.
     pub(super) left: usize,
@@ -56,8 +56,8 @@ fn bucket_of(told: &CellUpdate) -> BucketUpdate {
     }
 }
 
-impl Bucket {
-    /// As `engine::count::gcra::Bucket::drain`, by the origin's clock. Says whether the time moved.
+impl BucketHash {
+    /// As `engine::count::gcra::BucketHash::drain`, by the origin's clock. Says whether the time moved.
     pub(super) fn drain(&mut self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let before_ms = self.at_ms;
         if now_ms >= self.at_ms {
@@ -157,14 +157,14 @@ impl Origin {
     pub(super) fn open_bucket(
         &mut self,
         call: &Call,
-        part: &Part,
+        part: &CallKey,
         (limit, burst): (u32, u32),
         time_ms: u64,
     ) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
         let most = level_max(limit, burst);
         // What was told to it has drained everywhere: the fields of all processes that ever held it go, as if it were lost.
-        let is_over = |bucket: &Bucket| bucket.is_empty_since(time_ms, limit, part.window_ms);
+        let is_over = |bucket: &BucketHash| bucket.is_empty_since(time_ms, limit, part.window_ms);
         let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
         if before > 0 {
             self.buckets.remove(&part.key);
@@ -172,7 +172,7 @@ impl Origin {
         let is_made = !self.buckets.contains_key(&part.key);
         let later = CellUpdate { epoch: told.epoch.max(before), ..*told };
         let base = || Base::new(&later, call.nonce, time_ms);
-        let make = || Bucket { base: base(), at_ms: time_ms, began_ms: time_ms, ..Bucket::default() };
+        let make = || BucketHash { base: base(), at_ms: time_ms, began_ms: time_ms, ..BucketHash::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // Written even if nothing else is: a limit that changes must change only what drains from then on.
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);

@@ -35,26 +35,26 @@ fn with_refunds(told: CellUpdate, refunds_floor: u64) -> CellUpdate {
     of_window(told, WindowUpdate { refunds_floor, ..window(&told) })
 }
 
-fn fixed(told: CellUpdate) -> Part {
-    Part { key: KEY, window_ms: 60_000, measure: Measure::Sum, cells: smallvec![told] }
+fn fixed(told: CellUpdate) -> CallKey {
+    CallKey { key: KEY, window_ms: 60_000, measure: Measure::Sum, cells: smallvec![told] }
 }
 
-fn sliding(current: CellUpdate, previous: CellUpdate, left_ms: u64) -> Part {
+fn sliding(current: CellUpdate, previous: CellUpdate, left_ms: u64) -> CallKey {
     let before = WindowUpdate { sequence: 9, ..window(&previous) };
     let cells = smallvec![current, of_window(previous, before)];
-    Part { key: KEY, window_ms: 60_000, measure: Measure::Sliding { left_ms }, cells }
+    CallKey { key: KEY, window_ms: 60_000, measure: Measure::Sliding { left_ms }, cells }
 }
 
-fn bucket(told: CellUpdate) -> Part {
+fn bucket(told: CellUpdate) -> CallKey {
     let cell = match told.shape {
         CellShape::Bucket(_) => told,
         CellShape::Window(_) => of_bucket(told, BucketUpdate { floor_rest: 0, level: 60_000 }),
     };
     let cells = smallvec![cell];
-    Part { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10, burst: 1000 }, cells }
+    CallKey { key: KEY, window_ms: 60_000, measure: Measure::Gcra { limit: 10, burst: 1000 }, cells }
 }
 
-fn replay(process: ProcessId, part: Part) -> Call {
+fn replay(process: ProcessId, part: CallKey) -> Call {
     Call { process, nonce: 7, charges: true, parts: vec![part], asks: Vec::new() }
 }
 
@@ -66,7 +66,7 @@ fn ask(needs: &[Need]) -> Ask {
     Ask { needs: needs.into() }
 }
 
-fn check(process: ProcessId, part: Part, asks: &[Ask]) -> Call {
+fn check(process: ProcessId, part: CallKey, asks: &[Ask]) -> Call {
     Call { asks: asks.to_vec(), ..replay(process, part) }
 }
 
@@ -222,7 +222,7 @@ fn the_phantom_of_an_abandoned_check_is_absorbed_by_the_next_hit() {
 #[test]
 fn asks_are_decided_in_order_each_all_or_nothing() {
     let mut origin = Origin::default();
-    let other = Part { key: OriginKey([2; 20]), ..fixed(told(0)) };
+    let other = CallKey { key: OriginKey([2; 20]), ..fixed(told(0)) };
     let asks = [
         ask(&[need(3, 5), Need { part: 1, ..need(3, 2) }]),
         ask(&[need(3, 5)]),
@@ -258,7 +258,7 @@ fn twins_in_one_ask_add_up() {
 #[test]
 fn quota_groups_deny_only_together_and_are_not_charged_when_over() {
     let mut origin = Origin::default();
-    let parts = vec![fixed(told(0)), Part { key: OriginKey([2; 20]), ..fixed(told(0)) }];
+    let parts = vec![fixed(told(0)), CallKey { key: OriginKey([2; 20]), ..fixed(told(0)) }];
     let quota = |part, hits, limit, quota| Need { part, limit, hits, quota: Some(quota) };
     let decided = |origin: &mut Origin, needs: &[Need]| {
         let call = Call { parts: parts.clone(), ..check(A, fixed(told(0)), &[ask(needs)]) };
@@ -349,10 +349,10 @@ fn a_bucket_drains_by_the_origins_clock() {
     assert!(asks(5, 1, 6000));
     // A clock that is set back a little waits, one behind by more than a window was wrong before.
     let mut level = |time_ms| origin.call(&replay(A, bucket(told(6))), time_ms).parts[0][0].level;
-    assert_eq!(level(TIME_MS), Level { ahead_ms: 6000, whole: 5, rest: 0 });
-    assert_eq!(level(1000), Level { ahead_ms: 0, whole: 5, rest: 0 });
-    assert_eq!(level(1001), Level { ahead_ms: 0, whole: 4, rest: 59_990 });
-    assert_eq!(level(31_001), Level { ahead_ms: 0, whole: 0, rest: 0 });
+    assert_eq!(level(TIME_MS), BucketLevel { ahead_ms: 6000, whole: 5, rest: 0 });
+    assert_eq!(level(1000), BucketLevel { ahead_ms: 0, whole: 5, rest: 0 });
+    assert_eq!(level(1001), BucketLevel { ahead_ms: 0, whole: 4, rest: 59_990 });
+    assert_eq!(level(31_001), BucketLevel { ahead_ms: 0, whole: 0, rest: 0 });
     let told = replay(A, bucket(CellUpdate { asked: 2, ..told(9) }));
     let sum = origin.call(&told, 31_001).parts[0][0];
     assert_eq!((sum.sum, sum.refunds, sum.level.whole), (9, 0, 1));
@@ -386,7 +386,7 @@ fn a_bucket_that_was_empty_for_a_while_forgets_who_held_it() {
 
 /// Levels of a bucket that drains one hit a minute, so that it is never empty.
 fn slow(process: u64, told: CellUpdate) -> Call {
-    let part = Part { measure: Measure::Gcra { limit: 1, burst: 1000 }, ..bucket(told) };
+    let part = CallKey { measure: Measure::Gcra { limit: 1, burst: 1000 }, ..bucket(told) };
     replay(ProcessId(process), part)
 }
 
@@ -441,7 +441,7 @@ fn an_older_copy_of_a_bucket_heals_over_generations() {
 #[test]
 fn the_debt_of_a_bucket_has_an_end_however_often_it_is_told() {
     let mut origin = Origin::default();
-    let part = |told| Part { measure: Measure::Gcra { limit: 10, burst: 5 }, ..bucket(told) };
+    let part = |told| CallKey { measure: Measure::Gcra { limit: 10, burst: 5 }, ..bucket(told) };
     let mut epoch = 0;
     for own in (1..50).map(|report| report * 1_000_000_000) {
         for process in [A, B] {
@@ -477,7 +477,7 @@ fn what_is_only_read_is_not_made() {
 #[test]
 fn a_bucket_that_never_drains_is_not_kept_forever() {
     let mut origin = Origin::default();
-    let blocked = |own| Part { measure: Measure::Gcra { limit: 0, burst: 1000 }, ..bucket(told(own)) };
+    let blocked = |own| CallKey { measure: Measure::Gcra { limit: 0, burst: 1000 }, ..bucket(told(own)) };
     origin.call(&replay(A, blocked(4)), TIME_MS);
     let later_ms = TIME_MS + 60_000 + BUCKET_LINGERS_MS;
     assert_eq!(origin.call(&replay(B, blocked(0)), later_ms - 1).parts[0][0].level.whole, 4);
@@ -511,7 +511,7 @@ fn cells_expire_and_who_stops_leaves() {
     let mut origin = Origin::default();
     heard(&mut origin, &replay(A, fixed(told(5))));
     heard(&mut origin, &replay(B, fixed(told(5))));
-    let beat = |was_known, live, time_ms| Beat { was_known, live, time_ms, incarnation: TIME_MS * 1000 };
+    let beat = |was_known, live, time_ms| BeatReply { was_known, live, time_ms, incarnation: TIME_MS * 1000 };
     assert_eq!(origin.beat(A, TIME_MS), beat(false, 1, TIME_MS));
     assert_eq!(origin.beat(B, TIME_MS + 3000), beat(false, 2, TIME_MS + 3000));
     origin.leave(A, &[(KEY, 10)]);

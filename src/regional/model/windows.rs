@@ -3,12 +3,12 @@
 use smallvec::SmallVec;
 
 use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
-use crate::regional::call::{COUNT_MAX, Call, Part};
-use crate::regional::model::{Base, Field, Origin, OtherEpoch, saturating};
+use crate::regional::call::{COUNT_MAX, Call, CallKey};
+use crate::regional::model::{Base, Origin, OtherEpoch, ProcessField, saturating};
 
 /// A cell of a window.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cell {
+pub(super) struct CellHash {
     pub(super) base: Base,
     pub(super) floor: u64,
     pub(super) added: u64,
@@ -16,7 +16,7 @@ pub(super) struct Cell {
     pub(super) told: u64,
     pub(super) refunds: u64,
     /// The most that a process has known in this epoch, and what was given back of it.
-    pub(super) known: Field,
+    pub(super) known: ProcessField,
 }
 
 /// What only a window's cell is told.
@@ -34,7 +34,7 @@ pub(super) fn window_mut(told: &mut CellUpdate) -> Option<&mut WindowUpdate> {
     }
 }
 
-impl Cell {
+impl CellHash {
     pub(super) fn hits(&self) -> u64 {
         self.told_hits().max(self.known.own)
     }
@@ -75,7 +75,7 @@ impl Cell {
         if told.epoch == self.base.epoch && told.floor > self.hits() {
             let pending = told.asked.saturating_sub(told.asked_acked);
             let refunds = window(told).refunds_floor.saturating_sub(pending).min(told.floor);
-            self.known = Field { own: told.floor, asked: self.known.asked.max(refunds) };
+            self.known = ProcessField { own: told.floor, asked: self.known.asked.max(refunds) };
             self.stay_full();
         }
     }
@@ -99,12 +99,12 @@ impl Cell {
 }
 
 impl Origin {
-    pub(super) fn open_cells(&mut self, call: &Call, part: &Part, time_ms: u64) -> SmallVec<[bool; 2]> {
+    pub(super) fn open_cells(&mut self, call: &Call, part: &CallKey, time_ms: u64) -> SmallVec<[bool; 2]> {
         let mut is_changed = SmallVec::new();
         let mut refunds = Vec::new();
         for (place, told) in part.cells.iter().enumerate() {
             let is_made = !self.cells.contains_key(&(part.key, told.sequence()));
-            let make = || Cell { base: Base::new(told, call.nonce, time_ms), ..Cell::default() };
+            let make = || CellHash { base: Base::new(told, call.nonce, time_ms), ..CellHash::default() };
             let cell = self.cells.entry((part.key, told.sequence())).or_insert_with(make);
             let before = (cell.floor, cell.added, cell.refunds, cell.known);
             let news = cell.base.hear(call.process, told);
@@ -117,7 +117,7 @@ impl Origin {
             refunds.push(news.refunds);
             let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
             // What is not the newest is not kept for its holders alone.
-            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == Field::default();
+            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == ProcessField::default();
             is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
         }
         // Only now, because they take from all cells of the part.

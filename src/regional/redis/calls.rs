@@ -7,9 +7,9 @@ use redis::Value;
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId, Reply};
-use crate::regional::redis::codec::{self, Beat, Invocation};
+use crate::regional::redis::codec::{self, BeatReply, Invocation};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
-use crate::regional::region::Field;
+use crate::regional::region::CellField;
 
 static ORIGIN: Script = Script::new(codec::ORIGIN);
 static BEAT: Script = Script::new(codec::BEAT);
@@ -40,15 +40,15 @@ impl Redis {
     }
 
     /// Says that the process lives, and hears how many do.
-    pub async fn beat(&self, store: Store, process: ProcessId, within: Duration) -> Result<Beat, OriginError> {
+    pub async fn beat(&self, store: Store, process: ProcessId, within: Duration) -> Result<BeatReply, OriginError> {
         let Invocation { keys, args } = codec::encode_beat(store, process);
         let value = self.script(Lane::Replays, &BEAT, &keys, &args, within).await?;
         codec::decode_beat(&value).map_err(|_| OriginError::BadReply)
     }
 
     /// Takes a process's fields out, so that others divide what is left among fewer.
-    pub async fn take_out(&self, process: ProcessId, fields: &[Field], until: Instant) -> Result<(), OriginError> {
-        let name = |(key, sequence): &Field| match sequence {
+    pub async fn take_out(&self, process: ProcessId, fields: &[CellField], until: Instant) -> Result<(), OriginError> {
+        let name = |(key, sequence): &CellField| match sequence {
             Some(sequence) => codec::cell_key(key, *sequence),
             None => codec::bucket_key(key),
         };

@@ -13,9 +13,9 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use crate::engine::reach::Store;
-use crate::engine::table::cell::{BucketUpdate, CellShape, CellState, CellUpdate, Level, WindowUpdate};
+use crate::engine::table::cell::{BucketLevel, BucketUpdate, CellShape, CellState, CellUpdate, WindowUpdate};
 use crate::engine::table::foreign::Counts;
-use crate::regional::call::{AskVerdict, COUNT_MAX, Call, Measure, OriginKey, Part, ProcessId, Reply};
+use crate::regional::call::{AskVerdict, COUNT_MAX, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
 
 /// Serves a [`Call`].
 pub(crate) static ORIGIN: &str = include_str!("scripts/origin.lua");
@@ -53,7 +53,7 @@ pub(crate) struct Invocation {
 
 /// What a heartbeat hears.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beat {
+pub struct BeatReply {
     /// The process was among the live ones. Otherwise it starts, was silent for too long, or the origin has lost data.
     pub was_known: bool,
     /// How many processes live.
@@ -74,23 +74,23 @@ pub(crate) struct BadReply {
 
 /// The key of a window's cell. The braces are a Cluster's hash tag: all cells of a key are in one slot.
 pub(crate) fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
-    format!("tidegate:{{{}}}:{sequence}", Tag(key)).into_bytes()
+    format!("tidegate:{{{}}}:{sequence}", Base64Key(key)).into_bytes()
 }
 
 /// The key of a bucket.
 pub(crate) fn bucket_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{{{}}}:g", Tag(key)).into_bytes()
+    format!("tidegate:{{{}}}:g", Base64Key(key)).into_bytes()
 }
 
 /// Where a bucket keeps the fields of the generation before.
 pub(crate) fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{{{}}}:b", Tag(key)).into_bytes()
+    format!("tidegate:{{{}}}:b", Base64Key(key)).into_bytes()
 }
 
 /// An origin key in base64url without padding: 27 characters.
-struct Tag<'a>(&'a OriginKey);
+struct Base64Key<'a>(&'a OriginKey);
 
-impl fmt::Display for Tag<'_> {
+impl fmt::Display for Base64Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         for bytes in self.0.0.chunks(3) {
@@ -158,7 +158,7 @@ pub(crate) fn encode(call: &Call) -> Invocation {
     Invocation { keys, args: vec![call.process.to_string().into_bytes(), numbers.into_json()] }
 }
 
-fn encode_part(part: &Part, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
+fn encode_part(part: &CallKey, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
     let (measure, measured, burst) = match part.measure {
         Measure::Sum => (0, 0, 0),
         Measure::Sliding { left_ms } => (1, left_ms, 0),
@@ -253,16 +253,18 @@ fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<Cell
         refunds: answer.count()?,
         holders: answer.below("a number of holders", 1 << 32)? as u32,
         level: match update.shape {
-            CellShape::Window(_) => Level::default(),
-            CellShape::Bucket(_) => Level { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? },
+            CellShape::Window(_) => BucketLevel::default(),
+            CellShape::Bucket(_) => {
+                BucketLevel { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
+            }
         },
     })
 }
 
 /// Reads what [`BEAT`] answered.
-pub(crate) fn decode_beat(value: &Value) -> Result<Beat, BadReply> {
+pub(crate) fn decode_beat(value: &Value) -> Result<BeatReply, BadReply> {
     let mut answer = ReplyReader::new(value)?;
-    let beat = Beat {
+    let beat = BeatReply {
         was_known: answer.flag()?,
         live: answer.count()?,
         time_ms: answer.count()?,

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::{Driver, Link};
 use crate::regional::redis::settings::RedisSettings;
-use crate::regional::redis::settings::address::{Credentials, Node, RedisTarget};
+use crate::regional::redis::settings::address::{Credentials, RedisNode, RedisTarget};
 use crate::regional::redis::settings::tls_files::TlsFiles;
 use crate::regional::redis::{sentinel, tls};
 
@@ -125,7 +125,11 @@ async fn read(settings: &RedisSettings) -> Result<Fresh, OriginError> {
 }
 
 /// One server by TCP, with TLS if that is on.
-pub(super) async fn single(node: &Node, credentials: Option<&Credentials>, fresh: &Fresh) -> Result<Link, OriginError> {
+pub(super) async fn single(
+    node: &RedisNode,
+    credentials: Option<&Credentials>,
+    fresh: &Fresh,
+) -> Result<Link, OriginError> {
     let broken = |fault: std::io::Error| OriginError::Broken(fault.to_string()).at(node);
     let stream = TcpStream::connect((node.host.as_str(), node.port)).await.map_err(broken)?;
     configure(&stream).map_err(broken)?;
@@ -162,9 +166,9 @@ where
     Ok(Link::Single { connection, driver: Driver::spawn(driver) })
 }
 
-async fn cluster(nodes: &[Node], fresh: &Fresh) -> Result<Link, OriginError> {
+async fn cluster(nodes: &[RedisNode], fresh: &Fresh) -> Result<Link, OriginError> {
     let addresses = nodes.iter().map(|node| {
-        let Node { host, port } = node.clone();
+        let RedisNode { host, port } = node.clone();
         match &fresh.tls {
             Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
             None => ConnectionAddr::Tcp(host, port),

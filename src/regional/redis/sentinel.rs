@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 use crate::regional::redis::dial::{self, Fresh};
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::Link;
-use crate::regional::redis::settings::address::Node;
+use crate::regional::redis::settings::address::RedisNode;
 
 /// Asks the sentinels. Fails with what the last of them had to say.
-pub(super) async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Result<Node, OriginError> {
+pub(super) async fn master(name: &str, sentinels: &[RedisNode], fresh: &Fresh) -> Result<RedisNode, OriginError> {
     let name: Arc<str> = name.into();
     let fresh = Arc::new(fresh.for_sentinels());
     // Dropped with what is still asked when the first has answered.
@@ -39,7 +39,7 @@ pub(super) async fn master(name: &str, sentinels: &[Node], fresh: &Fresh) -> Res
     Err(last)
 }
 
-async fn ask(name: &str, sentinel: &Node, fresh: &Fresh) -> Result<Node, OriginError> {
+async fn ask(name: &str, sentinel: &RedisNode, fresh: &Fresh) -> Result<RedisNode, OriginError> {
     let link = dial::single(sentinel, fresh.credentials.as_ref(), fresh).await?;
     let command = redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).to_owned();
     let answer = link.query(&command).await.map_err(|error| error.at(&format!("sentinel {sentinel}")))?;
@@ -50,7 +50,7 @@ async fn ask(name: &str, sentinel: &Node, fresh: &Fresh) -> Result<Node, OriginE
         });
     }
     match redis::from_redis_value::<(String, u16)>(answer) {
-        Ok((host, port)) => Ok(Node { host, port }),
+        Ok((host, port)) => Ok(RedisNode { host, port }),
         Err(_) => Err(OriginError::BadReply),
     }
 }

@@ -11,10 +11,10 @@ use crate::engine::steps;
 use crate::engine::table::cell::CellShape;
 use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
-use crate::regional::call::{Ask, COUNT_MAX, Call, Measure, Need, OriginKey, Part, Reply};
+use crate::regional::call::{Ask, COUNT_MAX, Call, CallKey, Measure, Need, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::{Effects, Operation, OutgoingCall, PendingCall, Region, State, random};
-use crate::regional::wait_queue::{AskId, AskOutcome, Waiting};
+use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState, random};
+use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId};
 use crate::rules::limit::Terms;
 
 /// Between two checks of a key, for each process that holds it: a hot key costs the origin the same for any number.
@@ -35,7 +35,7 @@ pub(super) struct CheckKey {
 /// A request of a check that is under way, and which of its questions are the needs of its ask.
 #[derive(Debug)]
 pub(super) struct CheckAsk {
-    pub(super) id: AskId,
+    pub(super) id: WaitId,
     pub(super) questions: SmallVec<[usize; 2]>,
     /// It only reads this time: a key of it is not seated, and a check that is applied without being heard of would be
     /// counted twice.
@@ -57,7 +57,7 @@ pub(super) struct CheckCall {
 
 impl Region {
     /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
-    pub(super) fn check_calls(&self, state: &mut State, ids: &[AskId], now: Now) -> Vec<OutgoingCall> {
+    pub(super) fn check_calls(&self, state: &mut RegionState, ids: &[WaitId], now: Now) -> Vec<OutgoingCall> {
         // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
         let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
@@ -89,9 +89,9 @@ impl Region {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
     }
 
-    fn check_call(&self, state: &mut State, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> OutgoingCall {
+    fn check_call(&self, state: &mut RegionState, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> OutgoingCall {
         let mut keys: Vec<CheckKey> = Vec::new();
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<CallKey> = Vec::new();
         let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
         let mut wire_asks = Vec::new();
         let mut until_us = now.mono_us;
@@ -136,17 +136,17 @@ impl Region {
         let id = self.enter_call(state, PendingCall::CheckCall(check));
         // The origin has its time in any case: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
-        OutgoingCall { id, operation: Operation::Check, call, is_strict: is_strict && charges, within_us }
+        OutgoingCall { id, operation: CallPurpose::Check, call, is_strict: is_strict && charges, within_us }
     }
 
     /// What a check says about a key, whether there is a slot for it or not.
-    fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> Part {
+    fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> CallKey {
         let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
-        Part::new(origin, &asked.terms, update)
+        CallKey::new(origin, &asked.terms, update)
     }
 
     /// Requests that wait for a key go on: together in one call, unless the key denies them by now.
-    pub(super) fn release(&self, state: &mut State, key: &OriginKey, now: Now) -> Effects {
+    pub(super) fn release(&self, state: &mut RegionState, key: &OriginKey, now: Now) -> Effects {
         let mut effects = Effects::default();
         let ids = state.wait_queue.take_waiting(key);
         let mut going = Vec::with_capacity(ids.len());
@@ -179,7 +179,7 @@ impl Region {
     }
 
     /// A check was answered: takes it over and tells everyone.
-    pub(super) fn checked(&self, state: &mut State, check: &CheckCall, reply: &Reply, now: Now) -> Effects {
+    pub(super) fn checked(&self, state: &mut RegionState, check: &CheckCall, reply: &Reply, now: Now) -> Effects {
         let mut admitted: Vec<u64> = vec![0; check.keys.len()];
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
         for ((ask, wire), verdict) in check.asks.iter().zip(&check.call.asks).zip(&reply.verdicts) {
@@ -243,7 +243,7 @@ impl Region {
 
     /// A request over several slots of a Cluster was admitted by each: it is charged here, and the origin hears of it at
     /// once.
-    fn charge_here(&self, waiting: &Waiting, now: Now) {
+    fn charge_here(&self, waiting: &QueuedRequest, now: Now) {
         let over = waiting.groups_over();
         let is_charged = |asked: &&StoreQuestion| {
             let is_quota = asked.kind.quota().is_some();
@@ -255,7 +255,7 @@ impl Region {
     }
 
     /// A check was not answered: its requests are told so, and their rules' `on_outage` decides.
-    pub(super) fn unchecked(&self, state: &mut State, check: &CheckCall, now: Now) -> Effects {
+    pub(super) fn unchecked(&self, state: &mut RegionState, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
             self.ledger().unreadable(&key.key, &key.terms, now);
@@ -273,7 +273,7 @@ impl Region {
         effects
     }
 
-    fn free(&self, state: &mut State, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
+    fn free(&self, state: &mut RegionState, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
         // A request that waits for the spacing to pass must still have time to be answered.
@@ -294,7 +294,7 @@ impl Region {
 
 /// The limit that the origin judges a question by: what of later checks on the key is counted already must not make it too
 /// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
-fn judged_limit(asked: &StoreQuestion, part: &Part) -> u64 {
+fn judged_limit(asked: &StoreQuestion, part: &CallKey) -> u64 {
     let newest = &part.cells[0];
     let own = match (part.measure, newest.shape) {
         (_, CellShape::Bucket(bucket)) => newest.own.min(bucket.level),

@@ -10,11 +10,11 @@ use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
 use crate::engine::table::ledger::UnsentKey;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
-use crate::regional::call::{OriginKey, Part, Reply};
+use crate::regional::call::{CallKey, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
-use crate::regional::region::{Effects, Operation, OutgoingCall, PendingCall, Region, State};
+use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
-use crate::regional::wait_queue::Waiting;
+use crate::regional::wait_queue::QueuedRequest;
 use crate::rules::limit::Terms;
 use crate::rules::policy::Class;
 
@@ -24,12 +24,12 @@ const SURVEY_INTERVAL_US: u64 = 1_000_000;
 const LATE_US: u64 = 60_000_000;
 
 /// A cell that this process has a field in, by key and sequence; a bucket has no sequence.
-pub(crate) type Field = (OriginKey, Option<u64>);
+pub(crate) type CellField = (OriginKey, Option<u64>);
 
 impl Region {
     /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide the
     /// rest among fewer. None if a message may still be under way that would then count anew.
-    pub fn fields(&self, now: Now) -> Vec<Field> {
+    pub fn fields(&self, now: Now) -> Vec<CellField> {
         let is_late = |since_us: u64| now.mono_us < since_us + LATE_US;
         if self.state.lock().unanswered_us.is_some_and(is_late) {
             return Vec::new();
@@ -42,14 +42,14 @@ impl Region {
     }
 
     /// Marks some keys to be told again after the origin has lost its data.
-    pub(super) fn heal_some(&self, state: &mut State) {
+    pub(super) fn heal_some(&self, state: &mut RegionState) {
         if let Some(shard) = state.heal_next {
             state.heal_next = self.ledger().resend_some(shard, HEALED_PER_FLUSH);
         }
     }
 
     /// Sends what is pending: all of it, or what is urgent.
-    pub(super) fn flush(&self, state: &mut State, is_all: bool, now: Now) -> Effects {
+    pub(super) fn flush(&self, state: &mut RegionState, is_all: bool, now: Now) -> Effects {
         let ledger = self.ledger();
         if is_all {
             // Before the look at what is unsent: a request queues its key there first, so that no urgent one is forgotten here
@@ -84,7 +84,7 @@ impl Region {
         {
             if let Some(update) = update {
                 let origin = self.origin_key(&key.as_key(), key.is_sensitive);
-                let part = Part::new(origin, &terms, update);
+                let part = CallKey::new(origin, &terms, update);
                 pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
                 batch.push(at, part);
             } else if state.checks.is_open() || reads >= replay::PARTS_MAX {
@@ -98,20 +98,20 @@ impl Region {
         if is_all {
             self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
-        let slot_of = |part: &Part| cluster_slot(&part.key);
+        let slot_of = |part: &CallKey| cluster_slot(&part.key);
         for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
             let call = self.call(state, false, parts, Vec::new());
             state.replays_under_way += 1;
             let id = self.enter_call(state, PendingCall::Replay { slots });
             // A store that may take long to decide may take as long to hear.
             let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-            effects.calls.push(OutgoingCall { id, operation: Operation::Replay, call, is_strict: false, within_us });
+            effects.calls.push(OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us });
         }
         effects
     }
 
     /// Counts what is pending while nothing can be told, once a second.
-    fn survey(&self, state: &mut State, now: Now) {
+    fn survey(&self, state: &mut RegionState, now: Now) {
         if now.mono_us < state.surveyed_us + SURVEY_INTERVAL_US {
             return;
         }
@@ -120,7 +120,7 @@ impl Region {
     }
 
     /// Reads a key that this process has hits for but does not know its field of. No request waits for it.
-    fn read_behind(&self, state: &mut State, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
+    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {
             check: 0,
@@ -143,12 +143,13 @@ impl Region {
             has_free_quota: false,
             given_back: None,
         };
-        let waiting = Waiting::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
+        let waiting =
+            QueuedRequest::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.wait_queue.enter(waiting);
         if state.wait_queue.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
     }
 
-    pub(super) fn replayed(&self, state: &mut State, slots: &[SlotRef], reply: &Reply, now: Now) {
+    pub(super) fn replayed(&self, state: &mut RegionState, slots: &[SlotRef], reply: &Reply, now: Now) {
         for (at, cells) in slots.iter().zip(&reply.parts) {
             self.ledger().acknowledged(*at, cells, now);
         }

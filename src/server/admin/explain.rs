@@ -10,7 +10,7 @@ use crate::clock::wall_ms;
 use crate::engine::peek::Peek;
 use crate::engine::reach::{Enforcement, Reach};
 use crate::request::typed::TypedDescriptor;
-use crate::request::{Descriptor, Hits, Refused, Request};
+use crate::request::{Descriptor, Hits, Request, RequestError};
 use crate::rules::explain::explain as explain_rule;
 use crate::rules::explain_text::window;
 use crate::rules::policy::{OnOutage, Scope, Word};
@@ -52,7 +52,7 @@ impl Query {
 
 /// One descriptor: why it meets its rule, and how each of the rule's limits stands.
 #[derive(Debug)]
-struct Explained {
+struct DescriptorReport {
     in_words: String,
     as_json: Value,
     limits: Vec<LimitState>,
@@ -144,11 +144,11 @@ impl fmt::Display for LimitState {
 
 /// The answer to a query.
 #[derive(Debug)]
-pub(crate) struct Page(Vec<Explained>);
+pub(crate) struct ExplainPage(Vec<DescriptorReport>);
 
-impl Page {
+impl ExplainPage {
     pub(crate) fn to_json(&self) -> Value {
-        let descriptor = |explained: &Explained| {
+        let descriptor = |explained: &DescriptorReport| {
             let mut document = explained.as_json.clone();
             document["now"] = explained.limits.iter().map(LimitState::to_json).collect();
             document
@@ -157,7 +157,7 @@ impl Page {
     }
 }
 
-impl fmt::Display for Page {
+impl fmt::Display for ExplainPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, explained) in self.0.iter().enumerate() {
             if index > 0 {
@@ -183,11 +183,11 @@ pub(crate) enum ExplainError {
     #[error("no domain '{domain}' in the rules: there are {known}")]
     NoDomain { domain: String, known: String },
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] RequestError),
 }
 
 /// Looks without touching: nothing is counted, and no key is kept alive by it.
-pub(crate) fn explain(service: &Service, query: &Query) -> Result<Page, ExplainError> {
+pub(crate) fn explain(service: &Service, query: &Query) -> Result<ExplainPage, ExplainError> {
     let in_force = service.in_force().ok_or(ExplainError::NoRules)?;
     let ruleset = &in_force.ruleset;
     let Some(domain) = ruleset.domain(&query.domain) else {
@@ -203,13 +203,13 @@ pub(crate) fn explain(service: &Service, query: &Query) -> Result<Page, ExplainE
     let peeked = service.engine().peek(ruleset, &request, service.is_cut_off(), wall_ms());
     let explained = query.descriptors.iter().zip(&peeked).map(|(typed, limits)| {
         let explanation = explain_rule(domain, typed.entries().collect());
-        Explained {
+        DescriptorReport {
             in_words: explanation.to_string(),
             as_json: explanation.to_json(),
             limits: limits.iter().map(|peek| LimitState::of(peek, service)).collect(),
         }
     });
-    Ok(Page(explained.collect()))
+    Ok(ExplainPage(explained.collect()))
 }
 
 #[cfg(test)]

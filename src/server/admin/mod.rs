@@ -29,7 +29,7 @@ use crate::server::admin::explain::ExplainError;
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
-use crate::server::tls::Tls;
+use crate::server::tls::ServerTls;
 use crate::sources::load_status::{ConfigStatus, now_s};
 
 /// What the port can show.
@@ -38,7 +38,7 @@ pub(crate) struct Admin {
     pub service: Arc<Service>,
     pub config: Arc<ConfigStatus>,
     pub connections: Arc<ConnectionStats>,
-    pub tls: Option<Arc<Tls>>,
+    pub tls: Option<Arc<ServerTls>>,
     pub scrape: Arc<ScrapeOptions>,
     pub rules_at: Arc<str>,
     pub started_at_s: u64,
@@ -183,7 +183,7 @@ async fn rlconfig(State(admin): State<Admin>) -> Response {
     let in_force = admin.service.in_force();
     for domain in in_force.iter().flat_map(|in_force| in_force.ruleset.domains()) {
         for rule in domain.rules() {
-            let steps: Vec<&str> = rule.trail.iter().map(|step| &*step.written).collect();
+            let steps: Vec<&str> = rule.rule_path.iter().map(|step| &*step.written).collect();
             let path = format!("{}.{}", domain.name, steps.join("."));
             let modes = format!("shadow_mode: {}, quota_mode: {}", rule.shadow_mode, rule.quota_mode);
             if rule.is_unlimited() {

@@ -26,7 +26,7 @@ use tonic::codegen::Service as TowerService;
 use tonic::service::Routes;
 
 use crate::clock::Moment;
-use crate::observe::outcome::Failure;
+use crate::observe::outcome::NoDecision;
 use crate::server::admission::InFlight;
 use crate::server::grpc::arriving_body::ArrivingBody;
 use crate::server::grpc::lasting_calls::{EndSignal, LastingCalls, LastingPlace};
@@ -46,7 +46,7 @@ const REFLECTION: &str = "/grpc.reflection.";
 
 /// The calls of a port.
 #[derive(Clone, Debug)]
-pub(crate) struct Calls {
+pub(crate) struct PortCalls {
     /// Of all services but RateLimitService.
     routes: Routes,
     service: Arc<Service>,
@@ -54,14 +54,14 @@ pub(crate) struct Calls {
     lasting: Arc<LastingCalls>,
 }
 
-impl Calls {
-    pub(crate) fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> Calls {
-        Calls { routes, service, message_bytes_max, lasting: Arc::default() }
+impl PortCalls {
+    pub(crate) fn new(routes: Routes, service: Arc<Service>, message_bytes_max: usize) -> PortCalls {
+        PortCalls { routes, service, message_bytes_max, lasting: Arc::default() }
     }
 
     /// The calls of one connection, which has its own places for calls that last.
-    pub(crate) fn on_connection(self) -> Calls {
-        Calls { lasting: Arc::default(), ..self }
+    pub(crate) fn on_connection(self) -> PortCalls {
+        PortCalls { lasting: Arc::default(), ..self }
     }
 
     /// The connection is asked to finish: nothing that only waits holds it up.
@@ -82,7 +82,7 @@ impl Calls {
         let path = request.uri().path();
         if let Some(no_call) = NoCall::find(&request) {
             if path == rls::SHOULD_RATE_LIMIT {
-                self.service.outcomes().record_failure(Failure::Malformed);
+                self.service.outcomes().record_failure(NoDecision::Malformed);
             }
             no_call.refuse(reply);
             return now.instant;
@@ -123,12 +123,12 @@ impl Calls {
 
     /// A call that was reset by HTTP/2 itself.
     pub(crate) fn reset(&self) {
-        self.service.outcomes().record_failure(Failure::Protocol);
+        self.service.outcomes().record_failure(NoDecision::Protocol);
     }
 
     /// A call whose connection has ended before it was taken up.
     pub(crate) fn give_up(&self) {
-        self.service.outcomes().record_failure(Failure::Cancelled);
+        self.service.outcomes().record_failure(NoDecision::Cancelled);
     }
 }
 

@@ -14,15 +14,15 @@ use tokio::time::{Instant, timeout};
 use crate::server::accept::{Room, WhenFull, accept};
 use crate::server::connection_stats::ConnectionStats;
 use crate::server::drain::Drain;
-use crate::server::grpc::call::Calls;
+use crate::server::grpc::call::PortCalls;
 use crate::server::grpc::http2::Http2;
 use crate::server::grpc::preface::{PrefaceError, PrefacedStream};
 use crate::server::grpc::resets::ResetWatch;
 use crate::server::grpc::workers::Workers;
-use crate::server::line::{Line, Peer, Socket};
+use crate::server::line::{LineStream, Peer, Socket};
 use crate::server::listener::{GrpcListener, Listen};
 use crate::server::log_budget::LogBudget;
-use crate::server::tls::{HandshakeFailure, Tls};
+use crate::server::tls::{HandshakeFailure, ServerTls};
 
 /// A client that has not finished its TLS handshake and begun HTTP/2 by then never will.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,9 +41,9 @@ pub(crate) struct ConnectionBounds {
 /// What the gRPC port offers to those who connect.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcPort {
-    pub calls: Calls,
+    pub calls: PortCalls,
     /// `None`: connections are in plain text.
-    pub tls: Option<Arc<Tls>>,
+    pub tls: Option<Arc<ServerTls>>,
     pub bounds: ConnectionBounds,
     pub stats: Arc<ConnectionStats>,
     /// Where connections are served.
@@ -114,19 +114,19 @@ async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drai
     }
 }
 
-async fn greet(stream: Socket, tls: Option<&Tls>) -> Result<PrefacedStream<Line>, Refusal> {
+async fn greet(stream: Socket, tls: Option<&ServerTls>) -> Result<PrefacedStream<LineStream>, Refusal> {
     let line = match tls {
-        None => Line::Plain(stream),
-        Some(tls) => Line::Tls(Box::new(tls.accept(stream).await?)),
+        None => LineStream::Plain(stream),
+        Some(tls) => LineStream::Tls(Box::new(tls.accept(stream).await?)),
     };
     Ok(PrefacedStream::read(line).await?)
 }
 
 /// Bounds the time until a connection says what it wants.
 async fn in_time(
-    greeting: impl Future<Output = Result<PrefacedStream<Line>, Refusal>>,
+    greeting: impl Future<Output = Result<PrefacedStream<LineStream>, Refusal>>,
     drain: &mut Drain,
-) -> Result<PrefacedStream<Line>, Refusal> {
+) -> Result<PrefacedStream<LineStream>, Refusal> {
     let mut greeting = pin!(greeting);
     tokio::select! {
         greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
@@ -147,7 +147,7 @@ fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudge
 }
 
 /// Says what to change: who lets requests pass that were not decided may never hear of it otherwise.
-fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
+fn report_resets(resets: usize, peer: Peer, calls: &PortCalls, log: &LogBudget) {
     (0..resets).for_each(|_| calls.reset());
     if let Some(left_out) = log.take(Instant::now()) {
         tracing::warn!(
@@ -162,7 +162,7 @@ fn report_resets(resets: usize, peer: Peer, calls: &Calls, log: &LogBudget) {
 
 /// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
 async fn talk(
-    connection: PrefacedStream<Line>,
+    connection: PrefacedStream<LineStream>,
     peer: Peer,
     port: GrpcPort,
     log: Arc<LogBudget>,
@@ -191,7 +191,7 @@ fn jittered(age: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::drain::{self, Drainer, Phase};
+    use crate::server::drain::{self, DrainPhase, Drainer};
     use crate::server::service;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
@@ -215,7 +215,7 @@ mod tests {
             let bounds =
                 ConnectionBounds { connections_max, age: Duration::from_secs(60), grace: Duration::from_secs(1) };
             let stats = Arc::new(ConnectionStats::default());
-            let calls = Calls::new(tonic::service::Routes::default(), service::idle(), 1024);
+            let calls = PortCalls::new(tonic::service::Routes::default(), service::idle(), 1024);
             let workers = Arc::new(Workers::start(2).unwrap());
             let port = GrpcPort { calls, tls: None, bounds, stats: stats.clone(), workers };
             let (drainer, drain) = drain::channel();
@@ -266,7 +266,7 @@ mod tests {
         let mut silent = port.connect(b"").await;
         let late = port.connect(&PREFACE_AND_SETTINGS[..10]).await;
         port.counts([2, 0, 0]).await;
-        port.drainer.enter(Phase::Closing);
+        port.drainer.enter(DrainPhase::Closing);
         // In time, if only just.
         let mut late = late;
         late.write_all(&PREFACE_AND_SETTINGS[10..]).await.unwrap();

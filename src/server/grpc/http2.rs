@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
 
 use crate::clock::Moment;
-use crate::server::grpc::call::Calls;
+use crate::server::grpc::call::PortCalls;
 
 const STREAMS_MAX: u32 = 1024;
 /// Streams that a client may make us reset before the connection is closed (rapid reset).
@@ -56,7 +56,7 @@ struct Keepalive {
 /// A connection and the calls that have arrived on it.
 pub(crate) struct Http2<C> {
     connection: Connection<C, Bytes>,
-    calls: Calls,
+    calls: PortCalls,
     arrived: VecDeque<(Request<RecvStream>, SendResponse<Bytes>)>,
     /// When the first of them did.
     arrived_at: Option<Instant>,
@@ -64,7 +64,7 @@ pub(crate) struct Http2<C> {
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
-    pub(crate) async fn begin(connection: C, calls: Calls) -> Result<Http2<C>, h2::Error> {
+    pub(crate) async fn begin(connection: C, calls: PortCalls) -> Result<Http2<C>, h2::Error> {
         let connection = Builder::new()
             .max_concurrent_streams(STREAMS_MAX)
             .max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
@@ -178,7 +178,7 @@ mod tests {
     async fn with_silent_client() -> (Http2<DuplexStream>, DuplexStream) {
         let (ours, mut theirs) = duplex(64 * 1024);
         theirs.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-        let calls = Calls::new(tonic::service::Routes::default(), service::idle(), 1024);
+        let calls = PortCalls::new(tonic::service::Routes::default(), service::idle(), 1024);
         let mut connection = Http2::begin(ours, calls).await.unwrap();
         connection.keepalive = Keepalive { interval: Duration::from_millis(20), timeout: Duration::from_millis(20) };
         (connection, theirs)

@@ -43,24 +43,24 @@ pub(crate) struct LastingCalls {
 /// The place of one of them, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct LastingPlace {
-    _on_connection: Counted,
-    _in_process: Counted,
+    _on_connection: CallCount,
+    _in_process: CallCount,
 }
 
 /// One of those that are counted, for as long as this lives.
 #[derive(Debug)]
-struct Counted(Arc<AtomicUsize>);
+struct CallCount(Arc<AtomicUsize>);
 
-impl Counted {
+impl CallCount {
     /// Counts one more, unless there are as many as may be.
-    fn within(max: usize, count: &Arc<AtomicUsize>) -> Option<Counted> {
+    fn within(max: usize, count: &Arc<AtomicUsize>) -> Option<CallCount> {
         let before = count.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(count.clone());
+        let counted = CallCount(count.clone());
         (before < max).then_some(counted)
     }
 }
 
-impl Drop for Counted {
+impl Drop for CallCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -71,8 +71,8 @@ impl LastingCalls {
     pub(crate) fn enter(&self, admission: &Admission) -> Result<LastingPlace, NoLastingPlace> {
         let max = (admission.in_flight_max() / 2).max(1);
         Ok(LastingPlace {
-            _on_connection: Counted::within(PER_CONNECTION_MAX, &self.open).ok_or(NoLastingPlace::Connection)?,
-            _in_process: Counted::within(max, admission.lasting()).ok_or(NoLastingPlace::Process { max })?,
+            _on_connection: CallCount::within(PER_CONNECTION_MAX, &self.open).ok_or(NoLastingPlace::Connection)?,
+            _in_process: CallCount::within(max, admission.lasting()).ok_or(NoLastingPlace::Process { max })?,
         })
     }
 

@@ -19,7 +19,7 @@ use tonic::service::Routes;
 use tonic_health::pb::FILE_DESCRIPTOR_SET as HEALTH_DESCRIPTORS;
 use tonic_health::server::HealthReporter;
 
-use crate::server::grpc::call::Calls;
+use crate::server::grpc::call::PortCalls;
 use crate::server::rls::DESCRIPTORS;
 use crate::server::service::Service;
 
@@ -30,7 +30,11 @@ pub(crate) const HEALTH_NAME: &str = "ratelimit";
 const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
 /// The services of the port. The reporter is the only way to change what health says.
-pub(crate) fn calls(service: Arc<Service>, health: HealthReporter, message_bytes_max: usize) -> anyhow::Result<Calls> {
+pub(crate) fn calls(
+    service: Arc<Service>,
+    health: HealthReporter,
+    message_bytes_max: usize,
+) -> anyhow::Result<PortCalls> {
     let health = tonic_health::server::HealthService::from_health_reporter(health);
     let question_bytes_max = message_bytes_max.min(QUESTION_BYTES_MAX);
     let health =
@@ -49,5 +53,5 @@ pub(crate) fn calls(service: Arc<Service>, health: HealthReporter, message_bytes
         .add_service(v1.max_decoding_message_size(question_bytes_max))
         .add_service(v1alpha.max_decoding_message_size(question_bytes_max))
         .prepare();
-    Ok(Calls::new(routes, service, message_bytes_max))
+    Ok(PortCalls::new(routes, service, message_bytes_max))
 }

@@ -18,7 +18,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tokio::time::{sleep_until, timeout};
 
 use crate::clock::Moment;
-use crate::observe::outcome::Failure;
+use crate::observe::outcome::NoDecision;
 use crate::server::admission::InFlight;
 use crate::server::grpc::message::{Incomplete, MessageReader};
 use crate::server::grpc::stall::{STALL_MAX, grpc_timeout, send_data};
@@ -168,7 +168,7 @@ impl RateLimitCall {
             Some(Ok(answer)) => self.send(&service, answer, Instant::now()),
             Some(Err(reason)) => self.refuse(&service, &reason, Instant::now()),
             None => {
-                service.outcomes().record_failure(Failure::Cancelled);
+                service.outcomes().record_failure(NoDecision::Cancelled);
                 self.observe(&service, Instant::now())
             }
         };
@@ -201,9 +201,9 @@ impl RateLimitCall {
         let finished = self.observe(service, finished);
         let outcomes = service.outcomes();
         match incomplete.status(&self.headers) {
-            None => outcomes.record_failure(Failure::Cancelled),
+            None => outcomes.record_failure(NoDecision::Cancelled),
             Some(status) => {
-                outcomes.record_failure(Failure::Malformed);
+                outcomes.record_failure(NoDecision::Malformed);
                 send_status(self.reply, status);
             }
         }

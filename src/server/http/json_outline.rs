@@ -4,25 +4,25 @@
 //! times as much. Counting them first takes a pass over the bytes and no memory. What can't be read is left to the decoder,
 //! which knows better what to say about it.
 
-use crate::request::{Bounds, Refused};
+use crate::request::{Bounds, RequestError};
 
 /// What a body announces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Announced {
+pub(crate) struct JsonOutline {
     descriptors: usize,
     /// The first descriptor with the most entries, and how many these are.
     most_entries: (usize, usize),
 }
 
-impl Announced {
+impl JsonOutline {
     /// In the order in which a request is checked: the descriptors, then their entries.
-    pub(crate) fn check(&self, bounds: &Bounds) -> Result<(), Refused> {
+    pub(crate) fn check(&self, bounds: &Bounds) -> Result<(), RequestError> {
         let (descriptor, entries) = self.most_entries;
         if self.descriptors > bounds.descriptors_max {
-            return Err(Refused::ManyDescriptors { count: self.descriptors, max: bounds.descriptors_max });
+            return Err(RequestError::ManyDescriptors { count: self.descriptors, max: bounds.descriptors_max });
         }
         if entries > bounds.entries_max {
-            return Err(Refused::ManyEntries { descriptor, count: entries, max: bounds.entries_max });
+            return Err(RequestError::ManyEntries { descriptor, count: entries, max: bounds.entries_max });
         }
         Ok(())
     }
@@ -36,10 +36,10 @@ impl Announced {
 
     /// Counts in a RateLimitRequest: objects in the arrays of the first level are descriptors, those two levels deeper their
     /// entries.
-    pub(crate) fn in_json(text: &[u8]) -> Announced {
+    pub(crate) fn in_json(text: &[u8]) -> JsonOutline {
         const DESCRIPTOR_DEPTH: usize = 3;
         const ENTRY_DEPTH: usize = 5;
-        let mut announced = Announced::default();
+        let mut announced = JsonOutline::default();
         let (mut depth, mut entries, mut is_string, mut is_escaped) = (0usize, 0, false, false);
         for byte in text {
             if is_string {
@@ -81,24 +81,24 @@ mod tests {
     #[test]
     fn what_is_too_much_is_named_as_the_request_itself_would() {
         let bounds = Bounds { descriptors_max: 2, entries_max: 3 };
-        let check = |entries: &[usize]| Announced::in_json(text(entries).as_bytes()).check(&bounds);
+        let check = |entries: &[usize]| JsonOutline::in_json(text(entries).as_bytes()).check(&bounds);
         assert_eq!(check(&[3, 3]), Ok(()));
         assert_eq!(check(&[]), Ok(()));
-        assert_eq!(check(&[0, 0, 0]), Err(Refused::ManyDescriptors { count: 3, max: 2 }));
-        assert_eq!(check(&[1, 4]), Err(Refused::ManyEntries { descriptor: 1, count: 4, max: 3 }));
+        assert_eq!(check(&[0, 0, 0]), Err(RequestError::ManyDescriptors { count: 3, max: 2 }));
+        assert_eq!(check(&[1, 4]), Err(RequestError::ManyEntries { descriptor: 1, count: 4, max: 3 }));
     }
 
     proptest! {
         #[test]
         fn counts_are_those_of_the_message(entries in prop::collection::vec(0usize..20, 0..40)) {
             let most = entries.iter().copied().max().unwrap_or(0);
-            let announced = Announced::in_json(text(&entries).as_bytes());
+            let announced = JsonOutline::in_json(text(&entries).as_bytes());
             prop_assert_eq!((announced.descriptors, announced.most_entries.1), (entries.len(), most));
         }
 
         #[test]
         fn any_bytes_can_be_skimmed(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Announced::in_json(&bytes).check(&Bounds::default());
+            let _ = JsonOutline::in_json(&bytes).check(&Bounds::default());
         }
     }
 }

@@ -25,19 +25,19 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use crate::clock::Moment;
-use crate::observe::outcome::Failure;
+use crate::observe::outcome::NoDecision;
 use crate::request::Unit;
 use crate::server::accept::{Room, WhenFull, accept};
 use crate::server::answer_options;
 use crate::server::drain::Drain;
 use crate::server::http::body::NoBody;
-use crate::server::http::json_outline::Announced;
-use crate::server::line::Line;
+use crate::server::http::json_outline::JsonOutline;
+use crate::server::line::LineStream;
 use crate::server::no_answer::NoAnswer;
 use crate::server::rls::should_rate_limit::{self, RateLimitAnswer};
 use crate::server::rls::{DESCRIPTORS, unit_number};
 use crate::server::service::Service;
-use crate::server::tls::Tls;
+use crate::server::tls::ServerTls;
 
 /// Names the reason of a refusal: the body says the same to everybody.
 const ERROR_HEADER: &str = "x-tidegate-error";
@@ -46,7 +46,7 @@ const REASON: HeaderName = HeaderName::from_static(answer_options::REASON);
 
 /// What the handlers need.
 #[derive(Clone)]
-struct Port {
+struct HttpPort {
     service: Arc<Service>,
     drain: Drain,
     json: Arc<Json>,
@@ -54,9 +54,9 @@ struct Port {
     is_ready_without_rules: bool,
 }
 
-impl Port {
+impl HttpPort {
     /// Counts a request that did not come as far as the service.
-    fn refuse(&self, failure: Failure, reason: &str) -> Response {
+    fn refuse(&self, failure: NoDecision, reason: &str) -> Response {
         self.service.outcomes().record_failure(failure);
         bad_request(reason)
     }
@@ -81,17 +81,25 @@ const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
 pub(crate) async fn serve(listener: TcpListener, port: &'static str, router: Router, drain: Drain) {
-    accept(listener, port, room(), drain, move |stream, drain| serve_one(Line::Plain(stream), router.clone(), drain))
-        .await;
+    accept(listener, port, room(), drain, move |stream, drain| {
+        serve_one(LineStream::Plain(stream), router.clone(), drain)
+    })
+    .await;
 }
 
 /// Accepts and serves connections over TLS until the drain says to close, then waits for those that are open.
-pub(crate) async fn serve_tls(listener: TcpListener, port: &'static str, router: Router, tls: Arc<Tls>, drain: Drain) {
+pub(crate) async fn serve_tls(
+    listener: TcpListener,
+    port: &'static str,
+    router: Router,
+    tls: Arc<ServerTls>,
+    drain: Drain,
+) {
     accept(listener, port, room(), drain, move |stream, drain| {
         let (router, tls) = (router.clone(), tls.clone());
         async move {
             let stream = timeout(READ_TIMEOUT, tls.accept(stream)).await??;
-            serve_one(Line::Tls(Box::new(stream)), router, drain).await
+            serve_one(LineStream::Tls(Box::new(stream)), router, drain).await
         }
     })
     .await;
@@ -101,7 +109,7 @@ fn room() -> Room {
     Room { max: CONNECTIONS_MAX, when_full: WhenFull::EndOldest, stats: Arc::default() }
 }
 
-async fn serve_one(stream: Line, router: Router, mut drain: Drain) -> anyhow::Result<()> {
+async fn serve_one(stream: LineStream, router: Router, mut drain: Drain) -> anyhow::Result<()> {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
@@ -125,7 +133,7 @@ pub(crate) fn router(
     has_json: bool,
 ) -> anyhow::Result<Router> {
     let body_bytes_max = message_bytes_max.saturating_mul(4);
-    let port = Port { service, drain, json: Arc::new(Json::new()?), body_bytes_max, is_ready_without_rules };
+    let port = HttpPort { service, drain, json: Arc::new(Json::new()?), body_bytes_max, is_ready_without_rules };
     let router = if has_json { Router::new().route("/json", any(json)) } else { Router::new() };
     Ok(router
         .route("/healthcheck", get(ready))
@@ -136,7 +144,7 @@ pub(crate) fn router(
 
 /// Ready is: rules are loaded (unless the start was forced without) and nobody has asked us to stop. The port is open, or
 /// this would not run.
-async fn ready(State(port): State<Port>, RawQuery(query): RawQuery) -> Response {
+async fn ready(State(port): State<HttpPort>, RawQuery(query): RawQuery) -> Response {
     let is_ready = (port.service.has_rules() || port.is_ready_without_rules) && !port.drain.has_begun();
     let status = if is_ready { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
     let wants_all = query.is_some_and(|query| query.split('&').any(|part| part == "verbose" || part == "verbose=true"));
@@ -149,7 +157,7 @@ async fn ready(State(port): State<Port>, RawQuery(query): RawQuery) -> Response 
 }
 
 /// Everything that readiness depends on, and the layers, which it does not.
-fn readiness(port: &Port, is_ready: bool) -> String {
+fn readiness(port: &HttpPort, is_ready: bool) -> String {
     let sign = |is_good: bool| if is_good { '+' } else { '-' };
     let rules = port.service.in_force().map_or(0, |rules| rules.ruleset.rules_count());
     let has_rules = port.service.has_rules();
@@ -163,7 +171,7 @@ fn readiness(port: &Port, is_ready: bool) -> String {
 }
 
 /// Answers a request in proto3 JSON: 200 for OK, 429 for OVER_LIMIT, 503 if there is no room for it.
-async fn json(State(port): State<Port>, body: Body) -> Response {
+async fn json(State(port): State<HttpPort>, body: Body) -> Response {
     let _in_flight = match port.service.admission().enter() {
         Ok(in_flight) => in_flight,
         Err(overload) => return port.refuse_for_now(&overload),
@@ -173,22 +181,22 @@ async fn json(State(port): State<Port>, body: Body) -> Response {
     {
         Ok(Ok(body)) => body,
         Ok(Err(NoBody::Overload(overload))) => return port.refuse_for_now(&overload),
-        Ok(Err(error)) => return port.refuse(Failure::Malformed, &error.to_string()),
-        Err(_) => return port.refuse(Failure::Deadline, "the body took too long to arrive"),
+        Ok(Err(error)) => return port.refuse(NoDecision::Malformed, &error.to_string()),
+        Err(_) => return port.refuse(NoDecision::Deadline, "the body took too long to arrive"),
     };
     // What announces too much is refused before anything is made of it.
-    if let Err(refused) = Announced::in_json(&body).check(&port.service.options().bounds) {
+    if let Err(refused) = JsonOutline::in_json(&body).check(&port.service.options().bounds) {
         return bad_request(&port.service.fail(refused.into()).to_string());
     }
     let message = match port.json.request(&body) {
         Ok(message) => message,
-        Err(error) => return port.refuse(Failure::Malformed, &error),
+        Err(error) => return port.refuse(NoDecision::Malformed, &error),
     };
     let answer = match should_rate_limit::answer(&port.service, &message, Moment::now()) {
         Ok(RateLimitAnswer::Ready { answer, .. }) => answer,
         Ok(RateLimitAnswer::Waits(waiting)) => waiting.answer(&port.service, None).await,
         // Counted already, as every other.
-        Err(error) if error.failure() == Failure::Overload => return no_room(&error),
+        Err(error) if error.failure() == NoDecision::Overload => return no_room(&error),
         Err(error) => return bad_request(&error.to_string()),
     };
     let (Ok(read), Ok(text)) = (RateLimitResponse::decode(answer.message()), port.json.response(answer.message()))

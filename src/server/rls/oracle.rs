@@ -3,7 +3,7 @@
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
-use tidegate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request};
+use tidegate::request::{Bounds, Descriptor, DescriptorEntry, Hits, LimitOverride, Request, RequestError};
 use tidegate::server::no_answer::NoAnswer;
 use tidegate::server::rls::{read, unit};
 
@@ -20,7 +20,10 @@ pub(crate) fn compare(bytes: &[u8]) -> Result<(), String> {
         (Ok(Err(expected)), Err(NoAnswer::Refused(refused))) => expected == refused,
         // A message that has too much is refused for that before all of it is read.
         (Err(_), Err(NoAnswer::Refused(refused))) => {
-            matches!(refused, Refused::ManyDescriptors { .. } | Refused::ManyEntries { .. } | Refused::EmptyDomain)
+            matches!(
+                refused,
+                RequestError::ManyDescriptors { .. } | RequestError::ManyEntries { .. } | RequestError::EmptyDomain
+            )
         }
         (Err(_), Err(NoAnswer::Malformed(_))) => true,
         _ => false,
@@ -29,25 +32,25 @@ pub(crate) fn compare(bytes: &[u8]) -> Result<(), String> {
 }
 
 /// The request of a decoded message.
-fn request(message: &RateLimitRequest) -> Result<Request<'_>, Refused> {
+fn request(message: &RateLimitRequest) -> Result<Request<'_>, RequestError> {
     if message.domain.is_empty() {
-        return Err(Refused::EmptyDomain);
+        return Err(RequestError::EmptyDomain);
     }
     if message.descriptors.len() > BOUNDS.descriptors_max {
         let count = message.descriptors.len();
-        return Err(Refused::ManyDescriptors { count, max: BOUNDS.descriptors_max });
+        return Err(RequestError::ManyDescriptors { count, max: BOUNDS.descriptors_max });
     }
     let is_long = |descriptor: &RateLimitDescriptor| descriptor.entries.len() > BOUNDS.entries_max;
     if let Some(descriptor) = message.descriptors.iter().position(is_long) {
         let count = message.descriptors[descriptor].entries.len();
-        return Err(Refused::ManyEntries { descriptor, count, max: BOUNDS.entries_max });
+        return Err(RequestError::ManyEntries { descriptor, count, max: BOUNDS.entries_max });
     }
     let hits_addend = u64::from(message.hits_addend.max(1));
     let descriptors = message.descriptors.iter().enumerate().map(|(index, wire)| descriptor(index, wire, hits_addend));
     Request::new(&message.domain, descriptors.collect::<Result<_, _>>()?, &BOUNDS)
 }
 
-fn descriptor(index: usize, wire: &RateLimitDescriptor, hits_addend: u64) -> Result<Descriptor<'_>, Refused> {
+fn descriptor(index: usize, wire: &RateLimitDescriptor, hits_addend: u64) -> Result<Descriptor<'_>, RequestError> {
     let hits = match (wire.is_negative_hits, wire.hits_addend.as_ref().map(|hits| hits.value)) {
         (true, hits) => Hits::Refund(hits.unwrap_or(hits_addend)),
         (false, Some(hits)) => Hits::Own(hits),
@@ -57,9 +60,9 @@ fn descriptor(index: usize, wire: &RateLimitDescriptor, hits_addend: u64) -> Res
         None => None,
         Some(limit) => Some(LimitOverride {
             requests_per_unit: limit.requests_per_unit,
-            unit: unit(limit.unit).ok_or(Refused::UnknownUnit { descriptor: index, unit: limit.unit })?,
+            unit: unit(limit.unit).ok_or(RequestError::UnknownUnit { descriptor: index, unit: limit.unit })?,
         }),
     };
-    let entries = wire.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+    let entries = wire.entries.iter().map(|entry| DescriptorEntry { key: &entry.key, value: &entry.value }).collect();
     Ok(Descriptor { entries, hits, limit })
 }

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::request::{Bounds, Descriptor, Entry, Hits, LimitOverride, Refused, Request};
+use crate::request::{Bounds, Descriptor, DescriptorEntry, Hits, LimitOverride, Request, RequestError};
 use crate::server::no_answer::NoAnswer;
-use crate::server::protobuf::{Fields, Malformed};
+use crate::server::protobuf::{Malformed, MessageFields};
 use crate::server::rls::unit;
 
 /// Reads a request. The counts are checked before anything is made of them.
@@ -12,15 +12,15 @@ pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, No
     let outline = Outline::of(message)?;
     if outline.descriptors > bounds.descriptors_max {
         let refused = match outline.domain {
-            "" => Refused::EmptyDomain,
-            _ => Refused::ManyDescriptors { count: outline.descriptors, max: bounds.descriptors_max },
+            "" => RequestError::EmptyDomain,
+            _ => RequestError::ManyDescriptors { count: outline.descriptors, max: bounds.descriptors_max },
         };
         return Err(refused.into());
     }
     let mut descriptors: SmallVec<[Descriptor<'a>; 2]> = SmallVec::new();
     // What is wrong with a message as such comes before what it asks for.
     let mut refused = None;
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.read()? {
         if number == 2 {
             let mut wire = WireDescriptor::default();
@@ -28,13 +28,13 @@ pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, No
             let descriptor = descriptors.len();
             if wire.entries_count > bounds.entries_max {
                 let refused = match outline.domain {
-                    "" => Refused::EmptyDomain,
-                    _ => Refused::ManyEntries { descriptor, count: wire.entries_count, max: bounds.entries_max },
+                    "" => RequestError::EmptyDomain,
+                    _ => RequestError::ManyEntries { descriptor, count: wire.entries_count, max: bounds.entries_max },
                 };
                 return Err(refused.into());
             }
             let limit = wire.limit().unwrap_or_else(|unit| {
-                refused.get_or_insert(Refused::UnknownUnit { descriptor, unit });
+                refused.get_or_insert(RequestError::UnknownUnit { descriptor, unit });
                 None
             });
             let hits = wire.hits(outline.hits_addend);
@@ -58,7 +58,7 @@ struct Outline<'a> {
 impl<'a> Outline<'a> {
     fn of(message: &'a [u8]) -> Result<Outline<'a>, Malformed> {
         let mut outline = Outline::default();
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::of(message);
         while let Some((number, value)) = fields.read()? {
             match number {
                 1 => outline.domain = fields.text(value)?,
@@ -74,7 +74,7 @@ impl<'a> Outline<'a> {
 /// A descriptor as it stands in the message.
 #[derive(Debug, Default)]
 struct WireDescriptor<'a> {
-    entries: SmallVec<[Entry<'a>; 4]>,
+    entries: SmallVec<[DescriptorEntry<'a>; 4]>,
     /// Also of those that are too many to be kept.
     entries_count: usize,
     /// `requests_per_unit` and `unit`.
@@ -85,7 +85,7 @@ struct WireDescriptor<'a> {
 
 impl<'a> WireDescriptor<'a> {
     #[inline]
-    fn read(&mut self, mut fields: Fields<'a>, bounds: &Bounds) -> Result<(), Malformed> {
+    fn read(&mut self, mut fields: MessageFields<'a>, bounds: &Bounds) -> Result<(), Malformed> {
         while let Some((number, value)) = fields.read()? {
             match number {
                 1 => {
@@ -105,7 +105,7 @@ impl<'a> WireDescriptor<'a> {
     }
 
     /// A message that comes twice is one, of which the later parts count.
-    fn read_limit(&mut self, mut fields: Fields<'a>) -> Result<(), Malformed> {
+    fn read_limit(&mut self, mut fields: MessageFields<'a>) -> Result<(), Malformed> {
         let (requests_per_unit, unit) = self.limit.get_or_insert_default();
         while let Some((number, value)) = fields.read()? {
             match number {
@@ -117,7 +117,7 @@ impl<'a> WireDescriptor<'a> {
         Ok(())
     }
 
-    fn read_hits(&mut self, mut fields: Fields<'a>) -> Result<(), Malformed> {
+    fn read_hits(&mut self, mut fields: MessageFields<'a>) -> Result<(), Malformed> {
         let hits = self.own_hits.get_or_insert_default();
         while let Some((number, value)) = fields.read()? {
             if number == 1 {
@@ -144,8 +144,8 @@ impl<'a> WireDescriptor<'a> {
 }
 
 #[inline]
-fn entry<'a>(mut fields: Fields<'a>) -> Result<Entry<'a>, Malformed> {
-    let mut entry = Entry { key: "", value: "" };
+fn entry<'a>(mut fields: MessageFields<'a>) -> Result<DescriptorEntry<'a>, Malformed> {
+    let mut entry = DescriptorEntry { key: "", value: "" };
     while let Some((number, value)) = fields.read()? {
         match number {
             1 => entry.key = fields.text(value)?,

@@ -4,7 +4,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rat
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::engine::{Decision, Limited, Status, StatusKind};
+use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::server::answer_options::{
     AnswerOptions, LimitHeaders, REASON, RETRY_AFTER, reason_shown, retry_after_s, seconds, shown_in_headers,
 };
@@ -63,11 +63,11 @@ impl<'d, 'r> Content<'d, 'r> {
             headers.push(Header::number(RETRY_AFTER, wait_s));
         }
         if let Some(reason) = reason_shown(decision, options) {
-            headers.push(Header { name: REASON, value: Text::Words(reason) });
+            headers.push(Header { name: REASON, value: StatusText::Words(reason) });
         }
         let mut body = Vec::new();
         if options.problem_body && decision.is_over {
-            headers.push(Header { name: "content-type", value: Text::Words(problem_body::CONTENT_TYPE) });
+            headers.push(Header { name: "content-type", value: StatusText::Words(problem_body::CONTENT_TYPE) });
             body = problem_body::problem_body(decision);
         }
         let statuses = &decision.statuses;
@@ -75,7 +75,7 @@ impl<'d, 'r> Content<'d, 'r> {
     }
 
     fn size(&self) -> usize {
-        let statuses: usize = self.statuses.iter().map(|status| bytes_field(Line::of(status).size())).sum();
+        let statuses: usize = self.statuses.iter().map(|status| bytes_field(StatusNumbers::of(status).size())).sum();
         let headers = self.headers.iter().chain(&self.request_headers);
         let headers: usize = headers.map(|header| bytes_field(header.size())).sum();
         let body = if self.body.is_empty() { 0 } else { bytes_field(self.body.len()) };
@@ -86,7 +86,7 @@ impl<'d, 'r> Content<'d, 'r> {
     fn write(&self, buffer: &mut Vec<u8>) {
         buffer.number_field(1, code(self.is_over));
         for status in self.statuses {
-            Line::of(status).write(buffer);
+            StatusNumbers::of(status).write(buffer);
         }
         for header in &self.headers {
             header.write(3, buffer);
@@ -108,7 +108,7 @@ fn code(is_over: bool) -> u64 {
 }
 
 /// The status of a descriptor, as numbers.
-struct Line<'d> {
+struct StatusNumbers<'d> {
     code: u64,
     current_limit: Option<CurrentLimit<'d>>,
     limit_remaining: u64,
@@ -128,16 +128,16 @@ impl CurrentLimit<'_> {
     }
 }
 
-impl<'d> Line<'d> {
+impl<'d> StatusNumbers<'d> {
     #[inline]
-    fn of(status: &'d Status<'_>) -> Line<'d> {
+    fn of(status: &'d Status<'_>) -> StatusNumbers<'d> {
         let code = code(status.is_over);
         match &status.kind {
-            StatusKind::Unmatched => Line { code, current_limit: None, limit_remaining: 0, reset_s: 0 },
+            StatusKind::Unmatched => StatusNumbers { code, current_limit: None, limit_remaining: 0, reset_s: 0 },
             StatusKind::Unlimited => {
-                Line { code, current_limit: None, limit_remaining: u64::from(u32::MAX), reset_s: 0 }
+                StatusNumbers { code, current_limit: None, limit_remaining: u64::from(u32::MAX), reset_s: 0 }
             }
-            StatusKind::Limited(limited) => Line {
+            StatusKind::Limited(limited) => StatusNumbers {
                 code,
                 current_limit: Some(current_limit(limited)),
                 limit_remaining: u64::from(limited.verdict.remaining),
@@ -172,7 +172,7 @@ impl<'d> Line<'d> {
 }
 
 #[inline]
-fn current_limit<'d>(limited: &'d Limited<'_>) -> CurrentLimit<'d> {
+fn current_limit<'d>(limited: &'d LimitStatus<'_>) -> CurrentLimit<'d> {
     CurrentLimit {
         requests_per_unit: u64::from(limited.terms.limit),
         unit: limited.unit().map_or(rate_limit::Unit::Unknown as i32, unit_number).unsigned_abs().into(),
@@ -183,17 +183,17 @@ fn current_limit<'d>(limited: &'d Limited<'_>) -> CurrentLimit<'d> {
 /// A header to add to the response, or to the request that goes on.
 struct Header<'d> {
     name: &'d str,
-    value: Text<'d>,
+    value: StatusText<'d>,
 }
 
-enum Text<'d> {
+enum StatusText<'d> {
     Words(&'d str),
     Number(Digits),
 }
 
 impl<'d> Header<'d> {
     /// What is said of a limit.
-    fn of_limit(names: &'d LimitHeaders, shown: &Limited<'_>) -> [Header<'d>; 3] {
+    fn of_limit(names: &'d LimitHeaders, shown: &LimitStatus<'_>) -> [Header<'d>; 3] {
         [
             Header::number(&names.limit, u64::from(shown.terms.limit)),
             Header::number(&names.remaining, u64::from(shown.verdict.remaining)),
@@ -202,13 +202,13 @@ impl<'d> Header<'d> {
     }
 
     fn number(name: &'d str, number: u64) -> Header<'d> {
-        Header { name, value: Text::Number(Digits::of(number)) }
+        Header { name, value: StatusText::Number(Digits::of(number)) }
     }
 
     fn value(&self) -> &[u8] {
         match &self.value {
-            Text::Words(words) => words.as_bytes(),
-            Text::Number(digits) => digits.text(),
+            StatusText::Words(words) => words.as_bytes(),
+            StatusText::Number(digits) => digits.text(),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::server::tls::settings::TlsSettings;
 use crate::sources::changes::Changes;
 
 #[derive(Debug)]
-pub(crate) struct Tls {
+pub(crate) struct ServerTls {
     settings: TlsSettings,
     in_force: ArcSwap<ServerConfig>,
     /// Held while files are read and put into force, so that what was read first does not come last.
@@ -55,15 +55,15 @@ pub(crate) enum HandshakeFailure {
     Other(io::Error),
 }
 
-impl Tls {
+impl ServerTls {
     /// Reads the certificates and follows their changes from then on. Must be called on the runtime.
-    pub(crate) fn start(settings: TlsSettings) -> Result<Arc<Tls>, CertificateFault> {
+    pub(crate) fn start(settings: TlsSettings) -> Result<Arc<ServerTls>, CertificateFault> {
         let files = settings.files();
         // Before the files are read, so that no change is missed.
         let mut changes = Changes::of(move || files.clone());
         let read = certificates::read(&settings)?;
         warn_of(&read);
-        let tls = Arc::new(Tls {
+        let tls = Arc::new(ServerTls {
             settings,
             in_force: ArcSwap::from_pointee(read.config),
             reload: Mutex::new(()),

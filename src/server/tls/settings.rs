@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::flag_value::boolean;
 
 #[derive(Args, Clone, Debug)]
-pub struct TlsFlags {
+pub struct ServerTlsFlags {
     /// Speak TLS 1.2 and 1.3 on the gRPC port
     #[arg(long, env = "GRPC_SERVER_USE_TLS", help_heading = "TLS", value_name = "BOOL", default_value = "false")]
     #[arg(num_args = 0..=1, default_missing_value = "true", value_parser = boolean, action = clap::ArgAction::Set)]
@@ -36,7 +36,7 @@ pub struct TlsFlags {
     pub grpc_client_tls_san: Option<String>,
 }
 
-impl TlsFlags {
+impl ServerTlsFlags {
     /// Harmless, because nobody is let in who should not be, but hardly what was meant.
     pub fn warning(&self) -> Option<&'static str> {
         let is_unused = self.grpc_server_tls_cert.is_some() || self.grpc_server_tls_key.is_some();
@@ -119,7 +119,7 @@ pub(crate) enum TlsSettingError {
 
 impl TlsSettings {
     /// `None`: no TLS.
-    pub(crate) fn new(flags: &TlsFlags) -> Result<Option<TlsSettings>, TlsSettingError> {
+    pub(crate) fn new(flags: &ServerTlsFlags) -> Result<Option<TlsSettings>, TlsSettingError> {
         if !flags.grpc_server_use_tls {
             let unchecked = |flag, env| Err(TlsSettingError::ClientsUnchecked { flag, env });
             return match (&flags.grpc_client_tls_cacert, &flags.grpc_client_tls_san) {
@@ -186,10 +186,10 @@ mod tests {
     #[derive(Parser)]
     struct Command {
         #[command(flatten)]
-        flags: TlsFlags,
+        flags: ServerTlsFlags,
     }
 
-    fn flags(args: &str) -> TlsFlags {
+    fn flags(args: &str) -> ServerTlsFlags {
         let args = std::iter::once("serve").chain(args.split_whitespace());
         Command::try_parse_from(args).unwrap().flags
     }

@@ -2,7 +2,7 @@
 
 use super::{SECOND_US, load, loaded};
 use crate::engine::{Engine, Modes};
-use crate::request::{Bounds, Descriptor, Entry, Hits, Request};
+use crate::request::{Bounds, Descriptor, DescriptorEntry, Hits, Request};
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{START_MS, Setup, World};
@@ -19,7 +19,7 @@ fn exact(limit: u32, per_second: u64, seconds: u64) -> u64 {
         format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{requests_per_unit: {limit}, window: 10s}}}}]}}");
     let rules = Ruleset::load(&[RuleText { name: "t".into(), text: yaml }], &Options::default()).ruleset.unwrap();
     let engine = Engine::new(10);
-    let entries = || [Entry { key: "k", value: "0" }].into_iter().collect();
+    let entries = || [DescriptorEntry { key: "k", value: "0" }].into_iter().collect();
     let mut admitted = 0;
     let step_us = SECOND_US / per_second;
     for n in 0..(seconds * SECOND_US - SECOND_US / 100) / step_us {

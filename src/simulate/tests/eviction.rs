@@ -8,7 +8,7 @@ use crate::regional::region::Effects;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::faults::Network;
-use crate::simulate::process::{Became, KeyHits, Process, Start};
+use crate::simulate::process::{Became, KeyHits, Process, ProcessStart};
 use crate::simulate::world::{START_MS, Setup, World};
 
 const KEYS_MAX: usize = 8;
@@ -93,7 +93,7 @@ impl Pair {
         let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text }], &Options::default());
         let ruleset = loaded.ruleset.expect("rules are good");
         let now = Now { wall_ms: START_MS, mono_us: SECOND_US };
-        let start = Start {
+        let start = ProcessStart {
             keys_max: KEYS_MAX,
             slack_permille: 0,
             deadline_us: 10_000,

@@ -1,9 +1,9 @@
 //! What can happen, and to whom.
 
 use crate::engine::reach::Store;
-use crate::global::exchange::{ImportProgress, Seeking};
-use crate::global::import::Reading;
-use crate::global::publish::{Publication, Sent};
+use crate::global::exchange::{ImportProgress, LookupTurn};
+use crate::global::import::ReadScope;
+use crate::global::publish::{Publication, StatementOutcome};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::regional::call::{Call, Reply};
 use crate::regional::region::CallId;
@@ -80,7 +80,7 @@ pub(super) enum Event {
     RowsAnswered {
         to: To,
         sending: Box<Publication>,
-        sent: Sent,
+        sent: StatementOutcome,
     },
     /// A process looks at what others have told.
     Import {
@@ -89,20 +89,20 @@ pub(super) enum Event {
     /// The table is read.
     ReadArrives {
         from: To,
-        reading: Reading,
+        reading: ReadScope,
         hearing: Box<ImportProgress>,
     },
     /// What was read comes back, or nothing.
     ReadAnswered {
         to: To,
-        reading: Reading,
+        reading: ReadScope,
         hearing: Box<ImportProgress>,
         rows: Option<(Vec<HeardRow>, u64)>,
     },
     /// Keys are looked up in the table, and what it has of them comes back.
     Seek {
         to: To,
-        seeking: Box<Seeking>,
+        seeking: Box<LookupTurn>,
     },
     Leave {
         to: To,

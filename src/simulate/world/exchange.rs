@@ -1,8 +1,8 @@
 //! Rows to the table that regions share, and what comes back.
 
-use crate::global::exchange::{Exchange, ImportProgress, Seeking};
-use crate::global::import::Reading;
-use crate::global::publish::{Publication, Sent, Then};
+use crate::global::exchange::{Exchange, ImportProgress, LookupTurn};
+use crate::global::import::ReadScope;
+use crate::global::publish::{NextStep, Publication, StatementOutcome};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::simulate::process::region_name;
 use crate::simulate::world::event::{Event, To};
@@ -69,7 +69,10 @@ impl World {
             return;
         }
         if self.is_cut(to.process, true) {
-            self.at(self.now_us + TABLE_TIMEOUT_US, Event::RowsAnswered { to, sending, sent: Sent::Failed });
+            self.at(
+                self.now_us + TABLE_TIMEOUT_US,
+                Event::RowsAnswered { to, sending, sent: StatementOutcome::Failed },
+            );
             return;
         }
         let at_us = self.now_us + self.table_delay_us();
@@ -94,8 +97,8 @@ impl World {
         let answered_us = commits_us.max(self.stalled_until_us) + self.table_delay_us();
         let late_us = self.now_us + TABLE_TIMEOUT_US;
         let (at_us, sent) = match self.is_cut(from.process, false) || answered_us > late_us {
-            true => (late_us, Sent::Failed),
-            false => (answered_us, Sent::Done),
+            true => (late_us, StatementOutcome::Failed),
+            false => (answered_us, StatementOutcome::Done),
         };
         self.at(at_us, Event::RowsAnswered { to: from, sending, sent });
     }
@@ -108,10 +111,10 @@ impl World {
         self.rows.commit(&region_name(region), &rows, dated_ms);
     }
 
-    pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Publication>, sent: Sent) {
+    pub(super) fn rows_answered(&mut self, to: To, mut sending: Box<Publication>, sent: StatementOutcome) {
         if self.is_there(to) {
             match sending.sent(sent) {
-                Then::Go | Then::End | Then::Pause { .. } => self.send_rows(to, sending),
+                NextStep::Go | NextStep::End | NextStep::Pause { .. } => self.send_rows(to, sending),
             }
         }
     }
@@ -129,7 +132,7 @@ impl World {
         self.at(at_us, Event::ReadArrives { from: to, reading, hearing });
     }
 
-    pub(super) fn read_arrives(&mut self, from: To, reading: Reading, hearing: Box<ImportProgress>) {
+    pub(super) fn read_arrives(&mut self, from: To, reading: ReadScope, hearing: Box<ImportProgress>) {
         self.oracle.statements += 1;
         let now_ms = self.now_ms();
         let (at_us, rows) = match self.is_cut(from.process, false) {
@@ -142,7 +145,7 @@ impl World {
     pub(super) fn read_answered(
         &mut self,
         to: To,
-        reading: Reading,
+        reading: ReadScope,
         mut hearing: Box<ImportProgress>,
         rows: Option<(Vec<HeardRow>, u64)>,
     ) {
@@ -165,7 +168,7 @@ impl World {
         self.plan_import(to);
     }
 
-    pub(super) fn seek(&mut self, to: To, mut seeking: Box<Seeking>) {
+    pub(super) fn seek(&mut self, to: To, mut seeking: Box<LookupTurn>) {
         self.oracle.statements += 1;
         let now = self.now(to.process);
         let is_cut = self.is_cut(to.process, true) || self.is_cut(to.process, false);

@@ -2,7 +2,7 @@
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};
-use crate::regional::region::{CallId, Operation, OutgoingCall};
+use crate::regional::region::{CallId, CallPurpose, OutgoingCall};
 use crate::simulate::faults::Plant;
 use crate::simulate::process::Process;
 use crate::simulate::world::event::{Event, To};
@@ -19,7 +19,7 @@ impl World {
         self.digest.call(&call);
         let from = self.to(process);
         let network = self.setup.network;
-        let is_replay = operation == Operation::Replay;
+        let is_replay = operation == CallPurpose::Replay;
         self.at(self.now_us + within_us, Event::CallFails { to: from, store, id });
         let mut arrivals = Vec::new();
         let delay_us = self.delay_us();
@@ -102,7 +102,7 @@ impl World {
             },
         };
         region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
-        region.beaten(true, now);
+        region.heartbeat_ended(true, now);
         if store == Store::Origin && witness.hear_incarnation(beat.incarnation, false) {
             region.heal();
         }

@@ -3,7 +3,7 @@
 use crate::engine::reach::Store;
 use crate::regional::region::{Effects, Region};
 use crate::regional::wait_queue::AskOutcome;
-use crate::simulate::oracle::Admitted;
+use crate::simulate::oracle::AdmittedHits;
 use crate::simulate::process::{AskPlace, Became, KeyHits, KeysHits};
 use crate::simulate::world::event::Event;
 use crate::simulate::world::{MONO_START_US, World};
@@ -45,7 +45,7 @@ impl World {
                 let at_ms = self.now(process).wall_ms;
                 for KeyHits { key, hits } in asked {
                     if let Ok(hits) = u64::try_from(*hits) {
-                        self.oracle.admitted.push(Admitted { at_ms, key: *key, hits, process });
+                        self.oracle.admitted.push(AdmittedHits { at_ms, key: *key, hits, process });
                     }
                 }
             }

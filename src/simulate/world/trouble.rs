@@ -2,7 +2,7 @@
 
 use crate::engine::reach::Store;
 use crate::simulate::faults::{Fault, Network, Way};
-use crate::simulate::process::{Process, WaitingRequest};
+use crate::simulate::process::{Process, SimulatedWait};
 use crate::simulate::world::event::{Event, To};
 use crate::simulate::world::{Home, LEAVE_WITHIN_US, World};
 
@@ -106,7 +106,7 @@ impl World {
     fn replace(&mut self, process: usize) {
         // Those who wait there get no answer; what the origin was asked for them may still arrive.
         let waiting = std::mem::take(&mut self.processes[process].waiting);
-        self.oracle.abandoned_hits += waiting.values().map(WaitingRequest::hits).sum::<u64>();
+        self.oracle.abandoned_hits += waiting.values().map(SimulatedWait::hits).sum::<u64>();
         let skew_ms = self.processes[process].skew_ms;
         self.processes[process] = Process { skew_ms, ..self.start(process) };
         self.plan_exchange(process);

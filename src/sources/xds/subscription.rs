@@ -26,7 +26,7 @@ pub(crate) struct Subscription {
 
 /// What a response holds.
 #[derive(Clone, Debug)]
-pub(crate) struct Received {
+pub(crate) struct ResponseResources {
     pub version: String,
     /// All rules, or why they can't be read.
     pub sources: Result<Vec<RuleText>, String>,
@@ -60,7 +60,7 @@ impl Subscription {
 
     /// Takes a response apart. It is answered with [`Subscription::accept`] or [`Subscription::refuse`]. `None`: it is
     /// about something that nobody asked for.
-    pub(crate) fn hear(&mut self, response: &DiscoveryResponse) -> Option<Received> {
+    pub(crate) fn hear(&mut self, response: &DiscoveryResponse) -> Option<ResponseResources> {
         if response.type_url != RateLimitConfig::type_url() {
             return None;
         }
@@ -80,7 +80,7 @@ impl Subscription {
                 (Err(_), _) => break,
             }
         }
-        Some(Received { version: response.version_info.clone(), sources })
+        Some(ResponseResources { version: response.version_info.clone(), sources })
     }
 
     /// The rules are in force.
@@ -138,7 +138,7 @@ mod tests {
     fn what_can_not_be_read_says_why() {
         let mut subscription = Subscription::new(Node::default());
         let broken = Any { value: vec![0xff], ..resource("x") };
-        let why = |received: Option<Received>| received.unwrap().sources.unwrap_err();
+        let why = |received: Option<ResponseResources>| received.unwrap().sources.unwrap_err();
         assert!(why(subscription.hear(&response("1", "a", vec![broken]))).contains("can't be decoded"));
         let other = Any { type_url: "type.googleapis.com/other".into(), ..resource("x") };
         assert!(why(subscription.hear(&response("1", "a", vec![other]))).contains("other"));

@@ -24,7 +24,7 @@ const STATIC_STATUS_FIRST: usize = 8;
 
 /// What a header means to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum HeaderMeaning {
     Status(u16),
     GrpcStatus(u16),
     Other,
@@ -47,12 +47,12 @@ impl Name {
     }
 
     /// A value that is no number is one that nobody sends.
-    fn field(self, value: &[u8]) -> Field {
+    fn field(self, value: &[u8]) -> HeaderMeaning {
         let number = || std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(u16::MAX);
         match self {
-            Name::Status => Field::Status(number()),
-            Name::GrpcStatus => Field::GrpcStatus(number()),
-            Name::Other => Field::Other,
+            Name::Status => HeaderMeaning::Status(number()),
+            Name::GrpcStatus => HeaderMeaning::GrpcStatus(number()),
+            Name::Other => HeaderMeaning::Other,
         }
     }
 }
@@ -61,7 +61,7 @@ impl Name {
 struct HeaderEntry {
     name: Name,
     name_bytes: usize,
-    field: Field,
+    field: HeaderMeaning,
     bytes: usize,
 }
 
@@ -108,15 +108,15 @@ impl Decoder {
                 _ => self.literal(&mut block, 4, false)?,
             };
             match field {
-                Field::Status(status) => heard.status = Some(status),
-                Field::GrpcStatus(status) => heard.grpc_status = Some(status),
-                Field::Other => {}
+                HeaderMeaning::Status(status) => heard.status = Some(status),
+                HeaderMeaning::GrpcStatus(status) => heard.grpc_status = Some(status),
+                HeaderMeaning::Other => {}
             }
         }
         Some(heard)
     }
 
-    fn literal(&mut self, block: &mut &[u8], prefix_bits: u32, is_kept: bool) -> Option<Field> {
+    fn literal(&mut self, block: &mut &[u8], prefix_bits: u32, is_kept: bool) -> Option<HeaderMeaning> {
         let (name, name_bytes) = match integer(block, prefix_bits)? {
             0 => self.string(block, Name::of)?,
             index => {
@@ -157,8 +157,8 @@ impl Decoder {
         };
         let status = index.checked_sub(STATIC_STATUS_FIRST).and_then(|at| STATIC_STATUSES.get(at));
         let (name, field) = match status {
-            Some(status) => (Name::Status, Field::Status(*status)),
-            None => (Name::Other, Field::Other),
+            Some(status) => (Name::Status, HeaderMeaning::Status(*status)),
+            None => (Name::Other, HeaderMeaning::Other),
         };
         Some(HeaderEntry { name, name_bytes: name_bytes.into(), field, bytes: 0 })
     }

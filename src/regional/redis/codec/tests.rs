@@ -169,7 +169,7 @@ impl Chaos {
         }
     }
 
-    fn part(&mut self, number: u8) -> Part {
+    fn part(&mut self, number: u8) -> CallKey {
         let window_ms = [1000, 60_000, 31_622_400_000, 31_622_399_999, 997][usize::from(number) % 5];
         let sequence = 100 + self.rng.random_range(0..3);
         let (measure, cells) = match number % 3 {
@@ -180,7 +180,7 @@ impl Chaos {
         let is_bucket = number % 3 == 2;
         let key = OriginKey([number; 20]);
         let cells = (0..cells).map(|age| self.told(key, if is_bucket { 0 } else { sequence - age })).collect();
-        Part { key, window_ms, measure, cells }
+        CallKey { key, window_ms, measure, cells }
     }
 
     /// Mostly goes on a little; now and then it is set forward, or back.
@@ -197,7 +197,7 @@ impl Chaos {
 
     fn call(&mut self) -> Call {
         let first = self.rng.random_range(0..15);
-        let parts: Vec<Part> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 15)).collect();
+        let parts: Vec<CallKey> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 15)).collect();
         let mut asks = Vec::new();
         for _ in 0..self.rng.random_range(0..4) {
             let mut needs = SmallVec::new();
@@ -281,13 +281,13 @@ fn the_script_and_the_model_say_the_same() {
     assert!(admitted > 500 && denied > 500, "{admitted} admitted, {denied} denied");
 }
 
-fn sliding(own: u64) -> Part {
+fn sliding(own: u64) -> CallKey {
     let told = |sequence, own| {
         let window = WindowUpdate { sequence, ttl_ms: 120_000, ..WindowUpdate::default() };
         CellUpdate { is_seated: true, own, shape: CellShape::Window(window), ..CellUpdate::default() }
     };
     let cells = smallvec![told(8, own), told(7, 0)];
-    Part { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
+    CallKey { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
 }
 
 /// A bucket with so many hits in it by the process's own view.
@@ -296,7 +296,7 @@ fn bucket_with(level: u64) -> CellUpdate {
     CellUpdate { is_seated: true, shape, ..CellUpdate::default() }
 }
 
-fn check(part: Part, hits: u64, limit: u64) -> Call {
+fn check(part: CallKey, hits: u64, limit: u64) -> Call {
     let asks = vec![Ask { needs: smallvec![Need { part: 0, limit, hits, quota: None }] }];
     Call { process: ProcessId(1), nonce: 5, charges: true, parts: vec![part], asks }
 }
@@ -314,14 +314,14 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
 
     let told = bucket_with(0);
     let measure = Measure::Gcra { limit: 10, burst: 100 };
-    let bucket = Part { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
+    let bucket = CallKey { key: OriginKey([7; 20]), window_ms: 60_000, measure, cells: smallvec![told] };
     let reply = server.call(&check(bucket.clone(), 10, 10));
-    assert_eq!(reply.parts[0][0].level, Level { ahead_ms: 0, whole: 10, rest: 0 });
+    assert_eq!(reply.parts[0][0].level, BucketLevel { ahead_ms: 0, whole: 10, rest: 0 });
     let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
     assert!(is_near(ttl_ms, 120_000), "a minute to drain, a minute more: {ttl_ms}");
 
     // A rule that was set to 0 while its bucket was not empty.
-    let blocked = Part { measure: Measure::Gcra { limit: 0, burst: 100 }, ..bucket };
+    let blocked = CallKey { measure: Measure::Gcra { limit: 0, burst: 100 }, ..bucket };
     server.call(&check(blocked, 1, 10));
     let ttl_ms: i64 = server.command(&[b"PTTL", &bucket_key(&OriginKey([7; 20]))]);
     assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
@@ -335,7 +335,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
     let key = OriginKey([7; 20]);
     let mut time_ms = 1_700_000_000_000;
     let mut fields_max = 0;
-    let mut level = Level::default();
+    let mut level = BucketLevel::default();
     for start in 1..=60 {
         let mut known = bucket_with(1000);
         // Told four times, and killed.
@@ -343,7 +343,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
             time_ms += 10_000;
             known.own += 3;
             let measure = Measure::Gcra { limit: 10, burst: 100 };
-            let part = Part { key, window_ms: 60_000, measure, cells: smallvec![known] };
+            let part = CallKey { key, window_ms: 60_000, measure, cells: smallvec![known] };
             let call = Call { process: ProcessId(start), nonce: 5, charges: true, parts: vec![part], asks: Vec::new() };
             let reply = server.call_at(&call, time_ms);
             assert_eq!(reply, model.call(&call, time_ms), "start {start}");

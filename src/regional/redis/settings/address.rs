@@ -37,13 +37,13 @@ pub enum SocketType {
 
 /// A server that speaks TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct RedisNode {
     /// A name or an IP address, without brackets.
     pub host: String,
     pub port: u16,
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for RedisNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -56,19 +56,19 @@ impl fmt::Display for Node {
 /// The servers that make up the region's Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedisTarget {
-    Single(Node),
+    Single(RedisNode),
     Unix(PathBuf),
     /// Some of the nodes; the others are heard of from them.
-    Cluster(Vec<Node>),
+    Cluster(Vec<RedisNode>),
     Sentinel {
         master: String,
-        sentinels: Vec<Node>,
+        sentinels: Vec<RedisNode>,
     },
 }
 
 impl fmt::Display for RedisTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |nodes: &[Node]| nodes.iter().map(Node::to_string).collect::<Vec<_>>().join(",");
+        let list = |nodes: &[RedisNode]| nodes.iter().map(RedisNode::to_string).collect::<Vec<_>>().join(",");
         match self {
             RedisTarget::Single(node) => node.fmt(f),
             RedisTarget::Unix(path) => path.display().fmt(f),
@@ -270,7 +270,7 @@ fn same_tls(all: &[RedisUrl]) -> Result<bool, AddressError> {
     if tls == 0 || tls == all.len() { Ok(tls > 0) } else { Err(AddressError::DifferentTls) }
 }
 
-fn node_of(place: RedisTarget, kind: &'static str) -> Result<Node, AddressError> {
+fn node_of(place: RedisTarget, kind: &'static str) -> Result<RedisNode, AddressError> {
     match place {
         RedisTarget::Single(node) => Ok(node),
         _ => Err(AddressError::UnixInList(kind)),
@@ -303,7 +303,7 @@ fn written(text: &str) -> Result<RedisUrl, AddressError> {
         None if !host.contains([':', '[', ']', '/', '@', ' ', ',']) => host,
         _ => return Err(form()),
     };
-    Ok(plain(RedisTarget::Single(Node { host: host.to_owned(), port })))
+    Ok(plain(RedisTarget::Single(RedisNode { host: host.to_owned(), port })))
 }
 
 fn plain(place: RedisTarget) -> RedisUrl {
@@ -340,7 +340,7 @@ fn url(text: &str) -> Result<RedisUrl, AddressError> {
     if !(0..=DATABASE_MAX).contains(&database) {
         return Err(AddressError::Database(database));
     }
-    Ok(RedisUrl { place: RedisTarget::Single(Node { host: host.clone(), port }), database, credentials, is_tls })
+    Ok(RedisUrl { place: RedisTarget::Single(RedisNode { host: host.clone(), port }), database, credentials, is_tls })
 }
 
 /// The text without what may be a password: everything between the scheme and the last `@`, and without an `@` everything

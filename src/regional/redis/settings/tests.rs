@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::regional::redis::settings::address::Node;
+use crate::regional::redis::settings::address::RedisNode;
 
 #[derive(Parser)]
 struct Command {
@@ -36,7 +36,7 @@ fn no_url_is_no_redis() {
 #[test]
 fn defaults_are_those_of_the_documentation() {
     let settings = settings("--redis-url redis:6379");
-    assert_eq!(settings.place, RedisTarget::Single(Node { host: "redis".into(), port: 6379 }));
+    assert_eq!(settings.place, RedisTarget::Single(RedisNode { host: "redis".into(), port: 6379 }));
     assert_eq!((settings.login, settings.tls, settings.sentinel_login), (Login::None, None, None));
     assert_eq!((settings.database, settings.slack), (0, 100));
     assert_eq!(settings.connect_timeout, Duration::from_secs(1));

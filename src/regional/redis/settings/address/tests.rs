@@ -14,8 +14,8 @@ fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
     RedisAddress::parse(text, RedisType::Sentinel, None)
 }
 
-fn node(host: &str, port: u16) -> Node {
-    Node { host: host.into(), port }
+fn node(host: &str, port: u16) -> RedisNode {
+    RedisNode { host: host.into(), port }
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(crate) const TURN_STATEMENTS: usize = 24;
 
 /// Keys that are looked up by one statement.
 #[derive(Debug)]
-pub struct Seeking {
+pub struct LookupTurn {
     keys: Vec<SlotRef>,
     /// What they are named in the table, in its order and each once.
     pub cells: Vec<CellName>,
@@ -33,7 +33,7 @@ pub struct Seeking {
 
 impl Exchange {
     /// The keys to look up next, if there are any. Ends with [`Exchange::sought`] or [`Exchange::not_sought`].
-    pub fn seek(&self, now: Now) -> Option<Seeking> {
+    pub fn seek(&self, now: Now) -> Option<LookupTurn> {
         if !self.ledger().is_any_sought() {
             return None;
         }
@@ -50,7 +50,11 @@ impl Exchange {
         }
         cells.sort_unstable();
         cells.dedup();
-        (!keys.is_empty()).then(|| Seeking { keys, cells, hearing: ImportProgress::new(&self.options.region, false) })
+        (!keys.is_empty()).then(|| LookupTurn {
+            keys,
+            cells,
+            hearing: ImportProgress::new(&self.options.region, false),
+        })
     }
 
     /// Adds the cells of a key. False if no rule in force counts it.
@@ -70,21 +74,21 @@ impl Exchange {
     }
 
     /// Takes a row over that was found.
-    pub fn found(&self, seeking: &mut Seeking, row: HeardRow, now: Now) {
-        self.hear(&mut seeking.hearing, row, now);
+    pub fn found(&self, lookup: &mut LookupTurn, row: HeardRow, now: Now) {
+        self.hear(&mut lookup.hearing, row, now);
     }
 
     /// All rows of the keys were heard.
-    pub fn sought(&self, mut seeking: Seeking, now: Now) {
-        if let Some(sum) = seeking.hearing.import.end() {
-            self.take(&mut seeking.hearing, &sum, now);
+    pub fn sought(&self, mut lookup: LookupTurn, now: Now) {
+        if let Some(sum) = lookup.hearing.import.end() {
+            self.take(&mut lookup.hearing, &sum, now);
         }
-        self.counts.imported_rows.fetch_add(seeking.hearing.rows(), Ordering::Relaxed);
-        self.counts.sought_keys.fetch_add(seeking.keys.len() as u64, Ordering::Relaxed);
+        self.counts.imported_rows.fetch_add(lookup.hearing.rows(), Ordering::Relaxed);
+        self.counts.sought_keys.fetch_add(lookup.keys.len() as u64, Ordering::Relaxed);
     }
 
     /// They could not be looked up: the next turn tries again.
-    pub fn not_sought(&self, seeking: Seeking) {
-        seeking.keys.into_iter().for_each(|at| self.ledger().seek_again(at));
+    pub fn not_sought(&self, lookup: LookupTurn) {
+        lookup.keys.into_iter().for_each(|at| self.ledger().seek_again(at));
     }
 }

@@ -34,7 +34,7 @@ impl StoreAnswer {
 
 /// What a decision knows of the stores, and whether it may ask.
 #[derive(Clone, Copy, Debug)]
-pub struct Consult<'a> {
+pub struct StoreViews<'a> {
     /// Monotonic time: freshness and pauses.
     pub mono_ms: u64,
     /// The region's own store.
@@ -57,25 +57,25 @@ pub struct StoreView<'a> {
     /// This process has just come, or come back, and may not know how many they are: memory admits nothing by itself.
     pub is_new: bool,
     /// For limits that are not strict.
-    pub asking: Asking<'a>,
+    pub asking: StoreAccess<'a>,
     /// For strict limits, for which it has more time, and which may want its replicas to know.
-    pub strict: Asking<'a>,
+    pub strict: StoreAccess<'a>,
 }
 
 impl<'a> StoreView<'a> {
     /// A store that strict limits are asked about as others are.
-    pub const fn new(live: u32, asking: Asking<'a>) -> StoreView<'a> {
+    pub const fn new(live: u32, asking: StoreAccess<'a>) -> StoreView<'a> {
         StoreView { live, is_new: false, asking, strict: asking }
     }
 
-    pub fn asking(&self, reach: Reach) -> Asking<'a> {
+    pub fn asking(&self, reach: Reach) -> StoreAccess<'a> {
         if let Reach::Strict(_) = reach { self.strict } else { self.asking }
     }
 }
 
 /// Whether a store may be asked, or what it has said.
 #[derive(Clone, Copy, Debug)]
-pub enum Asking<'a> {
+pub enum StoreAccess<'a> {
     Allowed,
     /// It gives no answer: the rule's policy decides.
     Never(Cause),
@@ -90,12 +90,12 @@ pub enum Cause {
     Overload,
 }
 
-impl<'a> Consult<'a> {
+impl<'a> StoreViews<'a> {
     /// For a table that nobody shares.
-    pub const ALONE: Consult<'static> = Consult {
+    pub const ALONE: StoreViews<'static> = StoreViews {
         mono_ms: 0,
-        origin: StoreView::new(1, Asking::Never(Cause::Outage)),
-        owner: StoreView::new(1, Asking::Never(Cause::Outage)),
+        origin: StoreView::new(1, StoreAccess::Never(Cause::Outage)),
+        owner: StoreView::new(1, StoreAccess::Never(Cause::Outage)),
         is_cut_off: false,
         is_again: false,
         given_back: None,
@@ -109,23 +109,23 @@ impl<'a> Consult<'a> {
     }
 
     /// Whether the store of a check may be asked about it, or what it has said.
-    pub fn asking(&self, check: &Check<'_>) -> Option<Asking<'a>> {
+    pub fn asking(&self, check: &Check<'_>) -> Option<StoreAccess<'a>> {
         Some(self.of(check.reach.store()?).asking(check.reach))
     }
 
     /// What the store of a check has said, if it was asked.
     pub fn answer_to(&self, check: &Check<'_>) -> Option<&'a StoreAnswer> {
         match self.asking(check)? {
-            Asking::Answered(answer) => Some(answer),
-            Asking::Allowed | Asking::Never(_) => None,
+            StoreAccess::Answered(answer) => Some(answer),
+            StoreAccess::Allowed | StoreAccess::Never(_) => None,
         }
     }
 
     /// Everything that was said.
     pub fn answers(&self) -> impl Iterator<Item = &'a StoreAnswer> {
         [&self.origin, &self.owner].into_iter().filter_map(|view| match (view.asking, view.strict) {
-            (Asking::Answered(answer), _) | (_, Asking::Answered(answer)) => Some(answer),
-            (Asking::Allowed | Asking::Never(_), Asking::Allowed | Asking::Never(_)) => None,
+            (StoreAccess::Answered(answer), _) | (_, StoreAccess::Answered(answer)) => Some(answer),
+            (StoreAccess::Allowed | StoreAccess::Never(_), StoreAccess::Allowed | StoreAccess::Never(_)) => None,
         })
     }
 

@@ -13,20 +13,20 @@ use crate::rules::{Domain, Ruleset};
 
 /// The fields that stand in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fields {
+pub(super) struct WrittenFields {
     pub scope: bool,
     pub on_outage: bool,
 }
 
 /// The fields of every limit, by the place of its rule and its window, which no other limit of the rule has.
 #[derive(Debug, Default)]
-pub(super) struct Written(BTreeMap<(FilePosition, u64), Fields>);
+pub(super) struct WrittenLimits(BTreeMap<(FilePosition, u64), WrittenFields>);
 
-impl Written {
+impl WrittenLimits {
     /// Reads the files that the rules are from.
-    pub(super) fn read(ruleset: &Ruleset, strictness: Strictness) -> anyhow::Result<Written> {
+    pub(super) fn read(ruleset: &Ruleset, strictness: Strictness) -> anyhow::Result<WrittenLimits> {
         let files: BTreeSet<&Arc<str>> = ruleset.domains().flat_map(Domain::rules).map(|rule| &rule.at.file).collect();
-        let mut written = Written::default();
+        let mut written = WrittenLimits::default();
         for name in files {
             let text = fs::read_to_string(&**name).with_context(|| format!("{name} can't be read any more"))?;
             written.gather_file(name, &text, strictness);
@@ -45,13 +45,13 @@ impl Written {
     fn gather(&mut self, name: &Arc<str>, descriptor: &DescriptorFile) {
         for terms in descriptor.limits.iter().filter_map(|limit| limit.terms.as_ref()) {
             let place = FilePosition { file: name.clone(), position: descriptor.at };
-            let fields = Fields { scope: terms.scope.is_some(), on_outage: terms.on_outage.is_some() };
+            let fields = WrittenFields { scope: terms.scope.is_some(), on_outage: terms.on_outage.is_some() };
             self.0.insert((place, terms.window_ms), fields);
         }
         descriptor.descriptors.iter().for_each(|child| self.gather(name, child));
     }
 
-    pub(super) fn fields(&self, place: &FilePosition, window_ms: u64) -> Fields {
+    pub(super) fn fields(&self, place: &FilePosition, window_ms: u64) -> WrittenFields {
         self.0.get(&(place.clone(), window_ms)).copied().unwrap_or_default()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Every change of that state is a method here. The invariants:
 //!
-//! - A key stands in the queue once at most: only a caller that [`Sync::enqueue`] tells to push it does.
+//! - A key stands in the queue once at most: only a caller that [`SendState::enqueue`] tells to push it does.
 //! - One message of a key is under way at a time. Hits that come meanwhile wait in the queue, or in the key itself if the
 //!   queue came to it too early; the answer puts it back.
 //! - An answer belongs to a message: a key that moves to another store, or is given up, changes its generation, and
@@ -21,15 +21,15 @@ enum Stage {
 
 /// How far a key is in telling its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Sync {
+pub(in crate::engine) struct SendState {
     stage: Stage,
     /// To be told even though nothing is pending: to read it anew, or because the store has lost it. Holds at any stage,
     /// until a message takes it along.
     is_wanted: bool,
 }
 
-impl Sync {
-    pub(super) const NEW: Sync = Sync { stage: Stage::Idle, is_wanted: false };
+impl SendState {
+    pub(super) const NEW: SendState = SendState { stage: Stage::Idle, is_wanted: false };
 
     /// Something is to be told. True if the key has to be pushed to the queue for it.
     #[inline]
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_key_is_pushed_once_and_sent_once() {
-        let mut sync = Sync::NEW;
+        let mut sync = SendState::NEW;
         assert!(sync.enqueue() && !sync.enqueue());
         assert!(sync.dequeue() && !sync.dequeue());
         sync.want();

@@ -1,6 +1,6 @@
 //! One key under its shard's lock: what a verb of a ledger works on.
 //!
-//! An [`Entry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
+//! An [`KeyEntry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
 //! same hand that changes the slot.
 
 use crate::engine::count::counter::Look;
@@ -13,14 +13,14 @@ use crate::engine::table::{NewKey, Slot, SlotRef, Table};
 use crate::rules::limit::Terms;
 
 /// A key and its part in the region, while its shard is locked.
-pub(super) struct Entry<'a> {
+pub(super) struct KeyEntry<'a> {
     table: &'a Table,
     pub(super) at: SlotRef,
     pub(super) slot: &'a mut Slot,
     pub(super) part: &'a mut RegionalPart,
 }
 
-impl Entry<'_> {
+impl KeyEntry<'_> {
     pub(super) fn key(&self) -> OwnedKey {
         OwnedKey::new(&self.slot.key(), self.part.is_sensitive(), self.slot.is_global)
     }
@@ -65,22 +65,22 @@ impl Entry<'_> {
 
 impl Table {
     /// The entry of a slot of a locked shard. `None` in a table that is not shared.
-    fn entry<'a>(&'a self, shard: &'a mut Shard, number: u32, slot: u32) -> Option<Entry<'a>> {
+    fn entry<'a>(&'a self, shard: &'a mut Shard, number: u32, slot: u32) -> Option<KeyEntry<'a>> {
         let (slot_ref, part) = shard.both(slot);
         let part = part?;
         let at = SlotRef { shard: number, slot, generation: part.generation() };
-        Some(Entry { table: self, at, slot: slot_ref, part })
+        Some(KeyEntry { table: self, at, slot: slot_ref, part })
     }
 
     /// Works on a key by its place, if it is still there.
-    pub(super) fn with_at<T>(&self, at: SlotRef, work: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
+    pub(super) fn with_at<T>(&self, at: SlotRef, work: impl FnOnce(KeyEntry<'_>) -> T) -> Option<T> {
         let mut shard = self.lock(at.shard);
         let (slot, part) = shard.at(at)?;
-        Some(work(Entry { table: self, at, slot, part }))
+        Some(work(KeyEntry { table: self, at, slot, part }))
     }
 
     /// Works on a key by its name, if it is here.
-    pub(super) fn with_key<T>(&self, key: &Key<'_>, work: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
+    pub(super) fn with_key<T>(&self, key: &Key<'_>, work: impl FnOnce(KeyEntry<'_>) -> T) -> Option<T> {
         let hash = self.hash(key);
         let number = self.shard_of(hash);
         let mut shard = self.lock(number);
@@ -95,7 +95,7 @@ impl Table {
         key: &Key<'k>,
         make: impl FnOnce(u64) -> NewKey<'k>,
         now_ms: u64,
-        work: impl FnOnce(Entry<'_>, bool) -> T,
+        work: impl FnOnce(KeyEntry<'_>, bool) -> T,
     ) -> Option<T> {
         let hash = self.hash(key);
         let number = self.shard_of(hash);
@@ -106,7 +106,7 @@ impl Table {
     }
 
     /// Works on every key of a shard.
-    pub(super) fn each_in(&self, number: u32, mut work: impl FnMut(Entry<'_>)) {
+    pub(super) fn each_in(&self, number: u32, mut work: impl FnMut(KeyEntry<'_>)) {
         let mut shard = self.lock(number);
         for slot in shard.taken() {
             if let Some(entry) = self.entry(&mut shard, number, slot) {
@@ -116,7 +116,7 @@ impl Table {
     }
 
     /// Works on every key, shard by shard, each locked only for a moment.
-    pub(super) fn each(&self, mut work: impl FnMut(Entry<'_>)) {
+    pub(super) fn each(&self, mut work: impl FnMut(KeyEntry<'_>)) {
         (0..self.shards()).for_each(|number| self.each_in(number, &mut work));
     }
 }

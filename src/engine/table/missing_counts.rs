@@ -16,7 +16,7 @@ const SOUGHT_MAX: usize = 16_384;
 
 /// What may be missing.
 #[derive(Debug, Default)]
-pub(super) struct Missing {
+pub(super) struct MissingCounts {
     /// Until when something matters that was left out or given up.
     until_ms: AtomicU64,
     /// A full read has begun and not ended.
@@ -24,7 +24,7 @@ pub(super) struct Missing {
     sought: SegQueue<SlotRef>,
 }
 
-impl Missing {
+impl MissingCounts {
     /// Counts that matter until then are not here.
     pub(super) fn leave_out(&self, until_ms: u64) {
         self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn something_is_missing_until_it_expires_or_all_is_heard() {
-        let missing = Missing::default();
+        let missing = MissingCounts::default();
         assert!(!missing.is_any(0), "as long as there is nobody to hear from");
         missing.begin_reading();
         assert!(missing.is_any(u64::MAX));
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn so_many_wait_at_most() {
-        let missing = Missing::default();
+        let missing = MissingCounts::default();
         let at = SlotRef { shard: 0, slot: 0, generation: 0 };
         assert!((0..SOUGHT_MAX).all(|_| missing.seek(at)) && !missing.seek(at));
         assert!(missing.next().is_some() && missing.seek(at));
