@@ -1,5 +1,6 @@
 //! Replays: what the origin has not heard of is told, what it may have lost is told again.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -94,11 +95,17 @@ impl Region {
             }
         }
         kept.into_iter().for_each(|at| ledger.put_back(at));
+        let mut told = HashSet::new();
         while is_all
             && !farewells.is_full(messages)
             && let Some(farewell) = ledger.next_farewell()
         {
             let origin = self.origin_key(&farewell.key.as_key(), farewell.key.is_sensitive);
+            // A key that was given up twice: no call names a key twice.
+            if !told.insert(origin) {
+                ledger.put_farewell_back(farewell);
+                break;
+            }
             pending_hits += farewell.pending;
             farewells.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
         }
