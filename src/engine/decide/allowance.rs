@@ -1,32 +1,35 @@
 //! The headroom rule: how many hits a process may admit on a key before the origin knows of them.
 //!
-//! Each process may use its part of half of what is left, and never more than its part of the slack. So far from the limit
-//! nobody asks, near it everybody does, and however the processes take turns, they admit at most the slack too much.
+//! Each process may use its part of half of what is left, and never more than its part of the slack. So nobody asks far from
+//! the limit, and everybody asks near it. In whatever order the processes admit hits, they exceed the limit by the slack at
+//! most.
 //!
-//! A part is one of as many as hold the key, which the origin tells. In a fleet larger than [`HOLDERS_ASSUMED`] that number
-//! may be growing while it is told: a hundred processes that come to a key at the same time would each take an eighth. So
-//! until a process has heard it twice without much growth, everyone who lives is taken to hold the key.
+//! There are as many parts as processes that hold the key; the origin tells how many. In a fleet larger than
+//! [`HOLDERS_ASSUMED`] that number may still be growing: if a hundred processes came to a key at the same time, each would
+//! take an eighth. So until a process has heard the number twice without much growth, it assumes that every live process
+//! holds the key.
 
-/// What the rule takes into account besides the key's counts.
+/// The figures that the headroom rule goes by, besides what is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Headroom {
+    /// Hits that fit on a fresh key: the limit, or the burst of a bucket.
     pub limit: u32,
-    /// Thousandths of the limit.
+    /// Thousandths of the limit that all processes together may admit before the origin knows.
     pub slack_permille: u16,
-    /// Processes that hold the key.
+    /// Processes that hold the key, as the store last told.
     pub holders: u32,
-    /// Their number was told twice and did not grow.
+    /// Their number was told twice, some time apart, and had hardly grown.
     pub is_settled: bool,
     /// Processes of the region that are alive.
     pub live: u32,
 }
 
-/// Processes that are taken to hold a key until the origin tells more: many enough that a burst over all of them stays
+/// A key is assumed to have this many holders until the origin tells of more: enough that a burst over all of them stays
 /// within the slack, few enough that a large fleet does not ask for every hit of a key that only some of it sees.
 const HOLDERS_ASSUMED: u32 = 8;
 
 impl Headroom {
-    /// Among how many processes what is left is divided.
+    /// How many processes divide what is left.
     fn processes(&self) -> u32 {
         let live = self.live.max(1);
         if self.is_settled { self.holders.clamp(live.min(HOLDERS_ASSUMED), live) } else { live }

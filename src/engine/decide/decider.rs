@@ -1,7 +1,7 @@
 //! Who decides a check: memory, the store that shares its count, or, when that gives no answer, the rule's policy.
 //!
-//! Memory does, unless the key is cold or stale, or more hits would be pending than may be. What the origin has just
-//! denied, memory denies too. A strict limit is always asked about, unless memory already denies.
+//! Memory decides, unless the key is cold or stale, or more hits would be pending than may be. It denies again what the
+//! origin has just denied. A strict limit is always asked about, unless memory already denies.
 
 use crate::engine::decide::Case;
 use crate::engine::decide::allowance::Headroom;
@@ -13,20 +13,22 @@ use crate::engine::decide::verdict::Verdict;
 use crate::engine::reach::{Reach, Store};
 use crate::engine::table::regional_part::{Freshness, RegionalPart};
 
-/// The part of the allowance that may be used on a view that is not quite new.
+/// On a view that is not quite new, only one part in so many of the allowance may be used.
 const OLD_VIEW_PART: u64 = 4;
 
 /// Who decides a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decider {
     Memory {
-        /// So many pending hits are told at once: half of what may be.
+        /// From this many pending hits on, the store is told at once: about half of what may be pending.
         urgent_at: u64,
     },
     /// The origin has just denied as many hits.
     Paused {
+        /// Until the pause ends.
         wait_ms: u64,
     },
+    /// The store has to be asked.
     Asks(Why),
     /// The store gives no answer: the rule's policy decides.
     Without(Cause),
@@ -36,14 +38,15 @@ impl Decider {
     /// Memory decides, and what it adds can wait for the next flush.
     pub(super) const AT_LEISURE: Decider = Decider::Memory { urgent_at: u64::MAX };
 
+    /// See [`Decider::Memory`]; `u64::MAX` if nothing is told at once.
     pub(super) fn urgent_at(&self) -> u64 {
         if let Decider::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
     }
 }
 
 impl Case<'_> {
-    /// Finds out who decides. When too many wait already, nobody asks: what memory can decide it does, the rest is the
-    /// policy's.
+    /// Finds out who decides. When too many requests wait already, nobody asks: memory decides what it can, and the policy
+    /// the rest.
     #[inline]
     pub(super) fn decider(&self, turn: &CheckTurn<'_>, verdict: &Verdict, counts: &mut KeyCounts<'_>) -> Decider {
         // Nobody shares it, so memory decides.
@@ -56,7 +59,7 @@ impl Case<'_> {
         }
     }
 
-    /// Memory decides, unless the key is cold or stale, or more would be pending than may be.
+    /// Finds out who decides, as if there were always room to wait for the store.
     fn decider_without_overload(
         &self,
         store: Store,
@@ -72,7 +75,7 @@ impl Case<'_> {
         match view.asking(check.reach) {
             StoreAccess::Answered(_) => return Decider::AT_LEISURE,
             StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
-            // What is charged whatever happens needs no leave, but the owner should hear of it at once.
+            // Hits that are charged whatever happens need no leave, but the owner should hear of them at once.
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
                 if matches!(check.reach, Reach::Strict(_))
                     && check.charging == ChargeMode::Always
@@ -107,8 +110,8 @@ impl Case<'_> {
         if !is_together || !part.is_view_old(mono_ms) {
             return Decider::Memory { urgent_at: allowance / 2 };
         }
-        // A view that is not quite new is good for a fraction of the allowance, or for one larger request, and told
-        // sooner.
+        // On a view that is not quite new, memory admits a fraction of the allowance, or one larger request, and tells the
+        // store sooner.
         let fraction = allowance / OLD_VIEW_PART;
         if wanted > fraction && pending > 0 {
             return Decider::Asks(Why::Headroom);

@@ -1,4 +1,4 @@
-//! A clean stop: nothing that was admitted is lost, and others get this process's part.
+//! A clean stop: nothing that was admitted is lost, and the others get this process's part of the slack.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::regional::driver::RegionalDriver;
 
-/// How long a clean stop goes on telling what is pending.
+/// How long a clean stop may take: to tell what is pending, and to sign off.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RegionalDriver {
