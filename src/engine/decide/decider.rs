@@ -23,8 +23,10 @@ pub(super) enum Decider {
     MemoryReads,
     /// The origin has just denied as many hits.
     Paused {
+        /// Until the pause ends.
         wait_ms: u64,
     },
+    /// The store has to be asked.
     Asks(Why),
     /// The store gives no answer: the rule's policy decides.
     Without(Cause),
@@ -42,8 +44,8 @@ impl Decider {
 }
 
 impl Case<'_> {
-    /// Finds out who decides. When too many wait already, nobody asks: what memory can decide it does, the rest is the
-    /// policy's.
+    /// Finds out who decides. When too many requests wait already, nobody asks: memory decides what it can, and the policy
+    /// the rest.
     #[inline]
     pub(super) fn decider(&self, turn: &CheckTurn<'_>, verdict: &Verdict, counts: &mut KeyCounts<'_>) -> Decider {
         // Nobody shares it, so memory decides.
@@ -70,7 +72,9 @@ impl Case<'_> {
         let access = self.views.of(store).asking(check.reach);
         if turn.is_quiet {
             return match (check.reach, access) {
-                (Reach::Region { slack_permille }, StoreAccess::Allowed | StoreAccess::Answered(_)) if !verdict.is_over => {
+                (Reach::Region { slack_permille }, StoreAccess::Allowed | StoreAccess::Answered(_))
+                    if !verdict.is_over =>
+                {
                     let allowance = self.headroom(check, slack_permille).allowance(verdict.available);
                     Decider::Memory(self.telling(check, allowance, counts).with_flush())
                 }
@@ -80,7 +84,7 @@ impl Case<'_> {
         match access {
             StoreAccess::Answered(_) => return Decider::AT_LEISURE,
             StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
-            // What is charged whatever happens needs no leave, but the owner should hear of it at once.
+            // Hits that are charged whatever happens need no leave, but the owner should hear of them at once.
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
                 if matches!(check.reach, Reach::Strict(_))
                     && check.charging == ChargeMode::Always
