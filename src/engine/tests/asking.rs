@@ -2,8 +2,8 @@
 
 use super::twins::Fleet;
 use super::*;
-use crate::engine::Attempt;
 use crate::engine::decide::{Cause, StoreAccess, StoreViews};
+use crate::engine::{Attempt, StoreRequest};
 use crate::regional::consultation::Consultation;
 
 const RULES: &str = "
@@ -96,4 +96,35 @@ fn a_limit_whose_allowance_is_gone_meanwhile_is_asked_about_alone() {
     assert_eq!(case.look(&entries), Err(vec![0]), "ten may be pending");
     assert_eq!(case.look(&entries), Ok("OK: OK 989, OK 5".into()), "both are charged, each once");
     assert_eq!(case.fleet.origin_total(), (12, 0));
+}
+
+impl Case {
+    /// What the origin is to be asked about a key.
+    fn question(&self, entries: &str) -> StoreRequest {
+        match self.fleet.look(&self.rules, &[ask(entries)], ONE, &self.fleet.views()) {
+            Attempt::Asks(asked) => asked,
+            Attempt::Decided(decision) => panic!("{entries}: {decision:?}"),
+        }
+    }
+}
+
+#[test]
+fn requests_for_different_keys_go_together_while_a_call_is_under_way() {
+    let mut case = Case::new();
+    let asked = ["closed=a", "closed=b", "bucket=c", "exact=d"].map(|entries| case.question(entries));
+    assert_eq!(case.fleet.ask_at_once(asked.to_vec(), 0), (vec![1, 3], 4), "the first waits for nobody");
+    // No more cells than the origin serves in a moment.
+    let asked: Vec<StoreRequest> = (0..30).map(|n| case.question(&format!("exact=e{n}"))).collect();
+    let (sizes, told) = case.fleet.ask_at_once(asked, 0);
+    assert_eq!((sizes.iter().sum::<usize>(), told), (30, 30));
+    assert!(sizes.iter().all(|size| size * 17 <= 128), "{sizes:?}");
+}
+
+#[test]
+fn who_is_gone_before_its_call_leaves_its_key_to_others() {
+    let mut case = Case::new();
+    let asked = ["closed=a", "closed=b", "closed=c"].map(|entries| case.question(entries));
+    assert_eq!(case.fleet.ask_at_once(asked.to_vec(), 2), (vec![1], 1), "nobody waits for the others");
+    let asked = ["closed=b", "closed=c"].map(|entries| case.question(entries));
+    assert_eq!(case.fleet.ask_at_once(asked.to_vec(), 0), (vec![1, 1], 2));
 }

@@ -200,6 +200,29 @@ impl Fleet {
         }
     }
 
+    /// Has the origin asked about all of these at the same moment. Returns how many keys each call was about, and how many
+    /// requests were answered. `gone` of them are withdrawn before the first call comes back.
+    pub(super) fn ask_at_once(&mut self, asked: Vec<StoreRequest>, gone: usize) -> (Vec<usize>, usize) {
+        let (now, stored) = (self.now, &mut self.stores[Store::Origin as usize]);
+        let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
+        let mut ids = Vec::new();
+        for asked in asked {
+            let (id, effects) = stored.region.ask(asked, now.mono_us + 500_000, now);
+            ids.push(id);
+            calls.extend(effects.calls);
+        }
+        ids.into_iter().skip(1).take(gone).for_each(|id| stored.region.cancel(id));
+        let (mut sizes, mut told) = (Vec::new(), 0);
+        while let Some(outgoing) = calls.pop_front() {
+            sizes.push(outgoing.call.parts.len());
+            let reply = stored.origin.call(&outgoing.call, now.wall_ms);
+            let effects = stored.region.replied(outgoing.id, &reply, now);
+            told += effects.told.len();
+            calls.extend(effects.calls);
+        }
+        (sizes, told)
+    }
+
     /// Hits that the origin holds, in windows and in buckets.
     pub(super) fn origin_charged(&self) -> u64 {
         let origin = &self.stores[Store::Origin as usize].origin;
