@@ -5,38 +5,38 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::request::Bounds;
-use crate::rules::file::{DescriptorFile, DomainFile};
+use crate::rules::file::{WrittenDescriptor, WrittenDomain};
 use crate::rules::limit::Rule;
 use crate::rules::policy::Scope;
 use crate::rules::problem::{Problem, Problems, Severity};
 use crate::rules::scalar::excerpt;
 use crate::rules::{Domain, LoadResult};
 
-/// Warns of what the files as written show.
-pub(crate) fn lint(files: &[DomainFile], problems: &mut Problems) {
+/// Warns of what the documents as written show.
+pub(crate) fn lint(documents: &[WrittenDomain], problems: &mut Problems) {
     // A limit is replaced only in its own domain, but a merged domain may be spread over files.
     let mut names_of: HashMap<&str, HashSet<&str>> = HashMap::new();
-    for file in files {
-        names_of.entry(&file.domain.value).or_default().extend(file.descriptors.iter().flat_map(names));
+    for document in documents {
+        names_of.entry(&document.domain.value).or_default().extend(document.descriptors.iter().flat_map(names));
     }
     // Names may be missing only because their limits are broken.
     let is_complete = !problems.has_errors();
-    for file in files {
-        let names = names_of.get(file.domain.value.as_str()).filter(|_| is_complete);
-        for descriptor in &file.descriptors {
-            descriptor_lint(&file.file, descriptor, 1, names, problems);
+    for document in documents {
+        let names = names_of.get(document.domain.value.as_str()).filter(|_| is_complete);
+        for descriptor in &document.descriptors {
+            descriptor_lint(&document.file, descriptor, 1, names, problems);
         }
     }
 }
 
-fn names(descriptor: &DescriptorFile) -> Vec<&str> {
+fn names(descriptor: &WrittenDescriptor) -> Vec<&str> {
     let own = descriptor.limits.iter().filter_map(|limit| limit.name.as_ref()).map(|name| name.value.as_str());
     own.chain(descriptor.descriptors.iter().flat_map(names)).collect()
 }
 
 fn descriptor_lint(
     file: &Arc<str>,
-    descriptor: &DescriptorFile,
+    descriptor: &WrittenDescriptor,
     depth: usize,
     names: Option<&HashSet<&str>>,
     problems: &mut Problems,
