@@ -123,7 +123,7 @@ fn files_of(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Everything in a directory.
-pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
 }
 
