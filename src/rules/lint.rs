@@ -1,16 +1,11 @@
-//! The warnings of `tidegate check` and of the start: rules that load but probably do not do what they seem to. Also
-//! two refusals, of rules that would not hold where they are to run.
+//! The warnings of `tidegate check` and of the start: rules that load but probably do not do what they seem to.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::request::Bounds;
 use crate::rules::file::{WrittenDescriptor, WrittenDomain};
-use crate::rules::limit::Rule;
-use crate::rules::policy::Scope;
-use crate::rules::problem::{Problem, Problems, Severity};
-use crate::rules::scalar::excerpt;
-use crate::rules::{Domain, LoadResult};
+use crate::rules::problem::Problems;
 
 /// Warns of what the documents as written show.
 pub(crate) fn lint(documents: &[WrittenDomain], problems: &mut Problems) {
@@ -74,36 +69,4 @@ fn descriptor_lint(
     for child in &descriptor.descriptors {
         descriptor_lint(file, child, depth + 1, names, problems);
     }
-}
-
-/// Refuses rules with sensitive keys, whose values would leave the process and could be guessed from their digests.
-///
-/// Whether a limit counts by such a key does not matter: if a domain has one, the secret goes into the names of all its
-/// keys.
-pub(crate) fn refuse_sensitive(loaded: &mut LoadResult) {
-    let Some(ruleset) = &loaded.ruleset else { return };
-    let places = ruleset.domains().flat_map(|domain| &domain.tree().sensitive_keys);
-    let Some((key, place)) = places.min_by_key(|(_, place)| *place) else { return };
-    loaded.problems.push(Problem {
-        place: place.clone(),
-        severity: Severity::Error,
-        message: format!("{} is sensitive, and counts are shared without a secret to hide its values", excerpt(key)),
-        help: "name a file with --secret-file (TIDEGATE_SECRET_FILE), the same for all processes".into(),
-    });
-    loaded.ruleset = None;
-}
-
-/// Refuses strict rules where several regions have no owner that all of them could ask.
-pub(crate) fn refuse_strict(loaded: &mut LoadResult) {
-    let Some(ruleset) = &loaded.ruleset else { return };
-    let is_strict = |rule: &&Rule| rule.limits().iter().any(|limit| limit.policy.scope == Some(Scope::Strict));
-    let Some(rule) = ruleset.domains().flat_map(Domain::rules).find(is_strict) else { return };
-    loaded.problems.push(Problem {
-        place: rule.at.clone(),
-        severity: Severity::Error,
-        message: format!("rule {} is strict, and no Redis is named that all regions ask", rule.id),
-        help: "name it with --strict-redis-url (STRICT_REDIS_URL), the same in all regions, or write another scope:"
-            .into(),
-    });
-    loaded.ruleset = None;
 }
