@@ -112,7 +112,7 @@ impl Admin {
             in_flight: service.admission().in_flight(),
             in_flight_max: service.admission().in_flight_max(),
             waiting: service.admission().waiting(),
-            strict_time: service.engine().layers().owner.map(|_| Times::of(service.strict_time())),
+            strict_wait_time: service.engine().layers().owner.map(|_| Times::of(service.strict_wait_time())),
             layers: service.layers(),
             connections: ConnectionFigures {
                 open: self.connections.open(),
