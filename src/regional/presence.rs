@@ -43,6 +43,11 @@ impl Presence {
         self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)
     }
 
+    /// Since when it has been heard without a break, if it has ever been.
+    pub(crate) fn since_us(&self) -> Option<u64> {
+        self.since_us
+    }
+
     /// Whether it has never known how many processes are alive.
     pub(crate) fn is_stranger(&self) -> bool {
         !self.has_settled

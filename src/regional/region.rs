@@ -200,6 +200,8 @@ pub struct Region {
     held_hits: AtomicU64,
     /// This process may not know yet how many are alive.
     is_new: AtomicBool,
+    /// Since when its heartbeats have been answered without a break.
+    joined_us: AtomicU64,
     /// This process has never known how many are alive.
     is_stranger: AtomicBool,
     /// The breakers are closed, for limits that are not strict, so that requests may ask. Read without the lock.
@@ -242,6 +244,7 @@ impl Region {
             has_grown: AtomicBool::new(false),
             held_hits: AtomicU64::new(0),
             is_new: AtomicBool::new(true),
+            joined_us: AtomicU64::new(0),
             is_stranger: AtomicBool::new(true),
             may_ask: AtomicBool::new(true),
             may_ask_strictly: AtomicBool::new(true),
@@ -286,6 +289,7 @@ impl Region {
             answer: None,
             live: self.live().max(least),
             is_new: self.is_new.load(Ordering::Relaxed),
+            joined_ms: Some(self.joined_us.load(Ordering::Relaxed) / 1000),
             asking: asking(&self.may_ask),
             strict: asking(&self.may_ask_strictly),
         }
@@ -429,6 +433,7 @@ impl Region {
             state.strict.record(false, now.mono_us);
         }
         self.is_new.store(state.presence.is_new(now.mono_us), Ordering::Relaxed);
+        self.joined_us.store(state.presence.since_us().unwrap_or(now.mono_us), Ordering::Relaxed);
         self.is_stranger.store(state.presence.is_stranger(), Ordering::Relaxed);
         self.tell_requests(state);
     }

@@ -56,6 +56,9 @@ fn look_gcra(bucket: &mut Bucket, terms: &Terms, now_ms: u64) -> Look {
     Look { available: bucket.available(&rate), now_ms }
 }
 
+/// Nanoseconds in a millisecond.
+const MS_NS: u64 = 1_000_000;
+
 impl Counter {
     pub(crate) fn new(terms: &Terms, now_ms: u64) -> Counter {
         match terms.algorithm {
@@ -167,6 +170,17 @@ impl Counter {
             Counter::Gcra(_) => 0,
         };
         now_ms.saturating_sub(began_ms)
+    }
+
+    /// How long ago the oldest hits may have come that still count.
+    pub(crate) fn counts_since_ms(&self, terms: &Terms, now_ms: u64) -> u64 {
+        match (self, weighing(terms)) {
+            (Counter::Windowed(_), PreviousWeight::Fixed) => self.elapsed_ms(terms, now_ms),
+            (Counter::Windowed(_), PreviousWeight::Sliding) | (Counter::Exact(_), _) => {
+                self.elapsed_ms(terms, now_ms).saturating_add(terms.window_ms)
+            }
+            (Counter::Gcra(_), _) => rate(terms).drains_in_ns(terms.burst.into()) / MS_NS,
+        }
     }
 
     /// Takes hits out of the newest cell that were counted by mistake. A refund, which counts them, is something else.

@@ -142,8 +142,8 @@ impl Bucket {
     /// How many of its hits a store that is told of them now may still add: those in it, and what has drained since they came. Of
     /// hits that have waited for longer, what has drained is no more.
     pub(crate) fn hits_to_tell(&self, rate: &Rate) -> u64 {
-        let drained = u128::from(rate.limit) * u128::from(TOLD_WITHIN_MS.min(rate.window_ms));
-        u64::try_from((self.level() + drained).div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
+        let drained = u64::from(rate.limit) * TOLD_WITHIN_MS.min(rate.window_ms) / rate.window_ms;
+        self.hits_within(rate).saturating_add(drained)
     }
 
     /// The level without so many of its hits, in whole hits and parts of a hit (`1 / window_ms`).

@@ -136,7 +136,8 @@ impl Case<'_> {
         let cells = counts.counter.cells_that_count(&check.terms);
         let pending = counts.part.as_deref().map_or(0, |part| part.pending_in(cells));
         let wanted = pending.saturating_add(turn.twins.waiting).saturating_add(check.hits);
-        if !is_new && wanted <= allowance {
+        let may_be_spent = freshness == Freshness::Cold && self.is_younger_than_counts(check, counts);
+        if !is_new && !may_be_spent && wanted <= allowance {
             return Decider::Memory(telling);
         }
         match freshness {
@@ -144,6 +145,14 @@ impl Case<'_> {
             Freshness::Cold | Freshness::Stale => Decider::Asks(Why::Cold),
             Freshness::Fresh => Decider::Asks(Why::Headroom),
         }
+    }
+
+    /// Something may count on a key that this process has never heard of, of processes that were gone when it came: then it asks
+    /// before it takes a credit, lest each new process of a fleet that is replaced takes one more.
+    fn is_younger_than_counts(&self, check: &Check<'_>, counts: &KeyCounts<'_>) -> bool {
+        let Some(joined_ms) = self.views.of(Store::Origin).joined_ms else { return false };
+        let age_ms = self.views.mono_ms.saturating_sub(joined_ms);
+        age_ms < counts.counter.counts_since_ms(&check.terms, self.now_ms)
     }
 
     fn headroom(&self, check: &Check<'_>, slack_permille: u16) -> Headroom {

@@ -68,6 +68,9 @@ pub struct StoreView<'a> {
     pub live: u32,
     /// This process has just joined, or come back, and may not know how many live: memory admits nothing by itself.
     pub is_new: bool,
+    /// Since when this process has shared it, by the monotonic clock. `None`: from before anything that counts. What was there
+    /// before, other processes may have told that are gone by now.
+    pub joined_ms: Option<u64>,
     /// For limits that are not strict.
     pub asking: StoreAccess,
     /// For strict limits, for which the store has more time, and may have to wait for its replicas.
@@ -79,7 +82,7 @@ pub struct StoreView<'a> {
 impl<'a> StoreView<'a> {
     /// A store that is asked about strict limits just as about others.
     pub const fn new(live: u32, asking: StoreAccess) -> StoreView<'a> {
-        StoreView { live, is_new: false, asking, strict: asking, answer: None }
+        StoreView { live, is_new: false, joined_ms: None, asking, strict: asking, answer: None }
     }
 
     pub fn asking(&self, reach: Reach) -> StoreAccess {
