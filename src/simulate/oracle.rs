@@ -2,19 +2,35 @@
 
 use std::collections::BTreeMap;
 
-/// One admission.
+/// Hits of a key that a request asked for, or gave back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdmittedHits {
+pub struct RequestedHits {
+    /// When they were counted, or denied, by the clock of the process.
     pub at_ms: u64,
+    /// The same moment by the true time.
+    pub at_us: u64,
+    /// When the request arrived, by the true time.
+    pub arrived_us: u64,
+    /// Whose hits they are.
     pub key: usize,
+    /// How many.
     pub hits: u64,
+    /// Which process was asked.
     pub process: usize,
+    /// The request waited for a store.
+    pub has_waited: bool,
 }
 
 /// Everything that happened to requests.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    pub admitted: Vec<AdmittedHits>,
+    /// What was admitted.
+    pub admitted: Vec<RequestedHits>,
+    /// What was denied.
+    pub denials: Vec<RequestedHits>,
+    /// What was given back.
+    pub refunds: Vec<RequestedHits>,
+    /// Requests that were denied.
     pub denied: u64,
     pub requests: u64,
     /// Requests that waited for the origin.
@@ -35,6 +51,8 @@ pub struct Oracle {
     pub calls: u64,
     /// Cells that they were about.
     pub cells: u64,
+    /// Keys that replays were about.
+    pub told: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
 }
@@ -71,7 +89,7 @@ impl Oracle {
 
     /// The most that any interval of a window's length admitted.
     pub fn worst_interval(&self, key: usize, window_ms: u64) -> u64 {
-        let of_key: Vec<&AdmittedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
+        let of_key: Vec<&RequestedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
         let mut from = 0;
         let mut inside = 0;
         let mut worst = 0;

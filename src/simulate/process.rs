@@ -65,7 +65,7 @@ pub struct SimulatedWait {
     pub asked: KeysHits,
     consultation: Consultation,
     /// When it arrived.
-    began_us: u64,
+    pub(super) began_us: u64,
     until_us: u64,
     is_strict: bool,
 }

@@ -120,6 +120,8 @@ pub struct World {
     next_poll: BTreeMap<(usize, Store), u64>,
     /// Processes that stop, and until when they may take for it.
     leaving: Vec<Option<u64>>,
+    /// When the call was sent that is being answered, if one is.
+    replied_to_us: Option<u64>,
     pub oracle: Oracle,
     /// What was decided and sent so far.
     pub digest: Digest,
@@ -147,6 +149,7 @@ impl World {
             generation: 0,
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
+            replied_to_us: None,
             oracle: Oracle::default(),
             digest: Digest::default(),
             setup,
@@ -188,7 +191,8 @@ impl World {
 
     /// The region that a process is in.
     pub fn region_of(&self, process: usize) -> usize {
-        process / self.setup.processes
+        // Those that have joined are in the last one.
+        (process / self.setup.processes).min(self.setup.regions - 1)
     }
 
     fn home(&self, process: usize) -> &Home {
@@ -272,12 +276,12 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request { process, asked } => self.request(process, asked),
-            Event::CallArrives { from, store, id, call, is_replay, is_repeat } => {
-                self.call_arrives(from, store, id, &call, is_replay, is_repeat);
-            }
-            Event::ReplyArrives { to, store, id, reply } if self.is_there(to) => {
+            Event::CallArrives { from, store, call, sending } => self.call_arrives(from, store, &call, sending),
+            Event::ReplyArrives { to, store, id, reply, sent_us } if self.is_there(to) => {
                 let now = self.now(to.process);
+                self.replied_to_us = Some(sent_us);
                 self.react(to.process, store, |region| region.replied(id, &reply, now));
+                self.replied_to_us = None;
             }
             Event::CallFails { to, store, id } if self.is_there(to) => {
                 let now = self.now(to.process);

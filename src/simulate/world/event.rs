@@ -17,6 +17,17 @@ pub(super) struct To {
     pub(super) generation: u64,
 }
 
+/// A call on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallSending {
+    pub(super) id: CallId,
+    /// When it was sent: its cells are those of that moment.
+    pub(super) sent_us: u64,
+    pub(super) is_replay: bool,
+    /// Its reply goes nowhere.
+    pub(super) is_repeat: bool,
+}
+
 /// Something that happens at a moment.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -27,16 +38,16 @@ pub(super) enum Event {
     CallArrives {
         from: To,
         store: Store,
-        id: CallId,
         call: Box<Call>,
-        is_replay: bool,
-        is_repeat: bool,
+        sending: CallSending,
     },
     ReplyArrives {
         to: To,
         store: Store,
         id: CallId,
         reply: Box<Reply>,
+        /// When the call was sent.
+        sent_us: u64,
     },
     CallFails {
         to: To,
