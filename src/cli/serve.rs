@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::net::TcpListener;
@@ -253,12 +253,13 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
     }
     let finished = async {
         stop(&drainer, &health.reporter, settings.drain_delay).await;
+        let until = Instant::now() + settings.drain_timeout;
         let all = async { while ports.join_next().await.is_some() {} };
         if timeout(settings.drain_timeout, all).await.is_err() {
             tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
         }
         for regional in [&regional, &owner].into_iter().flatten() {
-            regional.leave().await;
+            regional.leave(until).await;
         }
         if let Some(global) = &global {
             global.leave().await;

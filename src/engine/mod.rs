@@ -6,6 +6,7 @@
 pub(crate) mod count;
 pub mod decide;
 mod decision;
+pub(crate) mod headroom;
 pub mod key;
 mod matching;
 pub(crate) mod peek;

@@ -4,8 +4,10 @@
 //! calls, tell these requests). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod checking;
+mod patrol;
 mod replaying;
 
+use crate::regional::region::patrol::Patrol;
 pub(crate) use crate::regional::region::replaying::CellField;
 
 use std::collections::HashMap;
@@ -21,6 +23,7 @@ use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
+use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
@@ -92,6 +95,8 @@ impl Effects {
 enum PendingCall {
     CheckCall(CheckCall),
     Replay { slots: Vec<SlotRef> },
+    /// About keys that are not in the table any more.
+    Farewells { farewells: Vec<Farewell> },
 }
 
 #[derive(Debug)]
@@ -111,6 +116,7 @@ struct RegionState {
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
     unanswered_us: Option<u64>,
+    patrol: Patrol,
     /// When pending hits were last counted while nothing could be told.
     surveyed_us: u64,
     presence: Presence,
@@ -174,6 +180,10 @@ pub struct Region {
     /// order.
     state: Mutex<RegionState>,
     live: AtomicU32,
+    /// More are alive than a moment ago: what keys hold back may be too much.
+    has_grown: AtomicBool,
+    /// Hits that are held back, as far as the patrol has seen.
+    held_hits: AtomicU64,
     /// This process may not know yet how many are alive.
     is_new: AtomicBool,
     /// This process has never known how many are alive.
@@ -202,6 +212,7 @@ impl Region {
             heal_next: None,
             behind_since_us: None,
             unanswered_us: None,
+            patrol: Patrol::default(),
             surveyed_us: 0,
             presence: Presence::default(),
             random: options.seed | 1,
@@ -211,6 +222,8 @@ impl Region {
             options,
             state: Mutex::new(state),
             live: AtomicU32::new(1),
+            has_grown: AtomicBool::new(false),
+            held_hits: AtomicU64::new(0),
             is_new: AtomicBool::new(true),
             is_stranger: AtomicBool::new(true),
             may_ask: AtomicBool::new(true),
@@ -238,7 +251,11 @@ impl Region {
 
     /// Takes over how many processes are alive.
     pub fn set_live(&self, live: u32) {
-        self.live.store(live.max(1), Ordering::Relaxed);
+        let before = self.live.swap(live.max(1), Ordering::Relaxed);
+        self.ledger().set_live(live.max(1));
+        if live > before {
+            self.has_grown.store(true, Ordering::Relaxed);
+        }
     }
 
     /// What requests may know of the store: whether they may ask, or have to do without because it does not answer.
@@ -308,6 +325,7 @@ impl Region {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
             state.wait_queue.tidy(now.mono_us);
             self.heal_some(state);
+            self.patrol_some(state, now);
             effects.join(self.flush(state, true, now));
         } else if self.ledger().is_any_urgent() {
             effects.join(self.flush(state, false, now));
@@ -347,6 +365,16 @@ impl Region {
         self.pending_hits.load(Ordering::Relaxed)
     }
 
+    /// Hits that are held back, because their keys are far from their limits: the origin hears of them when there are more.
+    pub fn held_hits(&self) -> u64 {
+        self.held_hits.load(Ordering::Relaxed)
+    }
+
+    /// Before a clean stop: nothing is held back any more. What is the largest part of its limit is told first.
+    pub fn release_held(&self) {
+        self.ledger().release_held();
+    }
+
     /// How long something has been pending that the origin does not know of.
     pub fn lag_us(&self, now: Now) -> u64 {
         self.state.lock().behind_since_us.map_or(0, |since_us| now.mono_us.saturating_sub(since_us))
@@ -374,6 +402,11 @@ impl Region {
         self.is_new.store(state.presence.is_new(now.mono_us), Ordering::Relaxed);
         self.is_stranger.store(state.presence.is_stranger(), Ordering::Relaxed);
         self.tell_requests(state);
+    }
+
+    /// The origin does not answer what it is told.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.state.lock().replays.is_open()
     }
 
     /// For how long it has been given up, if it is; for strict limits, or for the others.
@@ -418,6 +451,11 @@ impl Region {
                 self.replayed(state, &slots, reply, now);
                 Effects::default()
             }
+            Some(PendingCall::Farewells { .. }) => {
+                state.replays.record(true, now.mono_us);
+                state.replays_under_way -= 1;
+                Effects::default()
+            }
         }
     }
 
@@ -436,6 +474,12 @@ impl Region {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
                 slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
+                Effects::default()
+            }
+            Some(PendingCall::Farewells { farewells }) => {
+                state.replays.record(false, now.mono_us);
+                state.replays_under_way -= 1;
+                farewells.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell));
                 Effects::default()
             }
         }

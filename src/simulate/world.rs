@@ -338,6 +338,11 @@ impl World {
         self.processes[process].engine.table().pending_hits()
     }
 
+    /// Has all processes tell what they hold back, as if each were about to stop.
+    pub fn release_held(&mut self) {
+        self.processes.iter().flat_map(Process::stores).for_each(Region::release_held);
+    }
+
     /// A copy of the engine's table of a process says how it counts a key now.
     pub fn view(&self, process: usize, key: usize) -> Option<u64> {
         let now_ms = self.now(process).wall_ms;

@@ -2,7 +2,7 @@
 //!
 //! Pure: the time and the limit's terms are arguments. A decision asks [`Counter::look`] once and then adds or not.
 
-use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
+use crate::engine::count::exact::{self, CELLS as EXACT_CELLS, SubCells};
 use crate::engine::count::gcra::{Bucket, Rate};
 use crate::engine::count::signed;
 use crate::engine::count::window::{Cells, PreviousWeight};
@@ -128,6 +128,14 @@ impl Counter {
             Counter::Windowed(cells) => cells.sequence,
             Counter::Exact(cells) => cells.newest(),
             Counter::Gcra(_) => 0,
+        }
+    }
+
+    /// Numbers the window that a cell is in: the sub-cells of an exact one have numbers of their own.
+    pub(crate) fn window_of(&self, sequence: u64) -> u64 {
+        match self {
+            Counter::Windowed(_) | Counter::Gcra(_) => sequence,
+            Counter::Exact(_) => exact::window_of(sequence),
         }
     }
 

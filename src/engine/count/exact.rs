@@ -70,6 +70,11 @@ fn few(cell: &Cell) -> Option<u8> {
     u8::try_from(cell.hits).ok().filter(|_| cell.refunds == 0)
 }
 
+/// The window that a sub-cell is in, counted as windows are, from the epoch.
+pub(crate) fn window_of(sub_cell: u64) -> u64 {
+    sub_cell.saturating_sub(CELLS as u64) / PARTS
+}
+
 /// The sub-cell of a moment. Windows need not divide by sixteen: `floor(16 t / D)` is exact. Numbered from 17, so that
 /// the sixteen before the first have numbers too.
 fn cell_at(now_ms: u64, window_ms: u64) -> u64 {

@@ -10,6 +10,7 @@ use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::question::Why;
 use crate::engine::decide::spot::{Spot, insert, is_kept};
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::{TwinSums, Twins};
 use crate::engine::decide::verdict::Verdict;
@@ -27,8 +28,10 @@ pub(super) struct CheckState {
     pub(super) guard: u32,
     pub(super) slot: Option<u32>,
     pub(super) twins: Twins,
-    /// So many pending hits are told at once.
-    pub(super) urgent_at: u64,
+    /// When its store hears of what is charged.
+    pub(super) telling: Telling,
+    /// Memory has answered a check without hits, and has the key read.
+    is_read: bool,
     /// The origin has to be asked.
     pub(super) asks: Option<Why>,
     /// Its store has charged it.
@@ -75,8 +78,8 @@ impl CheckState {
     #[inline]
     fn new(table: &Table, check: &Check<'_>) -> CheckState {
         let hash = table.hash(&check.key);
-        let (shard, twins) = (table.shard_of(hash), Twins::default());
-        CheckState { hash, shard, guard: 0, slot: None, twins, urgent_at: u64::MAX, asks: None, is_charged: false }
+        let (shard, twins, telling) = (table.shard_of(hash), Twins::default(), Telling::WITH_FLUSH);
+        CheckState { hash, shard, guard: 0, slot: None, twins, telling, is_read: false, asks: None, is_charged: false }
     }
 }
 
@@ -152,7 +155,8 @@ impl LockedCase<'_, '_> {
             }
             None => self.case.assess_unknown::<false>(&turn),
         };
-        seen.urgent_at = decider.urgent_at();
+        seen.telling = decider.telling();
+        seen.is_read = decider == Decider::MemoryReads;
         if let Decider::Asks(why) = decider {
             seen.asks = Some(why);
         }
@@ -237,8 +241,11 @@ impl LockedCase<'_, '_> {
             if charged < check.hits && !verdict.is_over {
                 verdict.reset_ms = self.reset_uncharged_ms(index);
             }
+            if self.seen[index].is_read {
+                self.read_behind(index);
+            }
             if case.table.is_shared() {
-                self.tell_others(index, verdict.is_over);
+                self.tell_others(index, outcome.verdicts[index].is_over);
             }
         }
     }
@@ -260,7 +267,7 @@ impl LockedCase<'_, '_> {
         let seen = &self.seen[index];
         let Some(at) = seen.slot else { return };
         let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
-        spot.charge(table, check, is_new, seen.urgent_at, self.case.assumed(check, verdict));
+        spot.charge(table, check, is_new, seen.telling, self.case.assumed(check, verdict));
         if verdict.is_over {
             spot.wait_longer(verdict, check, seen.twins.needed(check), now_ms);
         }
@@ -312,6 +319,18 @@ impl LockedCase<'_, '_> {
         };
         let look = counter.look(&check.terms, now_ms);
         counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(now_ms)
+    }
+
+    /// Has a key read that a check without hits asks about.
+    #[cold]
+    fn read_behind(&mut self, index: usize) {
+        if self.seen[index].slot.is_none() {
+            self.make_slot(index);
+        }
+        let CheckState { guard, slot, shard, .. } = self.seen[index];
+        if let Some(slot) = slot {
+            Spot::new::<false>(&mut self.guards[guard as usize], shard, slot).read_behind(self.case.table);
+        }
     }
 
     fn tell_others(&mut self, index: usize, is_over: bool) {

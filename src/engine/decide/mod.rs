@@ -11,7 +11,6 @@
 //! [`Case::decide`] is the way in. A single key ([`one`]) and a few that are nothing special ([`fast`]) have a short way;
 //! [`general`] does everything else, and gives the same answer.
 
-mod allowance;
 mod check;
 mod decider;
 mod fast;
@@ -23,6 +22,7 @@ mod question;
 mod settlement;
 mod spot;
 mod store_views;
+mod telling;
 mod turn;
 mod twins;
 mod verdict;

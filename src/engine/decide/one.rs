@@ -40,7 +40,11 @@ impl Case<'_> {
         let is_over = !self.is_shadow && verdict.is_over && self.is_denied_by(|group| group == check.group);
         let asks = match decider {
             Decider::Asks(why) if !is_over => Some(why),
-            Decider::Asks(_) | Decider::Memory { .. } | Decider::Paused { .. } | Decider::Without(_) => None,
+            Decider::Asks(_)
+            | Decider::Memory(_)
+            | Decider::MemoryReads
+            | Decider::Paused { .. }
+            | Decider::Without(_) => None,
         };
         let is_charged = match check.charging {
             ChargeMode::Together => asks.is_none() && !is_over && self.is_charged(group, verdict.is_over),
@@ -48,7 +52,7 @@ impl Case<'_> {
         };
         let is_counted = is_charged && check.hits > 0;
         let at = match known {
-            None if is_counted && is_kept(table, check) => {
+            None if (is_counted && is_kept(table, check)) || decider == Decider::MemoryReads => {
                 insert(table, &mut shard, PinnedSlots::none(), check, hash, self.now_ms)
             }
             known => known,
@@ -57,10 +61,13 @@ impl Case<'_> {
             let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
             if is_counted {
                 let assumed = self.assumed(check, &verdict);
-                spot.charge(table, check, known.is_none(), decider.urgent_at(), assumed);
+                spot.charge(table, check, known.is_none(), decider.telling(), assumed);
                 if verdict.is_over {
                     spot.wait_longer(&mut verdict, check, check.hits, self.now_ms);
                 }
+            }
+            if decider == Decider::MemoryReads {
+                spot.read_behind(table);
             }
             spot.tell_others(table, check, verdict.is_over, views);
         }

@@ -6,12 +6,10 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::ChargeMode;
 use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::store_views::CheckAnswer;
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
-
-/// As [`CheckState::urgent_at`]: whatever is pending.
-const ALWAYS_URGENT: u64 = 0;
 
 impl LockedCase<'_, '_> {
     /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
@@ -67,7 +65,7 @@ impl LockedCase<'_, '_> {
         };
         if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.
-            self.seen[index].urgent_at = ALWAYS_URGENT;
+            self.seen[index].telling = Telling::AT_ONCE;
         }
         let was_over = verdict.is_over;
         verdict.is_over = answer == CheckAnswer::Over;

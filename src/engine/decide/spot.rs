@@ -3,6 +3,7 @@
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::store_views::StoreViews;
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
@@ -47,7 +48,7 @@ impl<'s> Spot<'s> {
     /// Counts a check's hits, or gives them back, and sees to it that the origin hears of it. The counter of a new slot
     /// has them already.
     #[inline(always)]
-    pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
+    pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, telling: Telling, assumed: u64) {
         match self.part.as_deref_mut().filter(|_| check.reach != Reach::Process) {
             None => {
                 count(&mut self.slot.counter, check, is_counted);
@@ -58,16 +59,19 @@ impl<'s> Spot<'s> {
                     part.accept(self.slot.counter.sequence(), check.hits);
                 }
             }
-            Some(_) => self.charge_part(table, check, is_counted, urgent_at, assumed),
+            Some(_) => self.charge_part(table, check, is_counted, telling, assumed),
         }
     }
 
-    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
+    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, telling: Telling, assumed: u64) {
         let counter = &mut self.slot.counter;
         let Some(part) = self.part.as_deref_mut() else { return };
         part.follow(counter);
         let missing = count(counter, check, is_counted);
-        let mut is_urgent = false;
+        let (mut is_due, mut is_urgent) = (true, false);
+        if let Reach::Region { slack_permille } = check.reach {
+            part.set_slack_permille(slack_permille);
+        }
         if check.charging == ChargeMode::Refund {
             part.refund(check.hits, missing);
         } else {
@@ -76,14 +80,27 @@ impl<'s> Spot<'s> {
             {
                 part.hold(bucket, &check.terms, check.hits, assumed);
             }
+            let Telling { due_at, urgent_at } = telling;
             let before = part.pending();
             part.add(counter.sequence(), check.hits);
-            let is_reached = before.saturating_add(check.hits) >= urgent_at;
-            is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
+            let now = before.saturating_add(check.hits);
+            is_due = now >= due_at;
+            is_urgent = now >= urgent_at && (before < urgent_at || urgent_at == 0);
         }
-        table.enqueue(self.shard, self.at, part, is_urgent);
+        if is_due {
+            table.enqueue(self.shard, self.at, part, is_urgent);
+        }
         if counter.is_divided() || part.has_more_beside() {
             table.weigh(self.slot, Some(part));
+        }
+    }
+
+    /// Has the store tell of the key with the next flush.
+    #[cold]
+    pub(super) fn read_behind(&mut self, table: &Table) {
+        if let Some(part) = self.part.as_deref_mut() {
+            part.want();
+            table.enqueue(self.shard, self.at, part, false);
         }
     }
 

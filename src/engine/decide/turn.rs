@@ -79,7 +79,7 @@ impl Case<'_> {
     fn apply_decider(&self, decider: &Decider, turn: &CheckTurn<'_>, mut counts: KeyCounts<'_>, verdict: &mut Verdict) {
         let check = turn.check;
         match *decider {
-            Decider::Memory { .. } | Decider::Asks(_) => {}
+            Decider::Memory(_) | Decider::MemoryReads | Decider::Asks(_) => {}
             Decider::Paused { wait_ms } => {
                 verdict.is_over = true;
                 verdict.wait_for(counts.view(check), &check.terms, turn.needed(), self.now_ms);

@@ -4,8 +4,9 @@
 //! same hand that changes the slot.
 
 use crate::engine::count::counter::Look;
+use crate::engine::headroom::Headroom;
 use crate::engine::key::{Key, OwnedKey};
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::foreign::{Counts, View};
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::shard::Shard;
@@ -28,6 +29,26 @@ impl KeyEntry<'_> {
     /// Brings the counter and the part up to `now_ms` and reads the counter.
     pub(super) fn look(&mut self, terms: &Terms, now_ms: u64) -> Look {
         self.part.look(&mut self.slot.counter, terms, now_ms)
+    }
+
+    /// Hits that no message and no queue has: they are told when there are more of them.
+    pub(super) fn held_hits(&self) -> u64 {
+        if self.part.is_queued() || self.part.is_sent() { 0 } else { self.part.pending() }
+    }
+
+    /// More is held back than may be pending by now: others have come, or have counted much.
+    pub(super) fn is_beyond_allowance(&mut self, now_ms: u64) -> bool {
+        if self.held_hits() == 0 {
+            return false;
+        }
+        let terms = self.slot.terms();
+        self.look(&terms, now_ms);
+        let counter = &mut self.slot.counter;
+        let pending = self.part.pending_in(counter.cells_that_count(&terms));
+        let available = View { counter, foreign: self.part.foreign(), is_cut_off: false }.look(&terms, now_ms).available;
+        let live = self.table.live(self.part.store());
+        let headroom = Headroom { limit: terms.capacity(), slack_permille: self.part.slack_permille(), live };
+        pending > headroom.allowance(available)
     }
 
     /// Puts the key into the queue of what its store is to be told.
@@ -56,6 +77,9 @@ impl KeyEntry<'_> {
         let current = self.slot.counter.sequence();
         let is_news = self.part.foreign_mut(current).import(sequence, current, others, row);
         self.part.reconsider_pause(&mut self.slot.counter, &terms, now_ms);
+        if is_news && self.is_beyond_allowance(now_ms) {
+            self.enqueue(true);
+        }
         self.weigh();
         // What others do not know may matter to them now.
         self.note();

@@ -4,6 +4,8 @@
 //! about is named by a [`SlotRef`], which means nothing outside; if the key is gone by the time the answer comes, the
 //! verb does nothing.
 
+use std::sync::atomic::Ordering;
+
 use smallvec::SmallVec;
 
 use crate::clock::Now;
@@ -11,6 +13,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::{NewKey, SlotRef, Table};
@@ -104,9 +107,10 @@ impl Table {
 }
 
 impl<'t> Ledger<'t> {
-    /// Whether a key waits to be told.
+    /// Whether a key waits to be told, here or given up.
     pub(crate) fn is_any_unsent(&self) -> bool {
-        !self.table.grown(self.store).all.is_empty()
+        let grown = self.table.grown(self.store);
+        !grown.all.is_empty() || !grown.farewells.is_empty()
     }
 
     /// Whether a key waits to be told at once.
@@ -124,6 +128,56 @@ impl<'t> Ledger<'t> {
         let grown = self.table.grown(self.store);
         let left = if is_urgent { grown.urgent.len() } else { grown.all.len() };
         UnsentKeys { ledger: *self, is_urgent, left, now }
+    }
+
+    /// What a key that was given up still has to tell.
+    pub(crate) fn next_farewell(&self) -> Option<Farewell> {
+        self.table.grown(self.store).farewells.pop()
+    }
+
+    /// The store was not told: it hears of it with the next flush, if there is room.
+    pub(crate) fn put_farewell_back(&self, farewell: Farewell) {
+        let lost = self.table.grown(self.store).farewells.push(farewell);
+        self.table.lost_hits.fetch_add(lost, Ordering::Relaxed);
+    }
+
+    /// Takes over how many processes are alive.
+    pub(crate) fn set_live(&self, live: u32) {
+        self.table.grown(self.store).live.store(live, Ordering::Relaxed);
+    }
+
+    /// Goes through a shard: has told at once what is held back and is more than may be pending by now. Returns the hits
+    /// that stay held back.
+    pub(crate) fn patrol(&self, shard: u32, now: Now) -> u64 {
+        let mut held: u64 = 0;
+        self.table.each_in(shard, |mut entry| {
+            if entry.part.store() != self.store {
+                return;
+            }
+            match entry.is_beyond_allowance(now.wall_ms) {
+                true => entry.enqueue(true),
+                false => held = held.saturating_add(entry.held_hits()),
+            }
+        });
+        held
+    }
+
+    /// Has everything told that is held back: what is the largest part of its limit first.
+    pub(crate) fn release_held(&self) {
+        /// Parts are compared in millionths.
+        const WHOLE: u64 = 1_000_000;
+        let mut held: Vec<(u64, SlotRef)> = Vec::new();
+        self.table.each(|entry| {
+            let hits = entry.held_hits();
+            if hits > 0 && entry.part.store() == self.store {
+                let capacity = u64::from(entry.slot.terms().capacity().max(1));
+                held.push((hits.saturating_mul(WHOLE) / capacity, entry.at));
+            }
+        });
+        held.sort_unstable_by_key(|(part, _)| std::cmp::Reverse(*part));
+        for (_, at) in held {
+            self.table.with_at(at, |mut entry| entry.enqueue(false));
+        }
     }
 
     /// A message about a key was answered.

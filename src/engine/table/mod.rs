@@ -18,6 +18,7 @@
 //! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
 
 pub mod cell;
+pub mod farewell;
 pub mod foreign;
 pub mod foreign_ledger;
 mod index;
@@ -38,9 +39,11 @@ use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::count::counter::Counter;
-use crate::engine::key::Key;
+use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
+use crate::engine::table::farewell::{Farewell, Farewells};
 use crate::engine::table::foreign::Foreign;
+use crate::engine::table::ledger::KeyUpdate;
 use crate::engine::table::missing_counts::MissingCounts;
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
@@ -142,13 +145,17 @@ pub struct Table {
     nothing_due_s: AtomicU32,
 }
 
-/// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
+/// What a store is to be told. A slot stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct UnsentQueues {
-    /// All that a store has not heard of.
+    /// Slots that are told with the next flush.
     pub all: SegQueue<SlotRef>,
-    /// Pending hits have used up half of their allowance.
+    /// Those that are told at once.
     pub urgent: SegQueue<SlotRef>,
+    /// What keys that were given up still had to tell.
+    farewells: Farewells,
+    /// Processes that share the store and are alive. 0 until that is known.
+    live: AtomicU32,
 }
 
 impl Table {
@@ -263,6 +270,11 @@ impl Table {
         &self.grown[store as usize]
     }
 
+    /// Processes that share a store and are alive.
+    pub(in crate::engine) fn live(&self, store: Store) -> u32 {
+        self.grown(store).live.load(Ordering::Relaxed)
+    }
+
     /// Puts a slot of a locked shard into the queue of what is to be told.
     pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, part: &mut RegionalPart, is_urgent: bool) {
         let at = SlotRef { shard, slot, generation: part.generation };
@@ -320,7 +332,7 @@ impl Table {
         true
     }
 
-    pub(in crate::engine) fn shards(&self) -> u32 {
+    pub(crate) fn shards(&self) -> u32 {
         self.shards.len() as u32
     }
 
@@ -444,7 +456,7 @@ impl Table {
     fn evict_any(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned, need) else { return false };
         let is_over = shard.is_over(victim, now_ms);
-        self.evict(shard, victim, is_over);
+        self.evict(shard, victim, is_over, now_ms);
         true
     }
 
@@ -484,9 +496,9 @@ impl Table {
         false
     }
 
-    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
+    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool, now_ms: u64) {
         if let (slot, Some(part)) = shard.both(victim) {
-            self.lost_hits.fetch_add(part.pending(), Ordering::Relaxed);
+            self.bid_farewell(slot, part, now_ms);
             if let Some(foreign) = part.foreign() {
                 self.missing.leave_out(foreign.others_until_ms(slot.key().window_ms));
             }
@@ -501,6 +513,23 @@ impl Table {
         if is_over {
             self.evicted_over_limit.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Has told what the store of a key has not heard of, before the key is forgotten. A process that does not know its own
+    /// field can't tell.
+    fn bid_farewell(&self, slot: &mut Slot, part: &mut RegionalPart, now_ms: u64) {
+        let terms = slot.terms();
+        let now_ms = part.look(&mut slot.counter, &terms, now_ms).now_ms;
+        let pending = part.pending();
+        let lost = match part.is_dirty() && part.is_seated() {
+            true => {
+                let key = OwnedKey::new(&slot.key(), part.is_sensitive(), slot.is_global);
+                let update = KeyUpdate { cells: part.pending_cells(&slot.counter, &terms, false, now_ms), now_ms };
+                self.grown(part.store()).farewells.push(Farewell { key, terms, update, pending })
+            }
+            false => pending,
+        };
+        self.lost_hits.fetch_add(lost, Ordering::Relaxed);
     }
 
     /// Sweeps a part of a locked shard.
@@ -569,7 +598,7 @@ impl Table {
     /// Gives up a key that is not over its limit. False if there is none.
     fn evict_cool(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
-        self.evict(shard, victim, false);
+        self.evict(shard, victim, false, now_ms);
         true
     }
 

@@ -130,6 +130,15 @@ impl OwnCounts {
         }
     }
 
+    /// Of those, the hits in so many of the newest cells.
+    #[inline]
+    pub(super) fn pending_in(&self, cells: usize) -> u64 {
+        match self {
+            OwnCounts::Windows([newest, _]) if cells == 1 => newest.pending(),
+            OwnCounts::Windows(_) | OwnCounts::Exact(_) | OwnCounts::Bucket { .. } => self.pending(),
+        }
+    }
+
     #[inline]
     pub(super) fn are_seated(&self) -> bool {
         match self {

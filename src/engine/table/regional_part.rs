@@ -22,8 +22,8 @@ use crate::rules::limit::Terms;
 
 /// How long an answer of the origin is good for.
 pub(crate) const FRESH_MS: u64 = 5000;
-/// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
-const OLD_VIEW_MS: u64 = 200;
+/// Up to here news is recent. Keys in use are told about every 50 ms, so theirs is never older.
+const RECENT_MS: u64 = 200;
 /// How long `on_outage` decides on a key after a read of it has failed.
 const RETRY_MS: u64 = 250;
 /// After this the origin is asked again, whatever it said.
@@ -31,13 +31,10 @@ const PAUSE_MS_MAX: u64 = 3_600_000;
 /// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
 const PAUSE_UNIT_MS: u64 = 16;
 
-/// Two answers this far apart that tell as many holders: no process is just joining.
-const HOLDERS_SETTLE_MS: u32 = 50;
-
 /// The counts of the cell before the newest can't be behind any more.
 const CELLS_SETTLED: u8 = 1;
-/// The number of holders was told twice, some time apart, and had hardly grown.
-const HOLDERS_SETTLED: u8 = 2;
+/// The store has told of the key in the window that it is in.
+const HEARD: u8 = 2;
 /// Counts of other regions may be missing: the key has to be looked up.
 const UNHEARD: u8 = 4;
 /// No request of this process has asked for the key.
@@ -98,21 +95,32 @@ pub(in crate::engine) struct RegionalPart {
     /// The pause denies requests of at least this many hits. 0: no pause.
     paused_hits: u32,
     holders: u16,
-    /// When their number was last told to have grown.
-    holders_grew_ms: u32,
+    /// Of the last decision, in thousandths of the limit: who brings news of others asks whether what is pending is too much.
+    slack_permille: u16,
     /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
     pub(super) generation: u16,
     sync: SendState,
     /// Stands in the queue of what other regions should know.
     is_noted: bool,
     is_failed: bool,
-    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
+    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`]; and [`HEARD`], [`UNHEARD`] and
     /// [`UNASKED`].
     marks: u8,
     /// Where its counts are shared.
     store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
     is_sensitive: bool,
+}
+
+/// When the store last told of a key, as far as it matters to what is told next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// A moment ago: the key is in use here and perhaps elsewhere.
+    Recent,
+    /// In the window that the key is in, but not just now.
+    OfWindow,
+    /// Not in this window.
+    None,
 }
 
 /// How current the view of a key is.
@@ -143,7 +151,7 @@ impl RegionalPart {
             paused_until: 0,
             paused_hits: 0,
             holders: 0,
-            holders_grew_ms: 0,
+            slack_permille: 0,
             generation,
             sync: SendState::NEW,
             is_noted: false,
@@ -200,6 +208,12 @@ impl RegionalPart {
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.sync.is_wanted()
+    }
+
+    /// A message about it is on its way to its store.
+    #[inline]
+    pub(crate) fn is_sent(&self) -> bool {
+        self.sync.is_sent()
     }
 
     /// Has the key told with the next message, whether anything is pending or not.
@@ -310,8 +324,9 @@ impl RegionalPart {
             return;
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
+        let (before, now) = (counter.window_of(self.sequence.into()), counter.window_of(sequence.into()));
+        self.marks &= if before == now { !CELLS_SETTLED } else { !(CELLS_SETTLED | HEARD) };
         self.sequence = sequence;
-        self.marks &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         self.own.advance(steps);
         let steps = steps.min(self.own.cells());
@@ -327,6 +342,7 @@ impl RegionalPart {
             let asked = refunds.asked.saturating_sub(refunds.acked);
             *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
         }
+        self.marks &= !HEARD;
         self.fresh_until_ms = 0;
         self.resume();
     }
@@ -334,6 +350,22 @@ impl RegionalPart {
     /// Hits that the origin does not know of.
     pub(crate) fn pending(&self) -> u64 {
         self.own.pending()
+    }
+
+    /// Of those, the hits in as many of the newest cells as count against the limit.
+    #[inline]
+    pub(crate) fn pending_in(&self, cells: usize) -> u64 {
+        self.own.pending_in(cells)
+    }
+
+    /// How much of the limit may be pending in all processes together, by the rules of the last decision.
+    pub(crate) fn slack_permille(&self) -> u16 {
+        self.slack_permille
+    }
+
+    #[inline]
+    pub(crate) fn set_slack_permille(&mut self, slack_permille: u16) {
+        self.slack_permille = slack_permille;
     }
 
     fn pending_refunds(&self) -> bool {
@@ -348,25 +380,6 @@ impl RegionalPart {
     /// The process knows its fields in all cells.
     pub(crate) fn is_seated(&self) -> bool {
         self.own.are_seated()
-    }
-
-    /// Their number is settled when it was told twice, some time apart, and has hardly grown.
-    fn count_holders(&mut self, holders: u32, mono_ms: u64) {
-        let holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
-        let before = self.holders.max(8);
-        let now_ms = mono_ms as u32;
-        if self.holders == 0 || holders > before.saturating_add(before / 8) {
-            self.marks &= !HOLDERS_SETTLED;
-            self.holders_grew_ms = now_ms;
-        } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
-            self.marks |= HOLDERS_SETTLED;
-        }
-        self.holders = holders;
-    }
-
-    /// The number of holders was told twice, some time apart, and had hardly grown.
-    pub(crate) fn are_holders_settled(&self) -> bool {
-        self.marks & HOLDERS_SETTLED != 0
     }
 
     /// Processes that hold the key, as the store last told; 0 if it never has.
@@ -420,9 +433,14 @@ impl RegionalPart {
         }
     }
 
-    /// Others may have added much since the origin last answered.
-    pub(crate) fn is_view_old(&self, mono_ms: u64) -> bool {
-        FRESH_MS - self.fresh_for_ms(mono_ms) >= OLD_VIEW_MS
+    /// When the store last told of the key. `follow` has brought the part up to its counter.
+    #[inline]
+    pub(crate) fn news(&self, mono_ms: u64) -> News {
+        match self.marks & HEARD {
+            _ if FRESH_MS - self.fresh_for_ms(mono_ms) < RECENT_MS && !self.is_failed => News::Recent,
+            0 => News::None,
+            _ => News::OfWindow,
+        }
     }
 
     /// The origin answered about a second ago or longer.

@@ -85,7 +85,7 @@ impl SendState {
         matches!(self.stage, Stage::Queued | Stage::SentAndQueued)
     }
 
-    pub(super) fn is_sent(self) -> bool {
+    pub(in crate::engine) fn is_sent(self) -> bool {
         matches!(self.stage, Stage::Sent | Stage::SentAndQueued)
     }
 }

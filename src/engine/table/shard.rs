@@ -22,6 +22,8 @@ use crate::rules::policy::Algorithm;
 const HEAT_MAX: u8 = 15;
 /// Slots that the hand looks at before it settles for the coolest of them.
 const HAND_STEPS_MAX: usize = 64;
+/// Slots that it looks at before it gives up one whose store has not heard of all its hits, and is told of them then.
+const UNTOLD_STEPS_MIN: usize = 16;
 /// Slots of the page that a shard begins with.
 const PAGE_SLOTS: usize = 4096 / size_of::<Slot>();
 /// How long a shard in which everything is over its limit is taken to stay that way.
@@ -183,6 +185,16 @@ struct Notes {
     /// Slots that the hand has come to: what making room has cost.
     #[cfg(test)]
     looks: u64,
+}
+
+/// What a store has not heard of a key that may be given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untold {
+    Nothing,
+    /// Hits that it is told of when the key is gone.
+    Hits,
+    /// Hits that would be lost: this process does not know its field at the store.
+    HitsOfNoField,
 }
 
 /// How far a search for what has expired has come.
@@ -442,14 +454,19 @@ impl Shard {
         }
     }
 
-    /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<(u8, bool)> {
+    /// How hot a key is and what would become of its hits, if it can be given up at all.
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<(u8, Untold)> {
         let (slot, part) = self.both(number);
         let foreign = part.as_deref().and_then(RegionalPart::foreign);
         if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
             return None;
         }
-        Some((slot.heat, part.is_some_and(|part| part.is_dirty())))
+        let untold = match part {
+            Some(part) if part.is_dirty() && part.is_seated() => Untold::Hits,
+            Some(part) if part.is_dirty() => Untold::HitsOfNoField,
+            Some(_) | None => Untold::Nothing,
+        };
+        Some((slot.heat, untold))
     }
 
     /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
@@ -465,13 +482,14 @@ impl Shard {
         let mut coolest_dirty: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
-            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned, need) else { continue };
-            if heat == 0 && !is_dirty {
+            let Some((heat, untold)) = self.heat_of(number, now_ms, pinned, need) else { continue };
+            let is_dirty = untold != Untold::Nothing;
+            if heat == 0 && (!is_dirty || (untold == Untold::Hits && step >= UNTOLD_STEPS_MIN)) {
                 return Some(number);
             }
             let heat = heat.saturating_sub(1);
             self.slot(number).heat = heat;
-            // Its hits would be lost: only if nothing else is found soon.
+            // Its store has to be told, or its hits are lost: only if nothing else is found soon.
             let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
             if candidate.is_none_or(|(coolest, _)| heat < coolest) {
                 *candidate = Some((heat, number));
@@ -487,7 +505,9 @@ impl Shard {
             return None;
         };
         let newest = self.notes.newest;
-        let is_cooler = |(newest_heat, is_dirty): (u8, bool)| newest_heat < heat && (!is_dirty || coolest.is_none());
+        let is_cooler = |(newest_heat, untold): (u8, Untold)| {
+            newest_heat < heat && (untold == Untold::Nothing || coolest.is_none())
+        };
         Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
     }
 

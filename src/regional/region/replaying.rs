@@ -72,14 +72,13 @@ impl Region {
             return Effects::default();
         }
         let mut effects = Effects::default();
-        let mut batch = ReplayBatch::default();
+        let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
         let mut kept = Vec::new();
         let mut pending_hits = 0;
         let mut reads = 0;
         let mut unsent = ledger.unsent(!is_all, now);
         let messages = MESSAGES_MAX - state.replays_under_way;
-        while batch.parts.len() < replay::PARTS_MAX * messages
-            && batch.cells < replay::CELLS_MAX * messages
+        while !batch.is_full(messages)
             && let Some(UnsentKey { at, key, terms, update }) = unsent.next()
         {
             if let Some(update) = update {
@@ -95,19 +94,35 @@ impl Region {
             }
         }
         kept.into_iter().for_each(|at| ledger.put_back(at));
+        while is_all
+            && !farewells.is_full(messages)
+            && let Some(farewell) = ledger.next_farewell()
+        {
+            let origin = self.origin_key(&farewell.key.as_key(), farewell.key.is_sensitive);
+            pending_hits += farewell.pending;
+            farewells.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
+        }
         if is_all {
             self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
         let slot_of = |part: &CallKey| cluster_slot(&part.key);
-        for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
-            let call = self.call(state, false, parts, Vec::new());
-            state.replays_under_way += 1;
-            let id = self.enter_call(state, PendingCall::Replay { slots });
-            // A store that may take long to decide may take as long to hear.
-            let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-            effects.calls.push(OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us });
+        let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
+        for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
+            effects.calls.push(self.replay(state, parts, PendingCall::Replay { slots }));
+        }
+        for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
+            effects.calls.push(self.replay(state, parts, PendingCall::Farewells { farewells }));
         }
         effects
+    }
+
+    fn replay(&self, state: &mut RegionState, parts: Vec<CallKey>, under_way: PendingCall) -> OutgoingCall {
+        let call = self.call(state, false, parts, Vec::new());
+        state.replays_under_way += 1;
+        let id = self.enter_call(state, under_way);
+        // A store that may take long to decide may take as long to hear.
+        let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
+        OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
     }
 
     /// Counts what is pending while nothing can be told, once a second.

@@ -111,10 +111,10 @@ fn a_hot_key_costs_the_origin_a_bounded_number_of_calls() {
     assert!(world.oracle.calls <= 4 * 2_500, "{}", world.oracle.calls);
 }
 
-/// A process that was idle while the others used nearly everything admits at most one more large request, and small ones
-/// still pass after it was denied.
+/// A process that was idle while the others used nearly everything admits its credit at most, a third of the slack, before it
+/// learns of that.
 #[test]
-fn an_idle_process_learns_before_it_decides() {
+fn an_idle_process_learns_before_it_admits_more_than_its_credit() {
     let setup = Setup::new(3, 3, "{requests_per_unit: 162000, window: 1h}");
     let mut world = World::new(setup);
     for n in 0..160 {
@@ -130,7 +130,7 @@ fn an_idle_process_learns_before_it_decides() {
     world.run_until(15 * SECOND_US);
     let late: Vec<u64> =
         world.oracle.admitted.iter().filter(|it| it.at_ms >= START_MS + 9000).map(|it| it.hits).collect();
-    assert_eq!(late, [1500, 1, 1, 1, 1, 1]);
+    assert_eq!(late, [1500; 3], "5400 at most");
 }
 
 #[test]

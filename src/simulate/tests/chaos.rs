@@ -55,6 +55,8 @@ pub(super) fn run(seed: u64, kind: Kind, plant: Option<Plant>) -> World {
         world.fault_at(at_us, fault);
     }
     world.fault_at(4 * SECOND_US, Fault::Calm);
+    world.run_until(8 * SECOND_US);
+    world.release_held();
     world.run_until(9 * SECOND_US);
     world
 }
@@ -115,6 +117,8 @@ fn everyone_agrees_in_the_end() {
                 world.request_at(20 * SECOND_US, process, KeyHits { key, hits: 1 });
             }
         }
+        world.run_until(29 * SECOND_US);
+        world.release_held();
         world.run_until(30 * SECOND_US);
         for key in 0..KEYS as usize {
             let views: Vec<_> = (0..world.processes.len()).map(|process| world.view(process, key)).collect();

@@ -64,6 +64,8 @@ pub(super) fn run(seed: u64, network: Network) -> World {
     let at_us = 100_000 + world.random().below(2 * SECOND_US);
     world.fault_at(at_us, Fault::Freeze { region: 0, for_us: 200_000 });
     world.fault_at(4 * SECOND_US, Fault::Calm);
+    world.run_until(8 * SECOND_US);
+    world.release_held();
     world.run_until(9 * SECOND_US);
     world
 }

@@ -83,7 +83,8 @@ fn quiet_keys_and_denied_requests_make_no_row() {
 
 #[test]
 fn refunds_reach_the_other_regions() {
-    let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
+    let setup = Setup::new(5, 2, "{requests_per_unit: 100, unit: hour, slack: 0}");
+    let mut world = World::new(Setup { regions: 2, ..setup });
     world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 80 });
     world.request_at(5 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });
     world.run_until(10 * SECOND_US);
@@ -97,7 +98,8 @@ fn refunds_reach_the_other_regions() {
 /// What is given back is there again in the region itself, also while the table can't be reached.
 #[test]
 fn a_refund_counts_at_home_before_others_hear_of_it() {
-    let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
+    let setup = Setup::new(5, 2, "{requests_per_unit: 100, unit: hour, slack: 0}");
+    let mut world = World::new(Setup { regions: 2, ..setup });
     world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 90 });
     world.fault_at(5 * SECOND_US, Fault::Partition { region: 0, way: Way::Both, for_us: 1000 * SECOND_US });
     world.request_at(6 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });

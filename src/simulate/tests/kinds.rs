@@ -63,7 +63,7 @@ fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {
 /// INV-5.
 #[test]
 fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
-    let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute}"));
+    let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute, slack: 0}"));
     for n in 0..100 {
         world.request_at(100_000 + n * 10_000, if n < 40 { 0 } else { 1 }, KeyHits { key: 0, hits: 1 });
     }

@@ -48,6 +48,7 @@ impl World {
             }
             Fault::Restart { process } => {
                 let to = self.to(process);
+                self.processes[process].stores().for_each(|region| region.release_held());
                 self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
                 self.at(self.now_us, Event::Leave { to });
             }

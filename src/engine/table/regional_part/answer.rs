@@ -5,7 +5,7 @@ use crate::engine::count::counter::{Counter, rate};
 use crate::engine::count::window::Cell;
 use crate::engine::table::cell::{COUNT_MAX, CellState};
 use crate::engine::table::own_counts::OwnCounts;
-use crate::engine::table::regional_part::{CELLS_SETTLED, FRESH_MS, RegionalPart};
+use crate::engine::table::regional_part::{CELLS_SETTLED, FRESH_MS, HEARD, RegionalPart};
 use crate::rules::limit::Terms;
 
 /// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
@@ -29,7 +29,11 @@ impl RegionalPart {
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.marks |= CELLS_SETTLED;
         }
-        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
+        if cells.first().is_some_and(|cell| counter.window_of(cell.sequence) == counter.window_of(counter.sequence())) {
+            self.marks |= HEARD;
+        }
+        let holders = cells.iter().map(|cell| cell.holders).max().unwrap_or(0);
+        self.holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
         self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
         self.is_failed = false;
         self.reconsider_pause(counter, terms, at.wall_ms);
