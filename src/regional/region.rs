@@ -94,9 +94,13 @@ impl Effects {
 #[derive(Debug)]
 enum PendingCall {
     CheckCall(CheckCall),
-    Replay { slots: Vec<SlotRef> },
+    Replay {
+        slots: Vec<(SlotRef, OriginKey)>,
+    },
     /// About keys that are not in the table any more.
-    Farewells { farewells: Vec<Farewell> },
+    Farewells {
+        farewells: Vec<Farewell>,
+    },
 }
 
 #[derive(Debug)]
@@ -473,7 +477,7 @@ impl Region {
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
-                slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
+                slots.into_iter().for_each(|(at, _)| self.ledger().unacknowledged(at));
                 Effects::default()
             }
             Some(PendingCall::Farewells { farewells }) => {

@@ -340,7 +340,7 @@ impl World {
 
     /// Has all processes tell what they hold back, as if each were about to stop.
     pub fn release_held(&mut self) {
-        self.processes.iter().flat_map(Process::stores).for_each(Region::release_held);
+        self.processes.iter().flat_map(Process::stores).for_each(|region| region.release_held());
     }
 
     /// A copy of the engine's table of a process says how it counts a key now.

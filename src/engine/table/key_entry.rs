@@ -45,7 +45,8 @@ impl KeyEntry<'_> {
         self.look(&terms, now_ms);
         let counter = &mut self.slot.counter;
         let pending = self.part.pending_in(counter.cells_that_count(&terms));
-        let available = View { counter, foreign: self.part.foreign(), is_cut_off: false }.look(&terms, now_ms).available;
+        let available =
+            View { counter, foreign: self.part.foreign(), is_cut_off: false }.look(&terms, now_ms).available;
         let live = self.table.live(self.part.store());
         let headroom = Headroom { limit: terms.capacity(), slack_permille: self.part.slack_permille(), live };
         pending > headroom.allowance(available)
