@@ -37,7 +37,7 @@ pub(super) struct Played {
 
 impl Fleet {
     /// What each of so many processes may admit on its own.
-    fn credit(&self, live: usize) -> u64 {
+    pub(super) fn credit(&self, live: usize) -> u64 {
         let slack = u64::from(self.terms.capacity()) * u64::from(self.slack_permille) / 1000;
         slack / live.max(1) as u64
     }
