@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod few;
+mod headroom;
 mod model;
 mod policy;
 mod scenarios;
