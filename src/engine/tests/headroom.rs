@@ -48,8 +48,12 @@ enum Step {
     Others {
         hits: u64,
     },
-    /// Everything that is due is told. The origin hears of it at once.
+    /// Everything that is due is told.
     Tell,
+    /// One of the messages that are under way arrives, in any order.
+    Arrive {
+        which: usize,
+    },
     /// One of the answers that are under way comes, in any order, or gets lost.
     Answer {
         which: usize,
@@ -64,11 +68,28 @@ enum Step {
     },
 }
 
+/// What a message is about.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    Totals { at: SlotRef },
+    Check { hits: u64, sequence: u64 },
+}
+
 /// An answer that is under way.
 #[derive(Clone, Debug)]
-enum Answer {
-    Told { at: SlotRef, cells: SmallVec<[CellState; 2]> },
-    Checked { cells: SmallVec<[CellState; 2]>, hits: u64, is_admitted: bool },
+struct Answer {
+    to: Message,
+    cells: SmallVec<[CellState; 2]>,
+    is_admitted: bool,
+}
+
+/// What is true of a cell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Truth {
+    /// All hits that were admitted here.
+    admitted: u64,
+    /// What the origin knows of them.
+    field: u64,
 }
 
 /// A process with one key, and its origin.
@@ -79,6 +100,8 @@ struct Process {
     /// Never has a key.
     empty: Engine,
     others: BTreeMap<u64, u64>,
+    truth: BTreeMap<u64, Truth>,
+    messages: Vec<(Message, CallKey, SmallVec<[Need; 2]>)>,
     answers: Vec<Answer>,
     is_checking: bool,
     known: Option<(OwnedKey, Terms)>,
@@ -99,6 +122,8 @@ impl Process {
             origin,
             empty: Engine::with(100, layers),
             others,
+            truth: BTreeMap::new(),
+            messages: Vec::new(),
             answers: Vec::new(),
             is_checking: false,
             known: None,
@@ -128,6 +153,27 @@ impl Process {
         self.bench.engine.table().pending_hits()
     }
 
+    /// The newest cell's number; a bucket has one cell.
+    fn sequence(&self) -> u64 {
+        match self.entries {
+            "sliding=a" => self.now().wall_ms / 1600,
+            "exact=a" => self.now().wall_ms / 100 + 17,
+            _ => 0,
+        }
+    }
+
+    /// Hits of cells that count which the origin does not know of, whatever this process believes. A bucket forgets, so
+    /// nobody can say.
+    fn untold(&self) -> u64 {
+        let newest = self.sequence();
+        let oldest = match self.entries {
+            "sliding=a" => newest - 1,
+            "exact=a" => newest - 16,
+            _ => return 0,
+        };
+        self.truth.range(oldest..).map(|(_, truth)| truth.admitted.saturating_sub(truth.field)).sum()
+    }
+
     fn call(&mut self, process: ProcessId, part: CallKey, needs: SmallVec<[Need; 2]>) -> Reply {
         let asks = vec![CallAsk { needs }];
         let call = Call { process, nonce: 1, charges: true, parts: vec![part], asks };
@@ -142,7 +188,13 @@ impl Process {
         let asked = request("d", &[ask_for(self.entries, hits)]);
         let Bench { engine, rules, modes } = &self.bench;
         let asks = match engine.attempt(rules, &asked, *modes, now.wall_ms, &views) {
-            Attempt::Decided(decision) => return !decision.is_over,
+            Attempt::Decided(decision) if decision.is_over => return false,
+            Attempt::Decided(_) => {
+                if let Hits::OfRequest(hits) = hits {
+                    self.truth.entry(self.sequence()).or_default().admitted += hits;
+                }
+                return true;
+            }
             Attempt::Asks(asks) => asks,
         };
         let question = &asks.questions[0];
@@ -156,9 +208,8 @@ impl Process {
         let is_read = update.cells.iter().any(|cell| !cell.is_seated);
         let need = Need { part: 0, limit: terms.capacity().into(), hits, quota: None };
         let needs = if is_read { smallvec![] } else { smallvec![need] };
-        let reply = self.call(THIS, CallKey::new(KEY, &terms, update), needs);
-        let is_admitted = !is_read && reply.verdicts[0].is_admitted;
-        self.answers.push(Answer::Checked { cells: reply.parts[0].clone(), hits, is_admitted });
+        let message = Message::Check { hits, sequence: update.cells[0].sequence() };
+        self.messages.push((message, CallKey::new(KEY, &terms, update), needs));
         false
     }
 
@@ -182,27 +233,47 @@ impl Process {
         let unsent: Vec<_> = self.ledger().unsent(false, self.now()).collect();
         for unsent in unsent {
             let Some(update) = unsent.update else { continue };
-            let reply = self.call(THIS, CallKey::new(KEY, &unsent.terms, update), smallvec![]);
-            self.answers.push(Answer::Told { at: unsent.at, cells: reply.parts[0].clone() });
+            let part = CallKey::new(KEY, &unsent.terms, update);
+            self.messages.push((Message::Totals { at: unsent.at }, part, smallvec![]));
         }
+    }
+
+    fn arrive(&mut self, which: usize) {
+        if self.messages.is_empty() {
+            return;
+        }
+        let (to, part, needs) = self.messages.remove(which % self.messages.len());
+        // Who is not seated only reads.
+        let is_read = needs.is_empty();
+        let reply = self.call(THIS, part, needs);
+        let is_admitted = !is_read && reply.verdicts[0].is_admitted;
+        if let Message::Check { hits, sequence } = to {
+            self.truth.entry(sequence).or_default().admitted += if is_admitted { hits } else { 0 };
+        }
+        let cells = reply.parts[0].clone();
+        for cell in &cells {
+            self.truth.entry(cell.sequence).or_default().field = cell.field;
+        }
+        self.answers.push(Answer { to, cells, is_admitted });
     }
 
     fn answer(&mut self, which: usize, is_lost: bool) {
         if self.answers.is_empty() {
             return;
         }
-        let answer = self.answers.remove(which % self.answers.len());
-        match (answer, is_lost) {
-            (Answer::Told { at, .. }, true) => self.ledger().unacknowledged(at),
-            (Answer::Told { at, cells }, false) => {
-                self.ledger().acknowledged(at, &cells, self.is_checking, self.now());
-            }
-            (Answer::Checked { .. }, true) => self.is_checking = false,
-            (Answer::Checked { cells, hits, is_admitted }, false) => {
+        let Answer { to, cells, is_admitted } = self.answers.remove(which % self.answers.len());
+        match to {
+            Message::Totals { at } if is_lost => self.ledger().unacknowledged(at),
+            Message::Totals { at } => self.ledger().acknowledged(at, &cells, self.is_checking, self.now()),
+            Message::Check { hits, sequence } => {
                 self.is_checking = false;
-                let Some((key, terms)) = &self.known else { return };
+                if is_lost && is_admitted {
+                    // Whoever asked was not admitted.
+                    self.truth.entry(sequence).or_default().admitted -= hits;
+                }
+                let Some((key, terms)) = self.known.as_ref().filter(|_| !is_lost) else { return };
                 let admitted = if is_admitted { hits } else { 0 };
-                let denied = (!is_admitted).then_some(hits);
+                let denied = (!is_admitted && hits > 0).then_some(hits);
                 let answer =
                     KeyAnswer { cells: &cells, admitted, denied, is_strict: false, is_cut_off: false, jitter: 0 };
                 self.ledger().settle(key, terms, answer, self.now());
@@ -218,8 +289,9 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (1..10u64).prop_map(|hits| Step::Refund { hits }),
         2 => (1..60u64).prop_map(|hits| Step::Others { hits }),
         3 => Just(Step::Tell),
+        6 => any::<usize>().prop_map(|which| Step::Arrive { which }),
         5 => (any::<usize>(), prop::bool::weighted(0.2)).prop_map(|(which, is_lost)| Step::Answer { which, is_lost }),
-        4 => (0..300u64).prop_map(|ms| Step::Pass { ms }),
+        3 => (0..300u64).prop_map(|ms| Step::Pass { ms }),
         1 => (300..7000u64).prop_map(|ms| Step::Pass { ms }),
         1 => (1..12u32).prop_map(|live| Step::Live { live }),
     ]
@@ -239,7 +311,9 @@ proptest! {
                 Step::Request { hits } => {
                     let allowance = process.allowance();
                     if process.request(Hits::OfRequest(hits)) {
-                        prop_assert!(process.pending() <= allowance, "{} pending, {allowance} may be", process.pending());
+                        let (pending, untold) = (process.pending(), process.untold());
+                        prop_assert!(pending <= allowance, "{pending} pending, {allowance} may be");
+                        prop_assert!(untold <= allowance, "{untold} untold, {allowance} may be");
                     }
                 }
                 Step::Refund { hits } => {
@@ -247,6 +321,7 @@ proptest! {
                 }
                 Step::Others { hits } => process.others(hits),
                 Step::Tell => process.tell(),
+                Step::Arrive { which } => process.arrive(which),
                 Step::Answer { which, is_lost } => process.answer(which, is_lost),
                 Step::Pass { ms } => process.passed_ms += ms,
                 Step::Live { live } => process.live = live,
