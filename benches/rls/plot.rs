@@ -1,7 +1,7 @@
 //! A chart of requests per second and CPU per request, as SVG.
 //!
-//! It has no background, and greys that can be read on white and on black: pages show it in light and dark themes, and an
-//! image does not know in which.
+//! It has no background, and its greys can be read on white and on black: pages show it in light and dark themes, and an image
+//! does not know in which one it is.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ pub struct Group {
     pub bars: Vec<Bar>,
 }
 
-/// One server. The ratios are to the server that all are compared with.
+/// One server. Its ratios are to the server that all are compared with.
 pub struct Bar {
     pub server: String,
     pub is_ours: bool,
@@ -24,7 +24,7 @@ pub struct Bar {
 const WIDTH: u32 = 900;
 const MARGIN: u32 = 10;
 const NAMES: u32 = 220;
-/// Each of the two columns of bars, and the part of it where labels stand beside the longest bar.
+/// The width of each of the two columns of bars, and of its part where labels stand beside the longest bar.
 const COLUMN: u32 = 335;
 const LABEL: u32 = 110;
 const LINE: u32 = 22;
@@ -35,7 +35,7 @@ const TEXT: &str = "#6e7781";
 const OURS: &str = "#1f883d";
 const OTHERS: &str = "#8c959f";
 
-/// Equal figures always give equal bytes.
+/// Draws the chart. Equal figures always give equal bytes.
 pub fn draw(groups: &[Group], footer: &str) -> String {
     let lines: u32 = groups.iter().map(|group| 1 + group.bars.len() as u32).sum();
     let height = 2 * MARGIN + 2 * LINE + lines * LINE + GROUP_GAP * (1 + groups.len() as u32);

@@ -19,15 +19,15 @@ use crate::process::Process;
 use crate::scenario::Rule;
 use crate::stores::Stores;
 
-/// What all others are compared with.
+/// The server that all others are compared with.
 pub const TONIC: &str = "tonic";
 pub const TIDEGATE: &str = "tidegate";
 pub const TIDEGATE_WITH_STORES: &str = "tidegate, Redis and MySQL";
 
 const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
-/// How much longer or shorter than a real answer a constant one may be: numbers have as many bytes as they need.
+/// By how many bytes a constant answer may differ from a real one, for each descriptor: numbers take as many as they need.
 const ANSWER_BYTES_APART_MAX: usize = 4;
-/// More than half of the limit that is never reached: from there on a region tells the others about the key through MySQL,
+/// More than half of the limit that is never reached. Beyond half of it, a region tells the others about the key through MySQL
 /// every second.
 const HITS_AT_FIRST: u32 = 2_200_000_000;
 
@@ -35,7 +35,7 @@ const HITS_AT_FIRST: u32 = 2_200_000_000;
 pub enum Kind {
     Constant,
     Tidegate,
-    /// Somebody else's; what it has for rules is not known.
+    /// Somebody else's, whose rules are not known.
     Peer,
 }
 
@@ -43,10 +43,10 @@ pub struct Server {
     pub name: String,
     pub kind: Kind,
     pub address: String,
-    /// Whose CPU is looked at.
+    /// The process whose CPU time is measured. `None`: it is elsewhere, or nobody has named it.
     pub pid: Option<u32>,
     pub stores: Option<Stores>,
-    /// Of Tidegate's HTTP port.
+    /// The address of Tidegate's HTTP port.
     http: Option<String>,
     _process: Option<Process>,
 }
@@ -68,7 +68,7 @@ impl Server {
         })
     }
 
-    /// With all defaults, but for ports that are free.
+    /// Starts Tidegate with all defaults, except for free ports.
     pub fn tidegate(rules: &Path, stores: Option<Stores>) -> anyhow::Result<Server> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
@@ -112,7 +112,7 @@ impl Server {
         Ok(())
     }
 
-    /// What it says itself of the stores that it should have, if one of them is not up.
+    /// What the server says about a store that is not up; `None` if all that it should have are up.
     pub fn lost_store(&self) -> anyhow::Result<Option<String>> {
         let (Some(http), Some(_)) = (&self.http, &self.stores) else { return Ok(None) };
         let mut stream = TcpStream::connect(http)?;
@@ -125,18 +125,18 @@ impl Server {
     }
 }
 
-/// From `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
+/// Reads the addresses in `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
 fn addresses(line: &str) -> Option<(String, String)> {
     let before = |mark: &str| Some(line.split(mark).next()?.rsplit(' ').next()?.to_owned());
     (line.contains(" (gRPC)") && line.contains(" (HTTP)")).then(|| Some((before(" (gRPC)")?, before(" (HTTP)")?)))?
 }
 
-/// Asks every server, so that nobody is measured who answers something else than the others.
+/// Asks every server, so that none is measured that answers something else than the others.
 pub fn compare_answers(servers: &[Server]) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for (descriptors, hits) in [(1, HITS_AT_FIRST), (4, 0)] {
         let mut real_bytes = None;
-        // A real answer comes first.
+        // The last server gives a real answer, which the others are compared with.
         for server in servers.iter().rev() {
             let asked = runtime.block_on(ask(&server.address, descriptors, hits));
             let answer = asked.with_context(|| format!("{} at {} does not answer", server.name, server.address))?;

@@ -1,10 +1,10 @@
-//! Why a request was answered as it was, in one word, and what the answer rests on.
+//! Why a request was answered as it was, in one word, and who decided it.
 
-use crate::engine::decide::{Basis, Cause, Store};
+use crate::engine::decide::{Basis, Cause, NewsAge, Store};
 use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::rules::policy::{OnOutage, Scope};
 
-/// Why a request was answered as it was.
+/// Why a request was answered as it was, as metrics, logs and answers say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     WithinLimit,
@@ -13,7 +13,7 @@ pub enum Reason {
     NoRule,
     /// The store that should have decided gave no answer.
     Outage(OnOutage),
-    /// Too many waited for it.
+    /// Too many requests waited for that store.
     Overload,
 }
 
@@ -32,7 +32,7 @@ impl Reason {
         }
     }
 
-    /// No limit was met: something else than the count decided.
+    /// No count decided, but the policy for an outage or an overload.
     pub fn is_emergency(self) -> bool {
         matches!(self, Reason::Outage(_) | Reason::Overload)
     }
@@ -41,7 +41,12 @@ impl Reason {
 /// Who decided a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
+    /// This process, by recent news or of a count that nobody shares.
     Memory,
+    /// This process, although it has heard of the key in this window only some time ago.
+    MemoryOld,
+    /// This process, although it has not heard of the key in this window.
+    MemoryCold,
     Origin,
     Owner,
     /// The rule's policy, because its store gave no answer.
@@ -51,12 +56,21 @@ pub enum DecidedBy {
 }
 
 impl DecidedBy {
-    pub const ALL: [DecidedBy; 5] =
-        [DecidedBy::Memory, DecidedBy::Origin, DecidedBy::Owner, DecidedBy::Outage, DecidedBy::Overload];
+    pub const ALL: [DecidedBy; 7] = [
+        DecidedBy::Memory,
+        DecidedBy::MemoryOld,
+        DecidedBy::MemoryCold,
+        DecidedBy::Origin,
+        DecidedBy::Owner,
+        DecidedBy::Outage,
+        DecidedBy::Overload,
+    ];
 
     pub fn word(self) -> &'static str {
         match self {
             DecidedBy::Memory => "memory",
+            DecidedBy::MemoryOld => "memory_old",
+            DecidedBy::MemoryCold => "memory_cold",
             DecidedBy::Origin => "origin",
             DecidedBy::Owner => "owner",
             DecidedBy::Outage => "outage",
@@ -64,9 +78,19 @@ impl DecidedBy {
         }
     }
 
+    /// Who decided, in the words of answers to clients: they are not told how current memory was.
+    pub fn word_for_clients(self) -> &'static str {
+        match self {
+            DecidedBy::MemoryOld | DecidedBy::MemoryCold => DecidedBy::Memory.word(),
+            by => by.word(),
+        }
+    }
+
     fn of(basis: Basis) -> DecidedBy {
         match basis {
-            Basis::Memory => DecidedBy::Memory,
+            Basis::Memory(NewsAge::Recent) => DecidedBy::Memory,
+            Basis::Memory(NewsAge::OfWindow) => DecidedBy::MemoryOld,
+            Basis::Memory(NewsAge::None) => DecidedBy::MemoryCold,
             Basis::Store(Store::Origin) => DecidedBy::Origin,
             Basis::Store(Store::Owner) => DecidedBy::Owner,
             Basis::Without(Cause::Outage, _) => DecidedBy::Outage,
@@ -76,12 +100,12 @@ impl DecidedBy {
 }
 
 impl LimitStatus<'_> {
-    /// Why the limit's own verdict is not a matter of its count, if it is not.
+    /// What decided this limit in the place of its count, if something did.
     pub fn emergency(&self) -> Option<Reason> {
         match self.verdict.basis {
             Basis::Without(Cause::Outage, policy) => Some(Reason::Outage(policy)),
             Basis::Without(Cause::Overload, _) => Some(Reason::Overload),
-            Basis::Memory | Basis::Store(_) => self.is_cut_off.then_some(Reason::Outage(OnOutage::Share)),
+            Basis::Memory(_) | Basis::Store(_) => self.is_cut_off.then_some(Reason::Outage(OnOutage::Share)),
         }
     }
 
@@ -89,7 +113,7 @@ impl LimitStatus<'_> {
         DecidedBy::of(self.verdict.basis)
     }
 
-    /// The widest layer that holds the limit at the moment. `is_cut_off`: other regions can't be heard.
+    /// The widest scope at which the limit holds at the moment. `is_cut_off`: other regions can't be heard.
     pub fn layer(&self, is_cut_off: bool) -> Scope {
         match (self.scope, self.verdict.basis) {
             (_, Basis::Without(..)) => Scope::Local,
@@ -102,7 +126,7 @@ impl LimitStatus<'_> {
 }
 
 impl Decision<'_> {
-    /// Why the request was answered as it was.
+    /// The reason of the status that settled the answer.
     pub fn reason(&self) -> Reason {
         let is_shadowed = self.is_globally_shadowed || self.statuses.iter().any(|status| status.is_shadowed);
         let limited = |status: &Status<'_>| match &status.kind {
@@ -123,7 +147,7 @@ impl Decision<'_> {
         self.statuses.iter().any(|status| matches!(status.kind, StatusKind::Unlimited))
     }
 
-    /// Who decided the request: the farthest that any of its limits needed.
+    /// Who decided the request: the farthest decider that any of its limits needed.
     pub fn decided_by(&self) -> DecidedBy {
         let by = |status: &Status<'_>| match &status.kind {
             StatusKind::Limited(limited) => Some(limited.decided_by()),

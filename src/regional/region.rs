@@ -28,6 +28,7 @@ use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
+use crate::regional::gathering::{Gathering, ReadyRequest};
 use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
@@ -61,12 +62,15 @@ impl CallPurpose {
 /// A call to make.
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
+    /// To be handed back with [`Region::replied`] or [`Region::failed`].
     pub id: CallId,
+    /// Chooses the lane, and the metric that counts the call.
     pub operation: CallPurpose,
+    /// What to send.
     pub call: Call,
-    /// A strict limit is decided by it.
+    /// It charges a strict limit: if replicas have to acknowledge that, it goes over their connections.
     pub is_strict: bool,
-    /// After this it has failed.
+    /// How long it may take; after that it has failed.
     pub within_us: u64,
 }
 
@@ -108,15 +112,20 @@ struct RegionState {
     wait_queue: WaitQueue,
     under_way: HashMap<CallId, PendingCall>,
     next_call: u64,
+    /// Requests that go with the next check.
+    gathering: Gathering,
+    /// Checks that have not come back.
+    checks_under_way: usize,
     replays_under_way: usize,
     checks: Breaker,
-    /// Of checks that strict limits are decided by, where others are too: they have more time, and may want replicas.
+    /// For checks of strict limits at an origin that decides others too: they have more time, and may wait for
+    /// replicas.
     strict: Breaker,
     replays: Breaker,
     flush_at_us: u64,
     /// The next shard whose keys are to be told again, because the origin has lost its data.
     heal_next: Option<u32>,
-    /// Since when something has been pending that the origin has not answered for.
+    /// Since when something has been pending without a break that the origin has not answered for.
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
     unanswered_us: Option<u64>,
@@ -128,7 +137,7 @@ struct RegionState {
 }
 
 impl RegionState {
-    /// Where strict limits are all that is asked about, there is one breaker for checks.
+    /// The breaker for a check. The owner is only asked about strict limits, so that all of its checks have one.
     fn check_breaker(&self, is_strict: bool, store: Store) -> &Breaker {
         if is_strict && store == Store::Origin { &self.strict } else { &self.checks }
     }
@@ -142,12 +151,12 @@ impl RegionState {
     }
 }
 
-/// What a probe has found to work.
+/// The findings of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeResult {
     /// Checks are answered.
     pub checks: bool,
-    /// Checks that strict limits are decided by are answered.
+    /// Checks of strict limits are answered.
     pub strict: bool,
     /// Replays are answered.
     pub replays: bool,
@@ -164,14 +173,15 @@ pub struct RegionOptions {
     pub store: Store,
     /// Names this process at the store.
     pub process: ProcessId,
+    /// Names keys at the store: all processes that share it need the same secret.
     pub key_names: KeyNames,
-    /// Keys of one call have to be in one slot of the Cluster.
+    /// The store is a Cluster: keys of one call have to be in one slot.
     pub is_cluster: bool,
-    /// How long requests wait for the origin at most.
+    /// How long a request waits for the store, unless it is about strict limits. No call gets less time.
     pub deadline_us: u64,
     /// When the store is given up.
     pub breaker: BreakerOptions,
-    /// Of choices that should differ between processes.
+    /// Seeds choices that should differ between processes.
     pub seed: u64,
 }
 
@@ -192,8 +202,9 @@ pub struct Region {
     is_new: AtomicBool,
     /// This process has never known how many are alive.
     is_stranger: AtomicBool,
-    /// What requests need to know of the breakers, without the lock.
+    /// The breakers are closed, for limits that are not strict, so that requests may ask. Read without the lock.
     may_ask: AtomicBool,
+    /// Likewise for strict limits.
     may_ask_strictly: AtomicBool,
     /// Hits that were pending when the last flush began.
     pending_hits: AtomicU64,
@@ -208,6 +219,8 @@ impl Region {
             wait_queue: WaitQueue::default(),
             under_way: HashMap::new(),
             next_call: 0,
+            gathering: Gathering::default(),
+            checks_under_way: 0,
             replays_under_way: 0,
             checks: Breaker::new(options.breaker),
             strict: Breaker::new(options.breaker),
@@ -248,7 +261,7 @@ impl Region {
         self.engine.table().ledger(self.store())
     }
 
-    /// Processes of the region that are alive, as the origin last told.
+    /// How many processes share the store and are alive, as it last told; at least 1.
     pub fn live(&self) -> u32 {
         self.live.load(Ordering::Relaxed)
     }
@@ -270,6 +283,7 @@ impl Region {
         };
         let least = if self.is_stranger.load(Ordering::Relaxed) { LIVE_ASSUMED } else { 1 };
         StoreView {
+            answer: None,
             live: self.live().max(least),
             is_new: self.is_new.load(Ordering::Relaxed),
             asking: asking(&self.may_ask),
@@ -283,7 +297,7 @@ impl Region {
         self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
     }
 
-    /// A request has to ask. It waits until `until_us` at the latest.
+    /// Has a request ask. It waits until `until_us` at the latest.
     pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (WaitId, Effects) {
         let keys =
             store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
@@ -291,18 +305,25 @@ impl Region {
         let state = &mut *self.state.lock();
         let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
+        let is_strict = store_request.is_strict;
         if state.wait_queue.start(id, now.mono_us) {
-            effects.calls = self.check_calls(state, &[id], now);
+            // A strict limit is asked about one way or the other, and mostly far away.
+            if is_strict || state.checks_under_way == 0 {
+                effects.calls = self.check_calls(state, &[id], now);
+            } else {
+                let keys = state.wait_queue.waiting.get(&id).map(|waiting| waiting.keys.clone()).unwrap_or_default();
+                state.gathering.add(ReadyRequest { id, keys }, now.mono_us);
+            }
         }
         (id, effects)
     }
 
-    /// Nobody waits for this request any more. What the store says about its keys is still taken over.
+    /// Withdraws a request. What the store says about its keys is still taken over.
     pub fn cancel(&self, id: WaitId) {
         self.state.lock().wait_queue.give_up(id);
     }
 
-    /// A request has waited long enough. True if it had no answer: one that was answered is charged.
+    /// Ends a request's wait, because its time is up. True if it had no answer: one that was answered is charged.
     pub fn give_up(&self, id: WaitId, now: Now) -> bool {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.wait_queue.waiting.get(&id) else { return false };
@@ -315,15 +336,19 @@ impl Region {
     /// When [`Region::poll`] has something to do, at the latest.
     pub fn next_us(&self) -> u64 {
         let state = self.state.lock();
-        state.wait_queue.next_us().map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
+        let next_us = [state.wait_queue.next_us(), state.gathering.until_us()].into_iter().flatten().min();
+        next_us.map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
     }
 
-    /// Time has passed: what waited for it goes on.
+    /// Does what is due by now: lets requests go on that waited for their time, and flushes.
     pub fn poll(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
         for key in state.wait_queue.due(now.mono_us) {
             effects.join(self.release(state, &key, now));
+        }
+        if state.gathering.until_us().is_some_and(|until_us| now.mono_us >= until_us) {
+            effects.join(self.go_together(state, now));
         }
         if now.mono_us >= state.flush_at_us {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
@@ -337,7 +362,7 @@ impl Region {
         effects
     }
 
-    /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
+    /// A small call for probes that does what others do: it writes a cell of its own, which is gone a moment later.
     pub fn trial(&self) -> Call {
         let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
         let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
@@ -357,7 +382,7 @@ impl Region {
         self.flush(state, true, now)
     }
 
-    /// Whether anything is pending or under way.
+    /// Whether anything is pending, under way or still to be told again.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.heal_next.is_some();
@@ -391,13 +416,13 @@ impl Region {
             .map(|breaker| (breaker.is_open(), breaker.opened))
     }
 
-    /// A heartbeat was answered, or not. Nothing else may be going on that would show it.
+    /// Takes note of a heartbeat's end. When nothing else is asked, only heartbeats show how the store is.
     pub fn heartbeat_ended(&self, is_answered: bool, now: Now) {
         let state = &mut *self.state.lock();
         state.replays.record(is_answered, now.mono_us);
         if is_answered {
             state.presence.acknowledged(now.mono_us);
-            // Says nothing about strict limits, which may wait for replicas in vain.
+            // This says nothing about strict limits, which may wait for replicas in vain.
             state.checks.answered();
         } else {
             state.checks.record(false, now.mono_us);
@@ -413,12 +438,12 @@ impl Region {
         self.state.lock().replays.is_open()
     }
 
-    /// For how long it has been given up, if it is; for strict limits, or for the others.
+    /// How long the store has been given up, for strict limits or for the others; `None` if it is not.
     pub fn down_for_us(&self, is_strict: bool, now: Now) -> Option<u64> {
         self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
     }
 
-    /// Whether a probe is due. A caller that is told so makes one, and says how it went with [`Region::probed`].
+    /// True if a probe is due. The caller then makes it, and says how it went with [`Region::probed`].
     pub fn wants_probe(&self, now: Now) -> bool {
         let state = &mut *self.state.lock();
         // One probe serves all.
@@ -426,7 +451,7 @@ impl Region {
         wanting.contains(&true)
     }
 
-    /// A probe has ended.
+    /// Takes note of what a probe has found.
     pub fn probed(&self, good: ProbeResult, now: Now) {
         let state = &mut *self.state.lock();
         state.checks.probed(good.checks, now.mono_us);
@@ -435,19 +460,22 @@ impl Region {
         self.tell_requests(state);
     }
 
-    /// The origin may have lost data: every key is told again, some at a time.
+    /// Has every key told again, some at a time, because the origin may have lost data.
     pub fn heal(&self) {
         self.state.lock().heal_next = Some(0);
     }
 
-    /// A call came back with an answer.
+    /// Takes the answer to a call.
     pub fn replied(&self, id: CallId, reply: &Reply, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
             Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
-                self.checked(state, &check, reply, now)
+                state.checks_under_way -= 1;
+                let mut effects = self.checked(state, &check, reply, now);
+                effects.join(self.go_together(state, now));
+                effects
             }
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(true, now.mono_us);
@@ -463,7 +491,7 @@ impl Region {
         }
     }
 
-    /// A call came back without an answer, or not in time.
+    /// Takes note that a call had no answer, or none in time.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         state.unanswered_us = Some(now.mono_us);
@@ -472,7 +500,10 @@ impl Region {
             Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
                 self.tell_requests(state);
-                self.unchecked(state, &check, now)
+                state.checks_under_way -= 1;
+                let mut effects = self.unchecked(state, &check, now);
+                effects.join(self.go_together(state, now));
+                effects
             }
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
@@ -492,8 +523,8 @@ impl Region {
     fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {
         let mut origin = self.options.key_names.origin_key(key, is_sensitive);
         if self.store() == Store::Owner {
-            // A key that becomes strict starts there with what each process has accepted. Should it be the same server, that
-            // must not come on top of what is there from before.
+            // A key that becomes strict starts at the owner with what each process has accepted. If the owner is the
+            // same server as an origin, that must not come on top of what is there from before, so it has another name.
             origin.0[0] ^= 0xff;
         }
         origin

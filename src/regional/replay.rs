@@ -1,20 +1,20 @@
-//! What the origin has not heard of: which slots to tell it about, and how many at a time.
+//! What the origin has not heard of: which keys to tell it about, and how many at a time.
 //!
-//! Slots with pending hits stand in the table's queue; a flush takes them all and makes one message of each, however many
-//! requests made it. Nothing is dropped: the hits stay in the slot until the origin has answered, and a slot whose message
-//! came back without an answer goes into the queue again.
+//! Slots with pending hits stand in the table's queue. A flush takes them and tells each once, however many requests
+//! made it pending. Nothing is dropped: the hits stay in the slot until the origin has answered, and a slot whose
+//! message had no answer goes into the queue again.
 
 use crate::regional::call::CallKey;
 
-/// Between two flushes.
+/// The time between two flushes.
 pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
 /// How long a replay may take before it is made again.
 pub(crate) const REPLAY_TIMEOUT_US: u64 = 100_000;
-/// Keys in one message, and cells of them: so few that the origin is busy with it for a millisecond or two. An exact window
-/// has seventeen.
+/// Keys in one message, and their cells, at most: so few that the origin is busy with them for a millisecond or two. An
+/// exact window has seventeen cells.
 pub(crate) const PARTS_MAX: usize = 64;
 pub(crate) const CELLS_MAX: usize = 2 * PARTS_MAX;
-/// Messages under way at most; a flush with more waits for the next.
+/// Messages under way at most; what is left waits for the next flush.
 pub(crate) const MESSAGES_MAX: usize = 64;
 /// Keys that are told again in one flush after the origin has lost its data: at this pace a million takes half a minute,
 /// and the origin has time for others.
@@ -53,7 +53,7 @@ impl<K> ReplayBatch<K> {
         self.parts.len() < PARTS_MAX && self.cells + part.cells.len() <= CELLS_MAX
     }
 
-    /// In messages, each with keys of one Cluster slot if `slot_of` says which.
+    /// Divides the batch into messages. If `slot_of` is given, each has keys of one Cluster slot.
     pub(crate) fn into_messages(self, slot_of: Option<fn(&CallKey) -> u16>) -> Vec<ReplayBatch<K>> {
         let mut messages: Vec<(Option<u16>, ReplayBatch<K>)> = Vec::new();
         for (key, part) in self.keys.into_iter().zip(self.parts) {

@@ -1,9 +1,8 @@
-//! One decision over a few keys, when there is nothing special about any of them: what most requests with several limits
-//! are.
+//! One decision over a few keys with nothing special about any of them, as in most requests with several limits.
 //!
 //! Every key is known and in a shard of its own, memory decides them all, and all hits wait for the verdict. Then there is
-//! no bookkeeping: lock, find, judge, charge. [`Case::decide_all`] gives the same answer, and does whatever is left over;
-//! a property test holds the two against each other.
+//! no bookkeeping: lock, find, judge, charge. [`Case::decide_all`] gives the same answer, and decides all other requests; a
+//! property test holds the two against each other.
 
 use parking_lot::MutexGuard;
 
@@ -43,12 +42,12 @@ impl Case<'_> {
             let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
             spot.touch(table, check);
             // Keys in shards of their own are different keys.
-            let turn = CheckTurn { check, twins: Twins::default(), is_quiet: self.is_quiet(check) };
+            let turn = CheckTurn { check, index, twins: Twins::default(), is_quiet: self.is_quiet(check) };
             let (mut verdict, decider) = self.assess::<ALONE>(&turn, spot.counts());
             let Decider::Memory(decided) = decider else { return false };
             *telling = decided;
             is_any_over |= verdict.is_over;
-            // As it is if the request is admitted.
+            // As if the request is admitted; otherwise it is concluded again.
             verdict.conclude(check, check.hits, 0);
             outcome.verdicts.push(verdict);
         }
@@ -63,7 +62,7 @@ impl Case<'_> {
         true
     }
 
-    /// Goes on from where a check is over: the groups say what is charged.
+    /// Ends a decision in which a check is over: the groups say what is charged.
     #[cold]
     fn charge_some(&self, held: &mut [Option<FoundKey<'_>>], outcome: &mut Outcome) -> bool {
         let Case { table, checks, now_ms, views, .. } = *self;
@@ -89,10 +88,11 @@ impl Case<'_> {
     }
 }
 
-/// Locks the shards of all keys, in ascending order, as every decision does, and then finds the keys, so that what is read of
-/// one does not wait for another. False if two share a shard, one is not there, or its hits do not wait for the verdict.
+/// Locks the shards of all keys, in ascending order as every decision does, and only then finds the keys, so that reading
+/// one does not wait for the lock of another. False if two keys share a shard, one is not there, or a check has no hits or
+/// does not wait for the verdict.
 ///
-/// Places are numbered modulo `N`, a power of two that there are never more of: so they need no check.
+/// Places are numbered modulo `N`, a power of two that is no less than the number of checks: so they need no bounds check.
 #[inline(always)]
 fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     table: &'t Table,

@@ -1,4 +1,5 @@
-//! One decision over several keys, or one that a store has settled: all or nothing, under the locks of every shard.
+//! One decision over any number of keys, whatever stores have answered: all or nothing, under the locks of every shard
+//! concerned.
 
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
@@ -24,15 +25,17 @@ use crate::engine::table::{Shard, Table};
 pub(super) struct CheckState {
     hash: u64,
     shard: u32,
-    /// Into the guards.
+    /// The place of the shard's guard among the guards.
     pub(super) guard: u32,
+    /// `None` while the key is not in the table.
     pub(super) slot: Option<u32>,
+    /// Known from this check's look on.
     pub(super) twins: Twins,
     /// When its store hears of what is charged.
     pub(super) telling: Telling,
     /// Memory has answered a check without hits, and has the key read.
     is_read: bool,
-    /// The origin has to be asked.
+    /// Why the check's store has to be asked, `None` if it has not.
     pub(super) asks: Option<Why>,
     /// Its store has charged it.
     pub(super) is_charged: bool,
@@ -42,7 +45,7 @@ impl Case<'_> {
     /// Decides any number of checks.
     pub(in crate::engine) fn decide_all(&self) -> Outcome {
         let mut outcome = Outcome::new();
-        // Filled where they are: lists of this size are not moved for nothing.
+        // Filled in place, because moving lists of this size costs time.
         let mut seen: SmallVec<[CheckState; 4]> = SmallVec::new();
         let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
         seen.extend(self.checks.iter().map(|check| CheckState::new(self.table, check)));
@@ -105,18 +108,21 @@ fn lock_all<'t>(table: &'t Table, seen: &mut [CheckState], guards: &mut SmallVec
 
 /// A request while it holds the locks of all its keys.
 pub(super) struct LockedCase<'b, 't> {
+    /// The request to decide.
     pub(super) case: &'b Case<'b>,
+    /// One for each shard concerned, in ascending order.
     pub(super) guards: &'b mut [MutexGuard<'t, Shard>],
+    /// One for each check.
     pub(super) seen: &'b mut [CheckState],
-    /// A store has said something.
+    /// A store has answered.
     pub(super) is_answered: bool,
     /// Two keys share a shard: they may be the same.
     is_crowded: bool,
-    /// For each guard, from when a key is first made where there are others.
+    /// The request's slots, for each guard. Filled when the first key is made, if the request is crowded; empty before.
     pinned: Vec<PinnedSlots>,
-    /// If any two keys are the same.
+    /// `None` if all keys are different.
     pub(super) twin_sums: Option<TwinSums>,
-    /// By this look.
+    /// Hits that this attempt has given back, `None` if there are none.
     pub(super) given_back: Option<Box<GivenBack>>,
 }
 
@@ -146,7 +152,7 @@ impl LockedCase<'_, '_> {
         let before = if is_given_back { self.available(index) } else { 0 };
         let seen = &mut self.seen[index];
         seen.twins = twins;
-        let turn = CheckTurn { check, twins, is_quiet };
+        let turn = CheckTurn { check, index, twins, is_quiet };
         let (mut verdict, decider) = match seen.slot {
             Some(at) => {
                 let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
@@ -181,7 +187,7 @@ impl LockedCase<'_, '_> {
         self.twin_sums = Some(sums);
     }
 
-    /// What of a check is in the count already when it is looked at: hits, or below zero what was given back.
+    /// How much of a check is in the count already when it is looked at: its hits, or below zero those it has given back.
     #[inline]
     fn counted(&self, index: usize) -> i64 {
         let Check { charging, hits, .. } = self.case.checks[index];
@@ -210,7 +216,7 @@ impl LockedCase<'_, '_> {
         }
     }
 
-    /// What fits on a key as it is.
+    /// How many hits fit on a key as it is.
     fn available(&mut self, index: usize) -> i64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
@@ -229,6 +235,10 @@ impl LockedCase<'_, '_> {
             let is_charged = is_charging && case.is_charged(&case.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
             let charged = match check.charging {
+                ChargeMode::Together if !is_charged && self.seen[index].is_charged && outcome.questions.is_empty() => {
+                    self.take_back(index);
+                    0
+                }
                 ChargeMode::Together if !is_charged => 0,
                 ChargeMode::Together => {
                     self.charge(index, verdict);
@@ -250,12 +260,25 @@ impl LockedCase<'_, '_> {
         }
     }
 
-    /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
+    /// Charges a check whose request is admitted. If it is over all the same, in shadow, the charge prolongs its wait.
     #[inline]
     fn charge(&mut self, index: usize, verdict: &mut Verdict) {
         let check = &self.case.checks[index];
         if check.hits > 0 && !self.seen[index].is_charged {
             self.charge_now(index, verdict);
+        }
+    }
+
+    /// The store has charged a check, and another one denies the request. The store keeps what it has charged in this process's
+    /// field, and the next hits on the key use it up.
+    #[cold]
+    fn take_back(&mut self, index: usize) {
+        let check = &self.case.checks[index];
+        let CheckState { guard, slot, .. } = self.seen[index];
+        let Some(slot) = slot else { return };
+        let (slot, part) = self.guards[guard as usize].both(slot);
+        if part.is_some_and(|part| part.take_back(check.hits)) {
+            slot.counter.take_back(&check.terms, check.hits);
         }
     }
 
@@ -297,7 +320,7 @@ impl LockedCase<'_, '_> {
         made.is_none()
     }
 
-    /// The slots of this request must not make room for each other.
+    /// Pins the slots of this request: they must not make room for each other.
     fn pin(&mut self) {
         self.pinned.resize_with(self.guards.len(), PinnedSlots::default);
         for seen in &*self.seen {
@@ -307,7 +330,7 @@ impl LockedCase<'_, '_> {
         }
     }
 
-    /// The reset of a check that fits but is not charged, because another one denies the request.
+    /// The milliseconds until the reset of a check that fits but is not charged, because another one denies the request.
     pub(super) fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
@@ -342,7 +365,7 @@ impl LockedCase<'_, '_> {
     }
 }
 
-/// What a check has given back, as far as one knows.
+/// How many hits a check has given back, 0 if nothing is known.
 pub(super) fn given_back(given_back: Option<&GivenBack>, index: usize) -> i64 {
     given_back.map_or(0, |given_back| signed(given_back.by(index)))
 }

@@ -1,4 +1,4 @@
-//! One decision over a single key, which is what most requests have: nothing to sort, nothing to wait for.
+//! One decision over a single key, as in most requests: nothing to sort, and no other check to wait for.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -16,17 +16,17 @@ use crate::engine::table::pinned::PinnedSlots;
 impl Case<'_> {
     /// Decides the only check.
     ///
-    /// `ALONE`: nobody shares the counts. It is known when this is compiled, so that what only matters to counts that are
-    /// shared is left out, which is half of the instructions.
+    /// `ALONE`: nobody shares the counts. Because that is known at compile time, code for shared counts is left out, which
+    /// is half of the instructions.
     pub(super) fn decide_one<const ALONE: bool>(&self, check: &Check<'_>) -> Outcome {
         let (table, views, group) = (self.table, self.views, &self.groups[check.group]);
         let hash = table.hash(&check.key);
         let number = table.shard_of(hash);
         let is_quiet = self.is_shadow || group.is_shadow;
-        // A count that nobody shares is looked at once.
+        // There is no second attempt for a count that nobody shares.
         let is_in_count = !ALONE && views.is_again && check.charging == ChargeMode::Always;
         let counted = if is_in_count { signed(check.hits) } else { 0 };
-        let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };
+        let turn = CheckTurn { check, index: 0, twins: Twins { waiting: 0, counted }, is_quiet };
         let mut shard = table.lock(number);
         let known = shard.find(&check.key, hash);
         let (mut verdict, decider) = match known {

@@ -1,4 +1,4 @@
-//! What stores have said about a request, in the place of what memory says.
+//! Puts the answers of stores to a request in the place of memory's verdicts.
 
 use smallvec::SmallVec;
 
@@ -8,11 +8,11 @@ use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::store_views::CheckAnswer;
 use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
-use crate::engine::decide::verdict::{Basis, Verdict};
+use crate::engine::decide::verdict::{Basis, NewsAge, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
 
 impl LockedCase<'_, '_> {
-    /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
+    /// Finds what the stores have charged. They do not charge a quota group that is over by another of its limits.
     #[cold]
     pub(super) fn find_charged(&mut self) {
         let Case { checks, groups, views, .. } = *self.case;
@@ -34,25 +34,25 @@ impl LockedCase<'_, '_> {
         if self.is_answered && views.answers().any(|answer| !answer.is_admitted) {
             return true;
         }
-        if !self.is_answered || !views.is_charged() {
+        if !views.is_decided_by_owner() {
             return self.case.is_denied(over);
         }
-        // The store does not know of those that it was only told about.
+        // The store has not judged hits that it is only told of.
         checks.iter().zip(verdicts).any(|(check, verdict)| {
             let Group { is_shadow, is_quota } = groups[check.group];
             verdict.is_over && check.charging == ChargeMode::Always && !is_shadow && !is_quota
         })
     }
 
-    /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
+    /// Puts a store's word in the place of memory's verdict. The nearer stores charge what the farthest has admitted.
     pub(super) fn settle(&mut self, index: usize, verdict: &mut Verdict) {
         let Case { checks, groups, now_ms, views, .. } = *self.case;
         let check = &checks[index];
         if check.charging != ChargeMode::Together {
             return;
         }
-        let answer = views.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-        let is_charged = views.is_charged();
+        let answer = views.answer_about(check, index);
+        let is_charged = views.is_decided_by_owner();
         if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
             return;
         }
@@ -61,7 +61,7 @@ impl LockedCase<'_, '_> {
             // Its own store gave no answer, and its policy has let it pass.
             (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
             // Another store has decided, whatever became of its own.
-            _ => Basis::Memory,
+            _ => Basis::Memory(NewsAge::Recent),
         };
         if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.

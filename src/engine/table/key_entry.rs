@@ -1,6 +1,6 @@
 //! One key under its shard's lock: what a verb of a ledger works on.
 //!
-//! An [`KeyEntry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
+//! A [`KeyEntry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
 //! same hand that changes the slot.
 
 use crate::engine::count::counter::Look;
@@ -16,8 +16,11 @@ use crate::rules::limit::Terms;
 /// A key and its part in the region, while its shard is locked.
 pub(super) struct KeyEntry<'a> {
     table: &'a Table,
+    /// Where the slot is, with the key's generation.
     pub(super) at: SlotRef,
+    /// The key, its counter and the terms of its last decision.
     pub(super) slot: &'a mut Slot,
+    /// Always there: a table that nobody shares has no entries.
     pub(super) part: &'a mut RegionalPart,
 }
 
@@ -62,11 +65,12 @@ impl KeyEntry<'_> {
         self.table.note(self.at.shard, self.at.slot, self.slot, self.part);
     }
 
-    /// Has the counts of other regions looked up.
+    /// Queues the key so that its counts of other regions are looked up.
     pub(super) fn seek(&mut self) {
         self.table.seek(self.at.shard, self.at.slot, self.slot, self.part);
     }
 
+    /// Takes note of what the key takes beside its slot now. To be called where that may have changed.
     pub(super) fn weigh(&mut self) {
         self.table.weigh(self.slot, Some(self.part));
     }
@@ -82,7 +86,7 @@ impl KeyEntry<'_> {
             self.enqueue(true);
         }
         self.weigh();
-        // What others do not know may matter to them now.
+        // Counts that other regions do not know of may matter to them now.
         self.note();
         is_news
     }

@@ -49,20 +49,31 @@ fn shared() -> Process {
     Process { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
 }
 
-fn views<'a>(origin: StoreAccess<'a>, owner: StoreAccess<'a>) -> StoreViews<'a> {
-    let view = |asking| StoreView::new(3, asking);
+impl From<StoreAccess> for StoreView<'_> {
+    fn from(access: StoreAccess) -> Self {
+        StoreView::new(3, access)
+    }
+}
+
+impl<'a> From<&'a StoreAnswer> for StoreView<'a> {
+    fn from(answer: &'a StoreAnswer) -> Self {
+        StoreView { answer: Some(answer), ..StoreView::new(3, StoreAccess::Allowed) }
+    }
+}
+
+fn views<'a>(origin: impl Into<StoreView<'a>>, owner: impl Into<StoreView<'a>>) -> StoreViews<'a> {
     StoreViews {
         mono_ms: 5000,
-        origin: view(origin),
-        owner: view(owner),
+        origin: origin.into(),
+        owner: owner.into(),
         is_cut_off: false,
         is_again: false,
         given_back: None,
     }
 }
 
-const OUT: StoreAccess<'static> = StoreAccess::Never(Cause::Outage);
-const HURRIED: StoreAccess<'static> = StoreAccess::Never(Cause::Overload);
+const OUT: StoreAccess = StoreAccess::Never(Cause::Outage);
+const HURRIED: StoreAccess = StoreAccess::Never(Cause::Overload);
 
 impl Process {
     fn attempt(&self, entries: &[&str], views: &StoreViews<'_>) -> Attempt<'_> {
@@ -74,7 +85,7 @@ impl Process {
         self.engine.attempt(&self.rules, &request("d", &asks), Modes::default(), now_ms, views)
     }
 
-    /// So many hits of a descriptor in an outage, at a time.
+    /// Decides so many hits of a descriptor in an outage, at a moment.
     fn outage_at(&self, now_ms: u64, entries: &str, hits: u64) -> Decision<'_> {
         let request = request("d", &[ask_for(entries, Hits::OfRequest(hits))]);
         match self.engine.attempt(&self.rules, &request, Modes::default(), now_ms, &views(OUT, OUT)) {
@@ -127,7 +138,8 @@ fn a_refusal_without_a_count_names_a_second() {
     assert_eq!((denied.retry_after_ms(), denied.decided_by()), (Some(1000), DecidedBy::Outage));
 }
 
-/// What is charged all the same said nothing but that it would fit into the whole limit.
+/// Went wrong before: the wait of a denial that is charged all the same said only when the hits would fit into the whole
+/// limit.
 #[test]
 fn a_refusal_by_policy_that_is_charged_waits_as_long_as_one_that_is_not() {
     let shared = shared();
@@ -157,7 +169,7 @@ fn a_refusal_names_a_second_at_least() {
 #[test]
 fn a_share_counts_only_what_this_process_took() {
     let shared = shared();
-    // Others have used six; the origin told.
+    // Other processes have used six, as the origin has told.
     let key = shared.asked(&["share=a"], &views(StoreAccess::Allowed, OUT)).questions[0].key.clone();
     let table = shared.engine.table();
     let hash = table.hash(&key.as_key());
@@ -191,7 +203,7 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Allowed) };
+    let again = StoreViews { is_again: true, ..views(&judged, StoreAccess::Allowed) };
     let second = shared.asked(&both, &again);
     assert_eq!((second.store, second.charges, second.is_strict), (Store::Owner, true, true));
     let settle = |is_admitted, answer| StoreAnswer {
@@ -200,13 +212,12 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
         checks: smallvec![CheckAnswer::NotAsked, answer],
     };
     let denied = settle(false, CheckAnswer::Over);
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&denied)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &denied) };
     let decision = shared.decided(&both, &again);
     assert!(decision.is_over && decision.statuses[1].is_over && !decision.statuses[0].is_over);
     assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
     let admitted = settle(true, CheckAnswer::Fits);
-    let again =
-        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &admitted) };
     assert_eq!(shared.decided(&both, &again).decided_by(), DecidedBy::Owner);
     assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
 }
@@ -215,14 +226,14 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
 fn nobody_is_asked_after_the_owner_has_charged() {
     let shared = shared();
     let both = ["deny=a", "strict=a"];
-    // Memory had decided the first; meanwhile its allowance is used up, or it is cold.
+    // Memory had decided the first check; meanwhile the allowance is used up, or the key is cold.
     let admitted = StoreAnswer {
         is_admitted: true,
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
     for origin in [StoreAccess::Allowed, OUT] {
-        let again = StoreViews { is_again: true, ..views(origin, StoreAccess::Answered(&admitted)) };
+        let again = StoreViews { is_again: true, ..views(origin, &admitted) };
         let decision = shared.decided(&both, &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "within_limit"));
     }
@@ -263,13 +274,13 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
         part.add(sequence, hits);
     };
     let newest = |part: &RegionalPart, counter: &Counter| part.judged_cells(counter, &terms, START_MS)[0];
-    // Told, and the answer does not come before the rules change.
+    // The origin is told, but its answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(0, 0)[..1], Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (5, 5));
     accept(&mut part, &mut counter, 2);
-    // The owner's answer is missed too.
+    // The owner's answer comes too late as well.
     part.move_to(Store::Origin);
     accept(&mut part, &mut counter, 1);
     part.absorb(&mut counter, &terms, &heard(9, 5), Heard::Admitted(0), at);
@@ -279,7 +290,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(7, 7), Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (8, 1));
-    // A check whose caller gave up has arrived: the next hit takes it over.
+    // A check has arrived although its caller gave up: the next hit takes its charge over.
     part.move_to(Store::Origin);
     part.absorb(&mut counter, &terms, &heard(13, 9), Heard::Admitted(0), at);
     part.move_to(Store::Owner);
@@ -287,7 +298,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     part.absorb(&mut counter, &terms, &heard(13, 9), Heard::Admitted(0), at);
     accept(&mut part, &mut counter, 1);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 0));
-    // One that was lost meanwhile is told everything.
+    // A store that has lost the cell meanwhile is told everything.
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(0, 0), Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 9));
@@ -302,7 +313,7 @@ fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), OUT) };
+    let again = StoreViews { is_again: true, ..views(&judged, OUT) };
     let verdicts: Vec<bool> = (0..4).map(|_| shared.decided(&both, &again).is_over).collect();
     assert_eq!(verdicts, [false, false, false, true], "three of the strict limit, from memory");
 }
@@ -315,7 +326,7 @@ fn a_strict_limit_asks_until_memory_denies() {
     let out = views(StoreAccess::Allowed, OUT);
     (0..3).for_each(|_| assert!(!shared.decided(&["strict=a"], &out).is_over));
     assert!(shared.decided(&["strict=a"], &up).is_over, "memory knows of three");
-    // What is reported after the fact needs no leave.
+    // Hits that are reported after the fact need no leave.
     let report = [ask_for("strict=b", Hits::Own(5))];
     let attempt = shared.engine.attempt(&shared.rules, &request("d", &report), Modes::default(), START_MS, &up);
     assert!(matches!(attempt, Attempt::Decided(_)));
@@ -337,8 +348,8 @@ fn cut_off_from_other_regions_a_share_is_the_regions_part() {
     assert_eq!((asked.questions[0].terms.limit, asked.questions[0].is_cut_off), (5, true));
 }
 
-/// Found by a review: what another store had admitted was taken for a decision of memory, so that nobody was held to its
-/// share, and the outage was not told.
+/// Found by a review: hits that another store had admitted were taken for a decision of memory, so that no process was held
+/// to its share, and the answer did not tell of the outage.
 #[test]
 fn a_policy_holds_beside_a_store_that_answers() {
     let shared = shared();
@@ -347,7 +358,7 @@ fn a_policy_holds_beside_a_store_that_answers() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again = StoreViews { is_again: true, ..views(OUT, StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(OUT, &admitted) };
     for _ in 0..3 {
         let decision = shared.decided(&["bucket=a", "strict=a"], &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "outage_share"));
@@ -359,12 +370,12 @@ fn a_policy_holds_beside_a_store_that_answers() {
         is_charged: true,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
+    let again = StoreViews { is_again: true, ..views(&admitted, OUT) };
     let decision = shared.decided(&["share=a", "strict=b"], &again);
     assert_eq!((decision.is_over, decision.decided_by()), (false, DecidedBy::Outage));
 }
 
-/// Found by a review: others asked a store that was told of it with the next flush only.
+/// Found by a review: other processes asked a store that heard of the hits only with the next flush.
 #[test]
 fn what_a_farther_store_has_admitted_is_told_at_once() {
     let shared = shared();
@@ -378,8 +389,7 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again =
-        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &admitted) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
         assert!(shared.engine.table().ledger(Store::Origin).is_any_urgent());
@@ -392,9 +402,9 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
 fn a_retry_under_share_passes_when_it_was_told_to_and_not_before() {
     for (entries, used) in [("minute=a", 10), ("minute=b", 3), ("bucket_minute=a", 6), ("bucket_minute=b", 4)] {
         let shared = shared();
-        // All of it before the outage, so that memory denies too.
+        // All hits come before the outage, so that memory denies too.
         let admitted = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-        let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
+        let before = StoreViews { is_again: true, ..views(&admitted, OUT) };
         (0..used).for_each(|_| drop(shared.decided(&[entries], &before)));
         let denied = shared.outage_at(START_MS + 100, entries, 1);
         assert!(denied.is_over, "{entries}");
@@ -411,7 +421,7 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     let wait = |hits| shared.outage_at(START_MS, "share=a", hits).retry_after_ms();
     assert_eq!((wait(7), wait(11)), (Some(1000), None), "a part of three, a limit of ten");
     let before = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-    let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&before), OUT) };
+    let before = StoreViews { is_again: true, ..views(&before, OUT) };
     (0..10).for_each(|_| drop(shared.decided(&["minute=b"], &before)));
     let denied = shared.outage_at(START_MS + 100, "minute=b", 7);
     assert!(denied.retry_after_ms() > Some(1000), "memory knows of a longer wait");
@@ -422,7 +432,7 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     assert_eq!((denied.is_over, denied.retry_after_ms()), (true, Some(1000)), "a part of five");
 }
 
-/// Found by a review: what others were taken to have admitted was told as if they had.
+/// Found by a review: hits that others were only assumed to have admitted were told to the store as if they had.
 #[test]
 fn nobody_is_told_of_what_was_only_assumed() {
     let shared = shared();

@@ -1,4 +1,4 @@
-//! The same key more than once in a request: a process that asks its stores says what one says that counts alone.
+//! The same key more than once in a request: a process that asks its stores gives the same answers as one that counts alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::clock::Now;
-use crate::engine::decide::{Store, StoreAccess, StoreView, StoreViews};
+use crate::engine::decide::{Store, StoreViews};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::{Attempt, StoreRequest};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
+use crate::regional::consultation::Consultation;
 use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, OutgoingCall, Region, RegionOptions};
@@ -80,7 +81,7 @@ impl Stored {
         Stored { region: Region::new(engine.clone(), options), origin: Origin::default() }
     }
 
-    /// Makes the calls until there are none, and says what requests are told.
+    /// Makes calls until there are none left, and returns what requests are told.
     fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(WaitId, AskOutcome)> {
         let mut told = Vec::new();
         let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
@@ -109,7 +110,7 @@ impl Stored {
     }
 }
 
-/// A process with an origin, and an owner of strict limits, which answer at once and are nobody else's.
+/// A process with an origin and an owner of strict limits, which answer at once and serve nobody else.
 pub(super) struct Fleet {
     engine: Arc<Engine>,
     stores: [Stored; 2],
@@ -126,12 +127,25 @@ impl Fleet {
         Fleet { engine, stores, now: Now { wall_ms: START_MS, mono_us: 10_000_000 } }
     }
 
-    /// Some milliseconds later, with a heartbeat, and what is pending told or not.
+    /// Lets the process trust the number of processes that live.
+    pub(super) fn grow_up(&mut self) {
+        for _ in 0..4 {
+            self.now.mono_us += 1_000_000;
+            self.stores.iter().for_each(|stored| stored.region.heartbeat_ended(true, self.now));
+        }
+    }
+
+    /// Has the stores told of what is pending.
+    pub(super) fn flush(&mut self) {
+        self.pass(Wait::Flush);
+    }
+
+    /// Lets time pass, with a heartbeat; the stores are told of what is pending or not.
     fn pass(&mut self, wait: Wait) {
         let (wall_ms, mono_ms) = match wait {
             Wait::Moment => (0, 5),
             Wait::Flush => (0, 60),
-            // From then on nothing of before counts, and no key is paused.
+            // After that nothing from before counts, and no key is paused.
             Wait::Windows => (3 * Unit::Year.window_ms(), 3 * Unit::Hour.window_ms()),
         };
         self.now.wall_ms += wall_ms;
@@ -145,39 +159,79 @@ impl Fleet {
         }
     }
 
-    /// As the service does.
+    /// How the stores stand.
+    pub(super) fn views(&self) -> StoreViews<'static> {
+        let [origin, owner] = [0, 1].map(|store: usize| self.stores[store].region.view());
+        StoreViews { mono_ms: self.now.mono_ms(), origin, owner, is_cut_off: false, is_again: false, given_back: None }
+    }
+
+    /// Looks at a request by these views.
+    pub(super) fn look<'r>(
+        &self,
+        rules: &'r Ruleset,
+        asks: &[Ask<'_>],
+        modes: Modes,
+        views: &StoreViews<'_>,
+    ) -> Attempt<'r> {
+        self.engine.attempt(rules, &request("d", asks), modes, self.now.wall_ms, views)
+    }
+
+    /// Has a store asked, and waits for as long as it takes.
+    pub(super) fn hear(&mut self, consultation: &mut Consultation, store_request: StoreRequest) {
+        let (store, is_strict) = (store_request.store, store_request.is_strict);
+        let outcome = self.stores[store as usize].ask(store_request, &mut self.now);
+        assert_ne!(outcome, AskOutcome::NoAnswer, "the stores always answer");
+        consultation.hear(store, outcome, true, is_strict);
+    }
+
+    /// Decides a request as the service does: asks the stores and attempts it again until it is decided.
     pub(super) fn said(&mut self, rules: &Ruleset, asks: &[Ask<'_>], modes: Modes) -> String {
-        let request = request("d", asks);
-        let mut heard: [Option<AskOutcome>; 2] = [None, None];
-        let mut given_back = None;
-        let mut is_again = false;
+        let mut consultation: Option<Consultation> = None;
         loop {
-            let view = |store: Store| {
-                let view = self.stores[store as usize].region.view();
-                match &heard[store as usize] {
-                    Some(AskOutcome::Answered(settled)) => {
-                        let asking = StoreAccess::Answered(settled);
-                        StoreView { asking, strict: asking, ..view }
-                    }
-                    Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),
-                    Some(AskOutcome::Again | AskOutcome::Read(_)) | None => view,
-                }
-            };
-            let (origin, owner) = (view(Store::Origin), view(Store::Owner));
-            let mono_ms = self.now.mono_ms();
-            let given = given_back.as_deref();
-            let views = StoreViews { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
-            let mut store_request = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &views) {
+            let now = self.views();
+            let views = consultation.as_ref().map_or(now, |consultation| consultation.views(&now));
+            let mut store_request = match self.look(rules, asks, modes, &views) {
                 Attempt::Decided(decision) => return said(&decision),
                 Attempt::Asks(store_request) => store_request,
             };
-            if !is_again {
-                given_back = store_request.given_back.take();
-                is_again = true;
-            }
-            let store = store_request.store as usize;
-            heard[store] = Some(self.stores[store].ask(store_request, &mut self.now));
+            let mut heard = consultation.take().unwrap_or_else(|| Consultation::first(&now, &mut store_request));
+            self.hear(&mut heard, store_request);
+            consultation = Some(heard);
         }
+    }
+
+    /// Has the origin asked about all of these at the same moment. Returns how many keys each call was about, and how many
+    /// requests were answered. `gone` of them are withdrawn before the first call comes back.
+    pub(super) fn ask_at_once(&mut self, asked: Vec<StoreRequest>, gone: usize) -> (Vec<usize>, usize) {
+        let (now, stored) = (self.now, &mut self.stores[Store::Origin as usize]);
+        let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
+        let mut ids = Vec::new();
+        for asked in asked {
+            let (id, effects) = stored.region.ask(asked, now.mono_us + 500_000, now);
+            ids.push(id);
+            calls.extend(effects.calls);
+        }
+        ids.into_iter().skip(1).take(gone).for_each(|id| stored.region.cancel(id));
+        let (mut sizes, mut told) = (Vec::new(), 0);
+        while let Some(outgoing) = calls.pop_front() {
+            sizes.push(outgoing.call.parts.len());
+            let reply = stored.origin.call(&outgoing.call, now.wall_ms);
+            let effects = stored.region.replied(outgoing.id, &reply, now);
+            told += effects.told.len();
+            calls.extend(effects.calls);
+        }
+        (sizes, told)
+    }
+
+    /// Hits that the origin holds, in windows and in buckets.
+    pub(super) fn origin_charged(&self) -> u64 {
+        let origin = &self.stores[Store::Origin as usize].origin;
+        origin.totals().0 + origin.levels().0
+    }
+
+    /// What the origin holds of all keys: hits and refunds.
+    pub(super) fn origin_total(&self) -> (u64, u64) {
+        self.stores[Store::Origin as usize].origin.totals()
     }
 }
 
@@ -204,7 +258,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let limit = prop_oneof![4 => Just(None), 1 => (0u32..8).prop_map(Some), 1 => Just(Some(u32::MAX))];
     let ask = (any::<prop::sample::Index>(), hits, limit);
     let wait = prop_oneof![6 => Just(Wait::Moment), 2 => Just(Wait::Flush), 1 => Just(Wait::Windows)];
-    // Of few keys, so that some come again.
+    // Steps choose among few keys, so that some come again.
     let step = (wait, prop::collection::vec(0..KEYS.len(), 1..4), prop::collection::vec(ask, 1..7));
     let step = step.prop_map(|(wait, keys, asks)| Step {
         wait,
@@ -219,7 +273,7 @@ fn unit(key: usize) -> Unit {
 
 fn asks(step: &Step) -> Vec<Ask<'static>> {
     let is_bucket = |key: usize| KEYS[key].starts_with("bucket");
-    // A bucket holds ten times its limit and burst, and the rest is forgiven: here it never comes to that.
+    // A bucket holds ten times its limit and burst and forgives the rest: here no bucket comes to hold so much.
     let limit = |key: usize, number: u32| {
         let is_small = is_bucket(key) && number < 900;
         (!is_small).then_some(LimitOverride { requests_per_unit: number, unit: unit(key) })
@@ -281,7 +335,7 @@ fn hits_of_later_descriptors_made_earlier_ones_too_many() {
     assert_eq!((&*found, &*expected), ("OK: OK 5, OK 3", "OK: OK 5, OK 3"));
 }
 
-/// Found by the property above, one time in some thousand requests: the limit that was not over was charged, and the request
+/// The property above found it, one time in some thousand requests: the limit that was not over was charged, and the request
 /// was told that the group was over.
 #[test]
 fn redis_charged_a_quota_that_was_over_by_another_of_its_limits() {

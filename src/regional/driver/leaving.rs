@@ -1,4 +1,4 @@
-//! A clean stop: nothing that was admitted is lost, and others get this process's part.
+//! A clean stop: nothing that was admitted is lost, and the others get this process's part of the slack.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
-//! Replays: what the origin has not heard of is told, what it may have lost is told again.
+//! Replays tell the origin what it has not heard of, and again what it may have lost.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -14,11 +15,11 @@ use crate::regional::call::{CallKey, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
-use crate::regional::wait_queue::QueuedRequest;
+use crate::regional::wait_queue::{QueuedRequest, WaitId};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Class;
 
-/// How often pending hits are counted while nothing can be told.
+/// The time between counts of the pending hits while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
 /// Messages without an answer may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
@@ -27,8 +28,8 @@ const LATE_US: u64 = 60_000_000;
 pub(crate) type CellField = (OriginKey, Option<u64>);
 
 impl Region {
-    /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide the
-    /// rest among fewer. None if a message may still be under way that would then count anew.
+    /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide
+    /// the rest among fewer. Empty if a message may still be under way that would then count anew.
     pub fn fields(&self, now: Now) -> Vec<CellField> {
         let is_late = |since_us: u64| now.mono_us < since_us + LATE_US;
         if self.state.lock().unanswered_us.is_some_and(is_late) {
@@ -48,12 +49,12 @@ impl Region {
         }
     }
 
-    /// Sends what is pending: all of it, or what is urgent.
+    /// Sends what is pending: all of it, or only what is urgent.
     pub(super) fn flush(&self, state: &mut RegionState, is_all: bool, now: Now) -> Effects {
         let ledger = self.ledger();
         if is_all {
-            // Before the look at what is unsent: a request queues its key there first, so that no urgent one is forgotten here
-            // and left for the next flush.
+            // Done before the look at what is unsent. A request queues its key there first, so an urgent one that is
+            // forgotten here goes with this flush.
             ledger.forget_urgent();
         }
         let is_idle = if is_all { !ledger.is_any_unsent() } else { !ledger.is_any_urgent() };
@@ -64,7 +65,7 @@ impl Region {
         }
         state.behind_since_us.get_or_insert(now.mono_us);
         if state.replays.is_open() || state.replays_under_way >= MESSAGES_MAX {
-            // What is urgent waits with the rest, and goes with the next flush.
+            // Urgent keys wait with the rest, and go with the next flush.
             ledger.forget_urgent();
             if is_all {
                 self.survey(state, now);
@@ -75,7 +76,7 @@ impl Region {
         let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
         let mut kept = Vec::new();
         let mut pending_hits = 0;
-        let mut reads = 0;
+        let (mut reads, mut reading) = (0, Vec::new());
         let mut unsent = ledger.unsent(!is_all, now);
         let messages = MESSAGES_MAX - state.replays_under_way;
         while !batch.is_full(messages)
@@ -90,15 +91,22 @@ impl Region {
                 kept.push(at);
             } else {
                 reads += 1;
-                effects.calls.extend(self.read_behind(state, key, terms, now));
+                reading.extend(self.read_behind(state, key, terms, now));
             }
         }
         kept.into_iter().for_each(|at| ledger.put_back(at));
+        let mut told = HashSet::new();
+        effects.calls.extend(self.calls_for(state, &reading, now));
         while is_all
             && !farewells.is_full(messages)
             && let Some(farewell) = ledger.next_farewell()
         {
             let origin = self.origin_key(&farewell.key.as_key(), farewell.key.is_sensitive);
+            // A key that was given up twice: no call names a key twice.
+            if !told.insert(origin) {
+                ledger.put_farewell_back(farewell);
+                break;
+            }
             pending_hits += farewell.pending;
             farewells.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
         }
@@ -121,12 +129,12 @@ impl Region {
         let call = self.call(state, false, parts, Vec::new());
         state.replays_under_way += 1;
         let id = self.enter_call(state, under_way);
-        // A store that may take long to decide may take as long to hear.
+        // A store that may take long over a check may take as long over a replay.
         let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
         OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
     }
 
-    /// Counts what is pending while nothing can be told, once a second.
+    /// Counts what is pending once a second, while nothing can be told.
     fn survey(&self, state: &mut RegionState, now: Now) {
         if now.mono_us < state.surveyed_us + SURVEY_INTERVAL_US {
             return;
@@ -135,8 +143,8 @@ impl Region {
         self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
     }
 
-    /// Reads a key that this process has hits for but does not know its field of. No request waits for it.
-    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
+    /// Reads a key that this process has hits for without knowing its own field. No request waits for it.
+    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Option<WaitId> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {
             check: 0,
@@ -162,7 +170,7 @@ impl Region {
         let waiting =
             QueuedRequest::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.wait_queue.enter(waiting);
-        if state.wait_queue.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
+        state.wait_queue.start(id, now.mono_us).then_some(id)
     }
 
     pub(super) fn replayed(&self, state: &mut RegionState, slots: &[(SlotRef, OriginKey)], reply: &Reply, now: Now) {

@@ -13,7 +13,7 @@ fn setup(seed: u64, processes: usize, limit: u32) -> Setup {
     Setup::new(seed, processes, &format!("{{requests_per_unit: {limit}, window: 10s}}"))
 }
 
-/// What one exact limiter admits of the same load.
+/// How many requests of the same load one exact limiter admits.
 fn exact(limit: u32, per_second: u64, seconds: u64) -> u64 {
     let yaml =
         format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{requests_per_unit: {limit}, window: 10s}}}}]}}");
@@ -89,7 +89,7 @@ fn under_the_limit_nobody_is_denied_and_hardly_anybody_asks() {
         for (processes, limit, per_second, asked_max) in [(9, 1000, 90, 10), (9, 100, 5, 100), (100, 1000, 50, 100)] {
             let mut world = World::new(setup(seed, processes, limit));
             load(&mut world, per_second, SECOND_US / 100, 60 * SECOND_US);
-            // Every process reads the key once; what counts is what comes after.
+            // Every process reads the key once; only what comes after counts.
             world.run_until(10 * SECOND_US);
             let (first_asked, first) = (world.oracle.asked, world.oracle.requests);
             world.run_until(62 * SECOND_US);

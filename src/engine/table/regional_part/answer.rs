@@ -1,4 +1,4 @@
-//! How a store's answer about a key becomes part of what decisions are made from.
+//! Takes a store's answer about a key over into the counts that decisions are made from.
 
 use crate::clock::Now;
 use crate::engine::count::counter::{Counter, rate};
@@ -64,7 +64,7 @@ impl RegionalPart {
     }
 
     fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, answer: Heard, now_ms: u64) {
-        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
+        // If the window has passed meanwhile, its place is one further on; a cell that does not count any more has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
         let (admitted, is_checking) = match answer {
             Heard::Admitted(admitted) => (admitted, false),
@@ -77,7 +77,7 @@ impl RegionalPart {
             let (before, grown) = match came_back {
                 _ if count.is_seated() => (count.own, admitted),
                 Some(beside) => (beside.known_here.saturating_add(count.own), admitted),
-                // The field has what was admitted now in it.
+                // The field includes what was admitted now.
                 None => (count.own, heard.field),
             };
             let acked_max = if count.is_seated() && is_checking { count.acked } else { u64::MAX };
@@ -102,10 +102,10 @@ impl RegionalPart {
                 *held_until_ns = 0;
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
-                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
+                    // Pending hits that have drained here meanwhile count no more. Refunds are added: they are not in
                     // the level.
                     let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
-                    // As of now: the origin's clock may be any time away from this one.
+                    // Counted from now, because the origin's clock may be any time away from this one.
                     let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
                     bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
                     bucket.add(&rate, pending);
@@ -129,7 +129,7 @@ impl RegionalPart {
             refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
         }
         refunds.acked = heard.asked;
-        // More than is asked for here, if it was told before hits made it void.
+        // The origin may have been told of more than is asked for here, before new hits made some of it void.
         refunds.asked = refunds.asked.max(heard.asked);
         let pending = refunds.asked - refunds.acked;
         refunds.blind = refunds.blind.min(pending);
@@ -137,8 +137,8 @@ impl RegionalPart {
     }
 }
 
-/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
-/// is still to be asked for.
+/// Puts the view of a cell together: this process's hits, those of others, which only grow, and the refunds that the origin
+/// has made or is still to be asked for.
 fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &CellState, asked: u64) {
     let own_before = own - grown.min(own);
     let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));
