@@ -265,13 +265,11 @@ impl Process {
         match to {
             Message::Totals { at } if is_lost => self.ledger().unacknowledged(at),
             Message::Totals { at } => self.ledger().acknowledged(at, &cells, self.is_checking, self.now()),
-            Message::Check { hits, sequence } => {
+            Message::Check { hits, .. } => {
                 self.is_checking = false;
-                if is_lost && is_admitted {
-                    // Whoever asked was not admitted.
-                    self.truth.entry(sequence).or_default().admitted -= hits;
-                }
-                let Some((key, terms)) = self.known.as_ref().filter(|_| !is_lost) else { return };
+                // A grant that gets lost is used up by hits that come after, which is another matter.
+                let is_heard = is_admitted || !is_lost;
+                let Some((key, terms)) = self.known.as_ref().filter(|_| is_heard) else { return };
                 let admitted = if is_admitted { hits } else { 0 };
                 let denied = (!is_admitted && hits > 0).then_some(hits);
                 let answer =
