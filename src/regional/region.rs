@@ -99,7 +99,7 @@ impl Effects {
 enum PendingCall {
     CheckCall(CheckCall),
     Replay {
-        slots: Vec<SlotRef>,
+        slots: Vec<(SlotRef, OriginKey)>,
     },
     /// About keys that are not in the table any more.
     Farewells {
@@ -513,7 +513,7 @@ impl Region {
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);
                 state.replays_under_way -= 1;
-                slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
+                slots.into_iter().for_each(|(at, _)| self.ledger().unacknowledged(at));
                 Effects::default()
             }
             Some(PendingCall::Farewells { farewells }) => {

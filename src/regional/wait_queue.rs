@@ -237,6 +237,11 @@ impl WaitQueue {
         true
     }
 
+    /// A call about a key is under way that requests wait for.
+    pub(crate) fn is_busy(&self, key: &OriginKey) -> bool {
+        self.keys.get(key).is_some_and(|state| state.is_busy)
+    }
+
     /// Takes note that a call about these keys is over. The next is not made before `free_at_us`. Returns the keys that
     /// can go on at once.
     pub(crate) fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {

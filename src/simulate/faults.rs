@@ -67,6 +67,8 @@ pub enum Fault {
     Crash { process: usize },
     /// A process stops cleanly and another takes its place.
     Restart { process: usize },
+    /// The last region has one process more from now on.
+    Join,
     /// From now on nothing goes wrong with messages.
     Calm,
 }

@@ -2,24 +2,34 @@
 
 use std::collections::BTreeMap;
 
-/// One admission.
+/// Hits of a key that a request asked for, or gave back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdmittedHits {
-    /// By the wall clock of the process that admitted it, wrong or right.
+pub struct RequestedHits {
+    /// When they were counted, or denied, by the wall clock of the process, wrong or right.
     pub at_ms: u64,
+    /// The same moment by the true time.
+    pub at_us: u64,
+    /// When the request arrived, by the true time.
+    pub arrived_us: u64,
     /// As in [`KeyHits::key`](crate::simulate::process::KeyHits::key).
     pub key: usize,
-    /// Never a refund; 0 if the request only looked.
+    /// 0 if the request only looked.
     pub hits: u64,
     /// The place of the process among [`World::processes`](crate::simulate::world::World::processes).
     pub process: usize,
+    /// The request waited for a store.
+    pub has_waited: bool,
 }
 
 /// Everything that happened to requests.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    /// In the order of their true time. A request with several descriptors has an entry for each.
-    pub admitted: Vec<AdmittedHits>,
+    /// What was admitted. A request with several descriptors has an entry for each.
+    pub admitted: Vec<RequestedHits>,
+    /// What was denied.
+    pub denials: Vec<RequestedHits>,
+    /// What was given back.
+    pub refunds: Vec<RequestedHits>,
     /// Requests that were denied, by a policy too.
     pub denied: u64,
     /// All requests that arrived.
@@ -43,6 +53,8 @@ pub struct Oracle {
     pub calls: u64,
     /// Cells that those calls were about.
     pub cells: u64,
+    /// Keys that replays were about.
+    pub told: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
 }
@@ -79,7 +91,7 @@ impl Oracle {
 
     /// The most hits that were admitted in any interval of a window's length.
     pub fn worst_interval(&self, key: usize, window_ms: u64) -> u64 {
-        let of_key: Vec<&AdmittedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
+        let of_key: Vec<&RequestedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
         let mut from = 0;
         let mut inside = 0;
         let mut worst = 0;

@@ -69,7 +69,7 @@ pub struct SimulatedWait {
     pub asked: KeysHits,
     consultation: Consultation,
     /// When it arrived.
-    began_us: u64,
+    pub(super) began_us: u64,
     /// The deadline of its question, counted from when the request arrived.
     until_us: u64,
     is_strict: bool,

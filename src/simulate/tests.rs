@@ -6,11 +6,15 @@ mod cluster;
 mod crafted;
 mod digests;
 mod eviction;
+mod exact_count;
 mod global;
 mod kinds;
+mod ordinary;
 mod overload;
 mod owner;
 mod policy;
+mod schedule;
+mod search;
 
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};

@@ -132,6 +132,8 @@ pub struct World {
     next_poll: BTreeMap<(usize, Store), u64>,
     /// For each process, until when it may take to stop; `None`: it does not stop.
     leaving: Vec<Option<u64>>,
+    /// When the call was sent that is being answered, if one is.
+    replied_to_us: Option<u64>,
     /// The log to compare with.
     pub oracle: Oracle,
     /// What was decided and sent so far.
@@ -160,6 +162,7 @@ impl World {
             generation: 0,
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
+            replied_to_us: None,
             oracle: Oracle::default(),
             digest: Digest::default(),
             setup,
@@ -201,7 +204,8 @@ impl World {
 
     /// The region that a process is in.
     pub fn region_of(&self, process: usize) -> usize {
-        process / self.setup.processes
+        // Those that have joined are in the last one.
+        (process / self.setup.processes).min(self.setup.regions - 1)
     }
 
     fn home(&self, process: usize) -> &Home {
@@ -286,12 +290,12 @@ impl World {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Request { process, asked } => self.request(process, asked),
-            Event::CallArrives { from, store, id, call, is_replay, is_repeat } => {
-                self.call_arrives(from, store, id, &call, is_replay, is_repeat);
-            }
-            Event::ReplyArrives { to, store, id, reply } if self.is_there(to) => {
+            Event::CallArrives { from, store, call, sending } => self.call_arrives(from, store, &call, sending),
+            Event::ReplyArrives { to, store, id, reply, sent_us } if self.is_there(to) => {
                 let now = self.now(to.process);
+                self.replied_to_us = Some(sent_us);
                 self.react(to.process, store, |region| region.replied(id, &reply, now));
+                self.replied_to_us = None;
             }
             Event::CallFails { to, store, id } if self.is_there(to) => {
                 let now = self.now(to.process);

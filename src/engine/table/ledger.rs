@@ -16,6 +16,7 @@ use crate::engine::table::cell::{CellState, CellUpdate};
 use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
+use crate::engine::table::regional_part::Heard;
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 
@@ -184,12 +185,12 @@ impl<'t> Ledger<'t> {
         }
     }
 
-    /// A message about a key was answered.
-    pub(crate) fn acknowledged(&self, at: SlotRef, cells: &[CellState], now: Now) {
+    /// A message about a key was answered, while a check of it was under way or not.
+    pub(crate) fn acknowledged(&self, at: SlotRef, cells: &[CellState], is_checking: bool, now: Now) {
         self.table.with_at(at, |mut entry| {
             entry.part.sync().end();
             let terms = entry.slot.terms();
-            let is_dirty = entry.part.absorb(&mut entry.slot.counter, &terms, cells, 0, now);
+            let is_dirty = entry.part.absorb(&mut entry.slot.counter, &terms, cells, Heard::Told { is_checking }, now);
             entry.weigh();
             if is_dirty || entry.part.is_wanted() {
                 entry.enqueue(false);
@@ -280,7 +281,7 @@ impl<'t> Ledger<'t> {
     pub fn settle(&self, key: &OwnedKey, terms: &Terms, answer: KeyAnswer<'_>, now: Now) -> Option<KeyView> {
         let KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter } = answer;
         self.with_key(key, terms, now, |entry| {
-            let is_dirty = entry.part.absorb(&mut entry.slot.counter, terms, cells, admitted, now);
+            let is_dirty = entry.part.absorb(&mut entry.slot.counter, terms, cells, Heard::Admitted(admitted), now);
             entry.weigh();
             let (counter, foreign) = (&mut entry.slot.counter, entry.part.foreign());
             let mut view = View { counter, foreign, is_cut_off };

@@ -16,6 +16,7 @@ use crate::engine::reach::Store;
 use crate::engine::table::cell::COUNT_MAX;
 use crate::engine::table::foreign::{Counts, Foreign, PublishRule, View};
 use crate::engine::table::own_counts::{OwnCount, OwnCounts};
+pub(crate) use crate::engine::table::regional_part::answer::Heard;
 use crate::engine::table::send_state::SendState;
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;

@@ -9,6 +9,7 @@ use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::Table;
 use crate::engine::table::cell::{BucketLevel, CellShape, CellState, CellUpdate};
+use crate::engine::table::regional_part::Heard;
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::simulate::random::Random;
@@ -86,7 +87,7 @@ fn tell(table: &Table, now_ms: u64) {
                 ..CellState::default()
             };
             let cells: Vec<CellState> = shared.judged_cells(&slot.counter, &terms, now_ms).iter().map(heard).collect();
-            shared.absorb(&mut slot.counter, &terms, &cells, 0, at);
+            shared.absorb(&mut slot.counter, &terms, &cells, Heard::Admitted(0), at);
             shared.sync().dequeue();
         }
     }

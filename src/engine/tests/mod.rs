@@ -3,6 +3,7 @@
 mod asking;
 mod concurrency;
 mod few;
+mod headroom;
 mod model;
 mod policy;
 mod scenarios;

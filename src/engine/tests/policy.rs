@@ -7,7 +7,7 @@ use crate::engine::decide::{Cause, CheckAnswer, Store, StoreAccess, StoreAnswer,
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::reason::DecidedBy;
 use crate::engine::table::cell::{CellShape, CellState};
-use crate::engine::table::regional_part::RegionalPart;
+use crate::engine::table::regional_part::{Heard, RegionalPart};
 use crate::engine::{Attempt, Decision, Engine, Modes, StatusKind, StoreRequest};
 use crate::request::{Hits, LimitOverride, Unit};
 use crate::rules::Ruleset;
@@ -277,30 +277,30 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     // The origin is told, but its answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
-    part.absorb(&mut counter, &terms, &heard(0, 0)[..1], 0, at);
+    part.absorb(&mut counter, &terms, &heard(0, 0)[..1], Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (5, 5));
     accept(&mut part, &mut counter, 2);
     // The owner's answer comes too late as well.
     part.move_to(Store::Origin);
     accept(&mut part, &mut counter, 1);
-    part.absorb(&mut counter, &terms, &heard(9, 5), 0, at);
+    part.absorb(&mut counter, &terms, &heard(9, 5), Heard::Admitted(0), at);
     let told = newest(&part, &counter);
     assert_eq!((told.own, told.acked, told.floor, part.pending()), (8, 5, 9, 3), "four are of others");
     assert_eq!(counter.look(&terms, START_MS).available, 3 - (8 + 4));
     part.move_to(Store::Owner);
-    part.absorb(&mut counter, &terms, &heard(7, 7), 0, at);
+    part.absorb(&mut counter, &terms, &heard(7, 7), Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (8, 1));
     // A check has arrived although its caller gave up: the next hit takes its charge over.
     part.move_to(Store::Origin);
-    part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
+    part.absorb(&mut counter, &terms, &heard(13, 9), Heard::Admitted(0), at);
     part.move_to(Store::Owner);
     part.move_to(Store::Origin);
-    part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
+    part.absorb(&mut counter, &terms, &heard(13, 9), Heard::Admitted(0), at);
     accept(&mut part, &mut counter, 1);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 0));
     // A store that has lost the cell meanwhile is told everything.
     part.move_to(Store::Owner);
-    part.absorb(&mut counter, &terms, &heard(0, 0), 0, at);
+    part.absorb(&mut counter, &terms, &heard(0, 0), Heard::Admitted(0), at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 9));
 }
 

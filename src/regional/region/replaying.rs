@@ -116,6 +116,7 @@ impl Region {
         let slot_of = |part: &CallKey| cluster_slot(&part.key);
         let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
         for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
+            let slots = slots.into_iter().zip(parts.iter().map(|part| part.key)).collect();
             effects.calls.push(self.replay(state, parts, PendingCall::Replay { slots }));
         }
         for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
@@ -172,9 +173,9 @@ impl Region {
         state.wait_queue.start(id, now.mono_us).then_some(id)
     }
 
-    pub(super) fn replayed(&self, state: &mut RegionState, slots: &[SlotRef], reply: &Reply, now: Now) {
-        for (at, cells) in slots.iter().zip(&reply.parts) {
-            self.ledger().acknowledged(*at, cells, now);
+    pub(super) fn replayed(&self, state: &mut RegionState, slots: &[(SlotRef, OriginKey)], reply: &Reply, now: Now) {
+        for ((at, key), cells) in slots.iter().zip(&reply.parts) {
+            self.ledger().acknowledged(*at, cells, state.wait_queue.is_busy(key), now);
         }
         if state.replays_under_way == 0 {
             state.behind_since_us = self.ledger().is_any_unsent().then_some(now.mono_us);

@@ -20,6 +20,17 @@ pub(super) struct To {
     pub(super) generation: u64,
 }
 
+/// A call on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallSending {
+    pub(super) id: CallId,
+    /// When it was sent: its cells are those of that moment.
+    pub(super) sent_us: u64,
+    pub(super) is_replay: bool,
+    /// Its reply goes nowhere.
+    pub(super) is_repeat: bool,
+}
+
 /// Something that happens at a moment.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -33,10 +44,8 @@ pub(super) enum Event {
     CallArrives {
         from: To,
         store: Store,
-        id: CallId,
         call: Box<Call>,
-        is_replay: bool,
-        is_repeat: bool,
+        sending: CallSending,
     },
     /// The reply to a call comes back.
     ReplyArrives {
@@ -44,6 +53,8 @@ pub(super) enum Event {
         store: Store,
         id: CallId,
         reply: Box<Reply>,
+        /// When the call was sent.
+        sent_us: u64,
     },
     /// The time of a call is up, whether it was answered or not.
     CallFails {

@@ -2,10 +2,10 @@
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};
-use crate::regional::region::{CallId, CallPurpose, OutgoingCall};
+use crate::regional::region::{CallPurpose, OutgoingCall};
 use crate::simulate::faults::Plant;
 use crate::simulate::process::Process;
-use crate::simulate::world::event::{Event, To};
+use crate::simulate::world::event::{CallSending, Event, To};
 use crate::simulate::world::{BEAT_EVERY_US, World};
 
 impl World {
@@ -33,27 +33,23 @@ impl World {
         for (at_us, is_repeat) in arrivals {
             // A frozen origin serves what has come in when it wakes up.
             let at_us = at_us.max(self.redis(process, store).frozen_until_us);
-            self.at(at_us, Event::CallArrives { from, store, id, call: Box::new(call.clone()), is_replay, is_repeat });
+            let sending = CallSending { id, sent_us: self.now_us, is_replay, is_repeat };
+            self.at(at_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
         }
     }
 
-    pub(super) fn call_arrives(
-        &mut self,
-        from: To,
-        store: Store,
-        id: CallId,
-        call: &Call,
-        is_replay: bool,
-        is_repeat: bool,
-    ) {
+    pub(super) fn call_arrives(&mut self, from: To, store: Store, call: &Call, sending: CallSending) {
+        let CallSending { id, sent_us, is_replay, is_repeat } = sending;
         let frozen_until_us = self.redis(from.process, store).frozen_until_us;
         if self.now_us < frozen_until_us {
-            let (call, at_us) = (Box::new(call.clone()), frozen_until_us);
-            self.at(at_us, Event::CallArrives { from, store, id, call, is_replay, is_repeat });
+            self.at(frozen_until_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
             return;
         }
         self.oracle.calls += 1;
         self.oracle.cells += call.parts.iter().map(|part| part.cells.len() as u64).sum::<u64>();
+        if is_replay {
+            self.oracle.told += call.parts.len() as u64;
+        }
         let time_ms = self.now_ms();
         let is_planted = is_replay && self.random.permille(100);
         let reply = match self.setup.plant {
@@ -72,7 +68,7 @@ impl World {
             return;
         }
         let at_us = self.now_us + self.delay_us();
-        self.at(at_us, Event::ReplyArrives { to: from, store, id, reply: Box::new(reply) });
+        self.at(at_us, Event::ReplyArrives { to: from, store, id, reply: Box::new(reply), sent_us });
     }
 
     pub(super) fn beat(&mut self, process: usize) {

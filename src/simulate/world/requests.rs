@@ -3,10 +3,18 @@
 use crate::engine::reach::Store;
 use crate::regional::region::{Effects, Region};
 use crate::regional::wait_queue::AskOutcome;
-use crate::simulate::oracle::AdmittedHits;
+use crate::simulate::oracle::RequestedHits;
 use crate::simulate::process::{AskPlace, Became, KeyHits, KeysHits};
 use crate::simulate::world::event::Event;
-use crate::simulate::world::{MONO_START_US, World};
+use crate::simulate::world::{MONO_START_US, START_MS, World};
+
+/// When a request arrived, and when what became of it did.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    arrived_us: u64,
+    counted_us: u64,
+    has_waited: bool,
+}
 
 impl World {
     pub(super) fn request(&mut self, process: usize, asked: KeysHits) {
@@ -22,11 +30,12 @@ impl World {
         if matches!(became, Became::Waits { .. }) {
             self.oracle.asked += 1;
         }
-        self.became(process, &asked, became, effects);
+        let times = Times { arrived_us: self.now_us, counted_us: self.now_us, has_waited: false };
+        self.became(process, &asked, became, effects, times);
     }
 
     /// Notes what became of a request, and does what follows from it.
-    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects) {
+    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects, times: Times) {
         let kind = match became {
             Became::Admitted => 0,
             Became::Denied => 1,
@@ -41,15 +50,11 @@ impl World {
             self.oracle.shed_admitted += u64::from(is_admitted);
         }
         match became {
-            Became::Admitted | Became::Shed { is_admitted: true } => {
-                let at_ms = self.now(process).wall_ms;
-                for KeyHits { key, hits } in asked {
-                    if let Ok(hits) = u64::try_from(*hits) {
-                        self.oracle.admitted.push(AdmittedHits { at_ms, key: *key, hits, process });
-                    }
-                }
+            Became::Admitted | Became::Shed { is_admitted: true } => self.note(process, asked, true, times),
+            Became::Denied | Became::Shed { is_admitted: false } => {
+                self.oracle.denied += 1;
+                self.note(process, asked, false, times);
             }
-            Became::Denied | Became::Shed { is_admitted: false } => self.oracle.denied += 1,
             Became::Waits { place, until_us } => {
                 let to = self.to(process);
                 self.at(until_us.saturating_sub(MONO_START_US), Event::Deadline { to, place });
@@ -57,6 +62,21 @@ impl World {
             }
         }
         self.perform(process, Store::Origin, effects);
+    }
+
+    /// Has the log know of what a request asked for.
+    fn note(&mut self, process: usize, asked: &[KeyHits], is_admitted: bool, times: Times) {
+        let Times { arrived_us, counted_us, has_waited } = times;
+        let at_ms = (START_MS + counted_us / 1000).saturating_add_signed(self.processes[process].skew_ms);
+        for KeyHits { key, hits } in asked {
+            let log = match (is_admitted, *hits < 0) {
+                (false, _) => &mut self.oracle.denials,
+                (true, false) => &mut self.oracle.admitted,
+                (true, true) => &mut self.oracle.refunds,
+            };
+            let (key, hits) = (*key, hits.unsigned_abs());
+            log.push(RequestedHits { at_ms, at_us: counted_us, arrived_us, key, hits, process, has_waited });
+        }
     }
 
     /// Tells a request what its store says, if it still waits.
@@ -67,8 +87,13 @@ impl World {
             self.oracle.abandoned_hits += waiting.hits();
         }
         let (asked, now) = (waiting.asked.clone(), self.now(process));
+        let is_charged = matches!(&outcome, AskOutcome::Answered(answer) if answer.is_charged && answer.is_admitted);
+        // What a store has charged counts in the cells that the call was about.
+        let counted_us = self.replied_to_us.filter(|_| is_charged).unwrap_or(self.now_us);
+        let arrived_us = waiting.began_us.saturating_sub(MONO_START_US);
+        let times = Times { arrived_us, counted_us, has_waited: true };
         let (became, effects) = self.processes[process].told(&self.ruleset, place.store, waiting, outcome, now);
-        self.became(process, &asked, became, effects);
+        self.became(process, &asked, became, effects, times);
     }
 
     /// Lets a process's side of a store do something, and does what follows from it.

@@ -52,6 +52,7 @@ impl World {
                 self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
                 self.at(self.now_us, Event::Leave { to });
             }
+            Fault::Join => self.join(),
             Fault::Calm => self.setup.network = Network::QUIET,
         }
     }
@@ -82,8 +83,20 @@ impl World {
         self.at(self.now_us + 5_000, Event::Leave { to });
     }
 
+    fn join(&mut self) {
+        let process = self.processes.len();
+        let started = self.start(process);
+        self.processes.push(started);
+        self.leaving.push(None);
+        self.plan_exchange(process);
+        self.plan_polls(process);
+        self.at(self.now_us, Event::Beat { process });
+    }
+
     fn processes_of(&self, region: usize) -> std::ops::Range<usize> {
-        region * self.setup.processes..(region + 1) * self.setup.processes
+        let is_last = region + 1 == self.setup.regions;
+        let end = if is_last { self.processes.len() } else { (region + 1) * self.setup.processes };
+        region * self.setup.processes..end
     }
 
     /// Notes what may be told twice after a loss: hits that are pending, and those in calls that were sent before it.

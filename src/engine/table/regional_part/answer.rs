@@ -11,6 +11,29 @@ use crate::rules::limit::Terms;
 /// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
 const SETTLED_MS: u64 = 200;
 
+/// What an answer is to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Heard {
+    /// A check, which admitted so many hits.
+    Admitted(u64),
+    /// A message that brought totals.
+    Told {
+        /// A check of the key is under way. What it is granted may be in the field already, and hits that were told after
+        /// it was sent may pass for some of it: only its own answer says what the store has heard of.
+        is_checking: bool,
+    },
+}
+
+impl Heard {
+    /// Hits are admitted in the newest cell.
+    fn of_older_cell(self) -> Heard {
+        match self {
+            Heard::Admitted(_) => Heard::Admitted(0),
+            Heard::Told { .. } => self,
+        }
+    }
+}
+
 impl RegionalPart {
     /// Takes an answer over into the view, with the hits that it admitted. Returns whether anything is still pending.
     pub(crate) fn absorb(
@@ -18,13 +41,13 @@ impl RegionalPart {
         counter: &mut Counter,
         terms: &Terms,
         cells: &[CellState],
-        admitted: u64,
+        answer: Heard,
         at: Now,
     ) -> bool {
         self.look(counter, terms, at.wall_ms);
         for (index, heard) in cells.iter().enumerate() {
-            let admitted = if index == 0 { admitted } else { 0 };
-            self.absorb_cell(counter, terms, heard, admitted, at.wall_ms);
+            let answer = if index == 0 { answer } else { answer.of_older_cell() };
+            self.absorb_cell(counter, terms, heard, answer, at.wall_ms);
         }
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.marks |= CELLS_SETTLED;
@@ -40,9 +63,13 @@ impl RegionalPart {
         self.is_dirty()
     }
 
-    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, admitted: u64, now_ms: u64) {
+    fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, answer: Heard, now_ms: u64) {
         // If the window has passed meanwhile, its place is one further on; a cell that does not count any more has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
+        let (admitted, is_checking) = match answer {
+            Heard::Admitted(admitted) => (admitted, false),
+            Heard::Told { is_checking } => (0, is_checking),
+        };
         self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
         let came_back = self.refunds().map(|all| all[at]).filter(|beside| beside.was_here);
@@ -53,9 +80,10 @@ impl RegionalPart {
                 // The field includes what was admitted now.
                 None => (count.own, heard.field),
             };
+            let acked_max = if count.is_seated() && is_checking { count.acked } else { u64::MAX };
             count.own = before;
             count.add(grown);
-            count.acked = heard.field;
+            count.acked = heard.field.min(acked_max);
             let is_other_epoch = count.epoch != heard.epoch;
             count.epoch = heard.epoch;
             (grown, is_other_epoch, *count)
