@@ -16,6 +16,7 @@ pub(crate) mod reason;
 pub(crate) mod steps;
 mod store_request;
 pub mod table;
+pub(crate) mod usual_decider;
 #[cfg(test)]
 pub(crate) mod tests;
 
