@@ -93,7 +93,10 @@ mod tests {
     #[test]
     fn the_slack_that_opens_is_the_smallest_that_does() {
         let opening = |limit, live| headroom(limit, live).opening_slack_permille();
-        assert_eq!([opening(10, 3), opening(10, 9), opening(10, 10), opening(10, 11)], [Some(300), Some(900), Some(1000), None]);
+        assert_eq!(
+            [opening(10, 3), opening(10, 9), opening(10, 10), opening(10, 11)],
+            [Some(300), Some(900), Some(1000), None]
+        );
         assert_eq!([opening(7, 3), opening(1_000_000, 1), opening(0, 1)], [Some(429), Some(1), None]);
         for (limit, live) in (1..200).flat_map(|limit| (1..50).map(move |live| (limit, live))) {
             let is_open = |slack_permille| Headroom { slack_permille, ..headroom(limit, live) }.is_open();

@@ -16,9 +16,9 @@ pub(crate) mod reason;
 pub(crate) mod steps;
 mod store_request;
 pub mod table;
-pub(crate) mod usual_decider;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod usual_decider;
 
 use std::collections::HashMap;
 

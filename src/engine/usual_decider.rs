@@ -135,8 +135,14 @@ mod tests {
         let closed = "asks Redis: slack 10 % of 10 over 3 processes is below one hit; slack >= 0.3 opens it";
         assert_eq!(region(10, None, 3), closed);
         assert_eq!(region(10, Some(300), 3), "memory, up to 1 pending a process");
-        assert_eq!(region(9, None, 1), "asks Redis: slack 10 % of 9 over one process is below one hit; slack >= 0.112 opens it");
-        assert_eq!(region(2, Some(1000), 3), "asks Redis: slack 100 % of 2 over 3 processes is below one hit; no slack opens 2 over 3 processes");
+        assert_eq!(
+            region(9, None, 1),
+            "asks Redis: slack 10 % of 9 over one process is below one hit; slack >= 0.112 opens it"
+        );
+        assert_eq!(
+            region(2, Some(1000), 3),
+            "asks Redis: slack 100 % of 2 over 3 processes is below one hit; no slack opens 2 over 3 processes"
+        );
         assert_eq!(region(100, Some(0), 3), "asks Redis: the slack is 0; slack >= 0.03 opens it");
         assert_eq!(region(0, None, 3), "memory", "it denies everything");
     }
