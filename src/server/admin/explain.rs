@@ -64,11 +64,13 @@ struct DescriptorReport {
 #[derive(Clone, Copy, Debug)]
 struct KeyDecider {
     usual: UsualDecider,
+    /// Hits of the limit never ask whether they fit.
+    is_exempt: bool,
     /// This process may not know how many are alive.
     is_new: bool,
     /// Hits of this process that Redis does not know of.
     pending: u64,
-    /// How many of these there may be now; `None` if nothing bounds them, or none may.
+    /// How many of these there may be now; `None` unless the limit is open.
     allowance: Option<u64>,
     /// The hits that were asked about fit, as far as memory knows.
     fits: bool,
@@ -90,6 +92,7 @@ impl KeyDecider {
         };
         Some(KeyDecider {
             usual,
+            is_exempt,
             is_new: view.is_some_and(|view| view.is_new),
             pending: peek.pending,
             allowance,
@@ -121,15 +124,17 @@ impl fmt::Display for KeyDecider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let KeyDecider { usual, pending, .. } = self;
         match usual {
-            UsualDecider::Memory => write!(f, "decided by memory: these hits never ask whether they fit"),
+            UsualDecider::Memory if self.is_exempt => write!(f, "decided by memory: hits never ask whether they fit"),
             _ if !self.fits => write!(f, "decided by memory: it denies without asking"),
-            UsualDecider::Origin(_) | UsualDecider::Owner(_) => write!(f, "{usual}"),
-            UsualDecider::MemoryWithin(_) if self.is_new => {
+            UsualDecider::Memory => write!(f, "decided by memory"),
+            // How many are alive is not known yet, so nobody knows whether the limit is closed.
+            UsualDecider::MemoryWithin(_) | UsualDecider::Origin(_) if self.is_new => {
                 write!(
                     f,
                     "asks Redis: this process has just started or come back, and may not know how many others there are"
                 )
             }
+            UsualDecider::Origin(_) | UsualDecider::Owner(_) => write!(f, "{usual}"),
             UsualDecider::MemoryWithin(headroom) => {
                 let (live, may) = (headroom.live, self.allowance.unwrap_or_default());
                 match self.is_within {
