@@ -13,6 +13,7 @@ pub(crate) mod breaker;
 pub(crate) mod call;
 pub(crate) mod consultation;
 pub(crate) mod driver;
+pub(crate) mod gathering;
 pub(crate) mod key_names;
 pub(crate) mod metrics;
 pub(crate) mod model;

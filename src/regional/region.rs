@@ -28,6 +28,7 @@ use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
 use crate::regional::call::{Ask, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
+use crate::regional::gathering::{Gathering, ReadyRequest};
 use crate::regional::key_names::KeyNames;
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
@@ -111,6 +112,10 @@ struct RegionState {
     wait_queue: WaitQueue,
     under_way: HashMap<CallId, PendingCall>,
     next_call: u64,
+    /// Requests that go with the next check.
+    gathering: Gathering,
+    /// Checks that have not come back.
+    checks_under_way: usize,
     replays_under_way: usize,
     checks: Breaker,
     /// For checks of strict limits at an origin that decides others too: they have more time, and may wait for
@@ -214,6 +219,8 @@ impl Region {
             wait_queue: WaitQueue::default(),
             under_way: HashMap::new(),
             next_call: 0,
+            gathering: Gathering::default(),
+            checks_under_way: 0,
             replays_under_way: 0,
             checks: Breaker::new(options.breaker),
             strict: Breaker::new(options.breaker),
@@ -276,6 +283,7 @@ impl Region {
         };
         let least = if self.is_stranger.load(Ordering::Relaxed) { LIVE_ASSUMED } else { 1 };
         StoreView {
+            answer: None,
             live: self.live().max(least),
             is_new: self.is_new.load(Ordering::Relaxed),
             asking: asking(&self.may_ask),
@@ -297,8 +305,15 @@ impl Region {
         let state = &mut *self.state.lock();
         let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
+        let is_strict = store_request.is_strict;
         if state.wait_queue.start(id, now.mono_us) {
-            effects.calls = self.check_calls(state, &[id], now);
+            // A strict limit is asked about one way or the other, and mostly far away.
+            if is_strict || state.checks_under_way == 0 {
+                effects.calls = self.check_calls(state, &[id], now);
+            } else {
+                let keys = state.wait_queue.waiting.get(&id).map(|waiting| waiting.keys.clone()).unwrap_or_default();
+                state.gathering.add(ReadyRequest { id, keys }, now.mono_us);
+            }
         }
         (id, effects)
     }
@@ -321,7 +336,8 @@ impl Region {
     /// When [`Region::poll`] has something to do, at the latest.
     pub fn next_us(&self) -> u64 {
         let state = self.state.lock();
-        state.wait_queue.next_us().map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
+        let next_us = [state.wait_queue.next_us(), state.gathering.until_us()].into_iter().flatten().min();
+        next_us.map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
     }
 
     /// Does what is due by now: lets requests go on that waited for their time, and flushes.
@@ -330,6 +346,9 @@ impl Region {
         let mut effects = Effects::default();
         for key in state.wait_queue.due(now.mono_us) {
             effects.join(self.release(state, &key, now));
+        }
+        if state.gathering.until_us().is_some_and(|until_us| now.mono_us >= until_us) {
+            effects.join(self.go_together(state, now));
         }
         if now.mono_us >= state.flush_at_us {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
@@ -453,7 +472,10 @@ impl Region {
             None => Effects::default(),
             Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
-                self.checked(state, &check, reply, now)
+                state.checks_under_way -= 1;
+                let mut effects = self.checked(state, &check, reply, now);
+                effects.join(self.go_together(state, now));
+                effects
             }
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(true, now.mono_us);
@@ -478,7 +500,10 @@ impl Region {
             Some(PendingCall::CheckCall(check)) => {
                 state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
                 self.tell_requests(state);
-                self.unchecked(state, &check, now)
+                state.checks_under_way -= 1;
+                let mut effects = self.unchecked(state, &check, now);
+                effects.join(self.go_together(state, now));
+                effects
             }
             Some(PendingCall::Replay { slots }) => {
                 state.replays.record(false, now.mono_us);

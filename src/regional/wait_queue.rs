@@ -8,14 +8,19 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use smallvec::SmallVec;
 
+use crate::engine::count::exact::CELLS as EXACT_CELLS;
 use crate::engine::count::fits;
 use crate::engine::decide::{CheckAnswer, StoreAnswer};
 use crate::engine::quota::QuotaRule;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
+use crate::rules::limit::Terms;
+use crate::rules::policy::Algorithm;
 
 /// How many requests go together at most: so few that a call takes the origin about a millisecond.
 pub(crate) const TOGETHER_MAX: usize = 512;
+/// Cells of their keys, at most, but for those of a key that all of them wait for.
+const CELLS_MAX: usize = 128;
 
 /// Names a request that waits for the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -75,6 +80,12 @@ impl QueuedRequest {
             is_admitted: true,
             has_read: false,
         }
+    }
+
+    /// Cells of its keys, but for one that it shares with others.
+    fn cells_beside(&self, shared: Option<&OriginKey>) -> usize {
+        let beside = self.keys.iter().zip(&self.store_request.questions).filter(|(key, _)| Some(*key) != shared);
+        beside.map(|(_, asked)| cells_of(&asked.terms)).sum()
     }
 
     /// Takes one call's verdict. `questions` are those that were its needs, in order.
@@ -152,6 +163,15 @@ impl QueuedRequest {
             rule.add(true, false);
         }
         !rule.denies()
+    }
+}
+
+/// How many cells of a key a check is about.
+fn cells_of(terms: &Terms) -> usize {
+    match terms.algorithm {
+        Algorithm::SlidingWindow => 2,
+        Algorithm::FixedWindow | Algorithm::Gcra => 1,
+        Algorithm::ExactWindow => EXACT_CELLS,
     }
 }
 
@@ -258,14 +278,25 @@ impl WaitQueue {
     /// Takes requests that wait for a key and have not been withdrawn, but no more than one call can take.
     pub(crate) fn take_waiting(&mut self, key: &OriginKey) -> Vec<WaitId> {
         let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
-        let mut taken = Vec::new();
-        while taken.len() < TOGETHER_MAX {
+        let (mut taken, mut cells) = (Vec::new(), 0);
+        while taken.len() < TOGETHER_MAX && cells < CELLS_MAX {
             let Some(id) = state.waiting.pop_front() else { break };
-            if self.waiting.contains_key(&id) {
+            if let Some(waiting) = self.waiting.get(&id) {
+                cells += waiting.cells_beside(Some(key));
                 taken.push(id);
             }
         }
         taken
+    }
+
+    /// How many of these requests, which have no keys in common, one call can take.
+    pub(crate) fn fitting(&self, ids: &[WaitId]) -> usize {
+        let mut cells = 0;
+        let fits = |id: &&WaitId| {
+            cells += self.waiting.get(id).map_or(0, |waiting| waiting.cells_beside(None));
+            cells <= CELLS_MAX
+        };
+        ids.iter().take(TOGETHER_MAX).take_while(fits).count().max(1)
     }
 
     /// Starts requests that waited for a key, together. If another of their keys is busy, they wait for that one. Those

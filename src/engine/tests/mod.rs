@@ -1,5 +1,6 @@
 //! The engine as its callers meet it: rules in YAML, requests, time as an argument.
 
+mod asking;
 mod concurrency;
 mod few;
 mod model;

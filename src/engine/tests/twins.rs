@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::clock::Now;
-use crate::engine::decide::{Store, StoreAccess, StoreView, StoreViews};
+use crate::engine::decide::{Store, StoreViews};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::{Attempt, StoreRequest};
 use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
+use crate::regional::consultation::Consultation;
 use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
 use crate::regional::region::{Effects, OutgoingCall, Region, RegionOptions};
@@ -126,6 +127,19 @@ impl Fleet {
         Fleet { engine, stores, now: Now { wall_ms: START_MS, mono_us: 10_000_000 } }
     }
 
+    /// Lets the process trust the number of processes that live.
+    pub(super) fn grow_up(&mut self) {
+        for _ in 0..4 {
+            self.now.mono_us += 1_000_000;
+            self.stores.iter().for_each(|stored| stored.region.heartbeat_ended(true, self.now));
+        }
+    }
+
+    /// Has the stores told of what is pending.
+    pub(super) fn flush(&mut self) {
+        self.pass(Wait::Flush);
+    }
+
     /// Lets time pass, with a heartbeat; the stores are told of what is pending or not.
     fn pass(&mut self, wait: Wait) {
         let (wall_ms, mono_ms) = match wait {
@@ -145,39 +159,79 @@ impl Fleet {
         }
     }
 
+    /// How the stores stand.
+    pub(super) fn views(&self) -> StoreViews<'static> {
+        let [origin, owner] = [0, 1].map(|store: usize| self.stores[store].region.view());
+        StoreViews { mono_ms: self.now.mono_ms(), origin, owner, is_cut_off: false, is_again: false, given_back: None }
+    }
+
+    /// Looks at a request by these views.
+    pub(super) fn look<'r>(
+        &self,
+        rules: &'r Ruleset,
+        asks: &[Ask<'_>],
+        modes: Modes,
+        views: &StoreViews<'_>,
+    ) -> Attempt<'r> {
+        self.engine.attempt(rules, &request("d", asks), modes, self.now.wall_ms, views)
+    }
+
+    /// Has a store asked, and waits for as long as it takes.
+    pub(super) fn hear(&mut self, consultation: &mut Consultation, store_request: StoreRequest) {
+        let (store, is_strict) = (store_request.store, store_request.is_strict);
+        let outcome = self.stores[store as usize].ask(store_request, &mut self.now);
+        assert_ne!(outcome, AskOutcome::NoAnswer, "the stores always answer");
+        consultation.hear(store, outcome, true, is_strict);
+    }
+
     /// Decides a request as the service does: asks the stores and attempts it again until it is decided.
     pub(super) fn said(&mut self, rules: &Ruleset, asks: &[Ask<'_>], modes: Modes) -> String {
-        let request = request("d", asks);
-        let mut heard: [Option<AskOutcome>; 2] = [None, None];
-        let mut given_back = None;
-        let mut is_again = false;
+        let mut consultation: Option<Consultation> = None;
         loop {
-            let view = |store: Store| {
-                let view = self.stores[store as usize].region.view();
-                match &heard[store as usize] {
-                    Some(AskOutcome::Answered(settled)) => {
-                        let asking = StoreAccess::Answered(settled);
-                        StoreView { asking, strict: asking, ..view }
-                    }
-                    Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),
-                    Some(AskOutcome::Again | AskOutcome::Read(_)) | None => view,
-                }
-            };
-            let (origin, owner) = (view(Store::Origin), view(Store::Owner));
-            let mono_ms = self.now.mono_ms();
-            let given = given_back.as_deref();
-            let views = StoreViews { mono_ms, origin, owner, is_cut_off: false, is_again, given_back: given };
-            let mut store_request = match self.engine.attempt(rules, &request, modes, self.now.wall_ms, &views) {
+            let now = self.views();
+            let views = consultation.as_ref().map_or(now, |consultation| consultation.views(&now));
+            let mut store_request = match self.look(rules, asks, modes, &views) {
                 Attempt::Decided(decision) => return said(&decision),
                 Attempt::Asks(store_request) => store_request,
             };
-            if !is_again {
-                given_back = store_request.given_back.take();
-                is_again = true;
-            }
-            let store = store_request.store as usize;
-            heard[store] = Some(self.stores[store].ask(store_request, &mut self.now));
+            let mut heard = consultation.take().unwrap_or_else(|| Consultation::first(&now, &mut store_request));
+            self.hear(&mut heard, store_request);
+            consultation = Some(heard);
         }
+    }
+
+    /// Has the origin asked about all of these at the same moment. Returns how many keys each call was about, and how many
+    /// requests were answered. `gone` of them are withdrawn before the first call comes back.
+    pub(super) fn ask_at_once(&mut self, asked: Vec<StoreRequest>, gone: usize) -> (Vec<usize>, usize) {
+        let (now, stored) = (self.now, &mut self.stores[Store::Origin as usize]);
+        let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
+        let mut ids = Vec::new();
+        for asked in asked {
+            let (id, effects) = stored.region.ask(asked, now.mono_us + 500_000, now);
+            ids.push(id);
+            calls.extend(effects.calls);
+        }
+        ids.into_iter().skip(1).take(gone).for_each(|id| stored.region.cancel(id));
+        let (mut sizes, mut told) = (Vec::new(), 0);
+        while let Some(outgoing) = calls.pop_front() {
+            sizes.push(outgoing.call.parts.len());
+            let reply = stored.origin.call(&outgoing.call, now.wall_ms);
+            let effects = stored.region.replied(outgoing.id, &reply, now);
+            told += effects.told.len();
+            calls.extend(effects.calls);
+        }
+        (sizes, told)
+    }
+
+    /// Hits that the origin holds, in windows and in buckets.
+    pub(super) fn origin_charged(&self) -> u64 {
+        let origin = &self.stores[Store::Origin as usize].origin;
+        origin.totals().0 + origin.levels().0
+    }
+
+    /// What the origin holds of all keys: hits and refunds.
+    pub(super) fn origin_total(&self) -> (u64, u64) {
+        self.stores[Store::Origin as usize].origin.totals()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::engine::table::cell::CellShape;
 use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{Ask, COUNT_MAX, Call, CallKey, Measure, Need, OriginKey, Reply};
+use crate::regional::gathering::ReadyRequest;
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState, random};
 use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId};
@@ -96,6 +97,34 @@ impl Region {
         groups.into_iter().map(|(charges, asks)| self.check_call(state, asks, charges, now)).collect()
     }
 
+    /// Lets requests go that have waited for others to go with them. They have no keys in common.
+    pub(super) fn go_together(&self, state: &mut RegionState, now: Now) -> Effects {
+        let (mut effects, mut ids) = (Effects::default(), Vec::new());
+        for ReadyRequest { id, keys } in state.gathering.take() {
+            if state.wait_queue.waiting.contains_key(&id) {
+                ids.push(id);
+                continue;
+            }
+            // It was withdrawn meanwhile: its keys are free.
+            for key in state.wait_queue.free(&keys, now.mono_us, now.mono_us) {
+                effects.join(self.release(state, &key, now));
+            }
+        }
+        effects.calls.extend(self.calls_for(state, &ids, now));
+        effects
+    }
+
+    /// The calls for requests that have no keys in common: no more in each than the origin serves in a moment.
+    pub(super) fn calls_for(&self, state: &mut RegionState, ids: &[WaitId], now: Now) -> Vec<OutgoingCall> {
+        let (mut calls, mut rest) = (Vec::new(), ids);
+        while !rest.is_empty() {
+            let (going, later) = rest.split_at(state.wait_queue.fitting(rest));
+            calls.extend(self.check_calls(state, going, now));
+            rest = later;
+        }
+        calls
+    }
+
     fn cluster_slot(&self, key: &OriginKey) -> u16 {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
     }
@@ -145,6 +174,7 @@ impl Region {
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, PendingCall::CheckCall(check));
+        state.checks_under_way += 1;
         // The origin gets its full time: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         OutgoingCall { id, operation: CallPurpose::Check, call, is_strict: is_strict && charges, within_us }

@@ -15,7 +15,7 @@ use crate::regional::call::{CallKey, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
 use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
-use crate::regional::wait_queue::QueuedRequest;
+use crate::regional::wait_queue::{QueuedRequest, WaitId};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Class;
 
@@ -76,7 +76,7 @@ impl Region {
         let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
         let mut kept = Vec::new();
         let mut pending_hits = 0;
-        let mut reads = 0;
+        let (mut reads, mut reading) = (0, Vec::new());
         let mut unsent = ledger.unsent(!is_all, now);
         let messages = MESSAGES_MAX - state.replays_under_way;
         while !batch.is_full(messages)
@@ -91,11 +91,12 @@ impl Region {
                 kept.push(at);
             } else {
                 reads += 1;
-                effects.calls.extend(self.read_behind(state, key, terms, now));
+                reading.extend(self.read_behind(state, key, terms, now));
             }
         }
         kept.into_iter().for_each(|at| ledger.put_back(at));
         let mut told = HashSet::new();
+        effects.calls.extend(self.calls_for(state, &reading, now));
         while is_all
             && !farewells.is_full(messages)
             && let Some(farewell) = ledger.next_farewell()
@@ -142,7 +143,7 @@ impl Region {
     }
 
     /// Reads a key that this process has hits for without knowing its own field. No request waits for it.
-    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
+    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Option<WaitId> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {
             check: 0,
@@ -168,7 +169,7 @@ impl Region {
         let waiting =
             QueuedRequest::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
         let id = state.wait_queue.enter(waiting);
-        if state.wait_queue.start(id, now.mono_us) { self.check_calls(state, &[id], now) } else { Vec::new() }
+        state.wait_queue.start(id, now.mono_us).then_some(id)
     }
 
     pub(super) fn replayed(&self, state: &mut RegionState, slots: &[SlotRef], reply: &Reply, now: Now) {
