@@ -33,41 +33,41 @@ const TERMS: Terms =
     Terms { limit: u32::MAX, window_ms: 86_400_000, algorithm: Algorithm::SlidingWindow, burst: u32::MAX };
 
 /// A line of the closing table.
-struct Figure {
+struct ResultRow {
     what: &'static str,
     figure: String,
     ratio: Option<f64>,
-    aim: Aim,
+    aim: RatioBound,
 }
 
 #[derive(Clone, Copy)]
-enum Aim {
+enum RatioBound {
     None,
     AtMost(f64),
     AtLeast(f64),
 }
 
-impl Aim {
+impl RatioBound {
     fn is_met(self, ratio: f64) -> Option<bool> {
         match self {
-            Aim::None => None,
-            Aim::AtMost(most) => Some(ratio <= most),
-            Aim::AtLeast(least) => Some(ratio >= least),
+            RatioBound::None => None,
+            RatioBound::AtMost(most) => Some(ratio <= most),
+            RatioBound::AtLeast(least) => Some(ratio >= least),
         }
     }
 }
 
-impl fmt::Display for Aim {
+impl fmt::Display for RatioBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Aim::None => Ok(()),
-            Aim::AtMost(most) => write!(f, "<= {most}"),
-            Aim::AtLeast(least) => write!(f, ">= {least}"),
+            RatioBound::None => Ok(()),
+            RatioBound::AtMost(most) => write!(f, "<= {most}"),
+            RatioBound::AtLeast(least) => write!(f, ">= {least}"),
         }
     }
 }
 
-impl fmt::Display for Figure {
+impl fmt::Display for ResultRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ratio = self.ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
         let is_met = match self.ratio.and_then(|ratio| self.aim.is_met(ratio)) {
@@ -81,7 +81,7 @@ impl fmt::Display for Figure {
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    type Part = (&'static str, fn() -> Vec<Figure>);
+    type Part = (&'static str, fn() -> Vec<ResultRow>);
     let parts: [Part; 5] = [
         ("hot key", hot_key),
         ("1M keys", million_keys),
@@ -189,7 +189,7 @@ fn shuffled(count: usize) -> Vec<usize> {
     order
 }
 
-fn hot_key() -> Vec<Figure> {
+fn hot_key() -> Vec<ResultRow> {
     let (table, space, identifier) = (Table::new(KEYS), Space::new("d", "k"), identifier(&name(7)));
     let (limiter, key) = (governor(), name(7));
     let Turns { first_ns, second_ns, ratio } = in_turns(
@@ -197,19 +197,19 @@ fn hot_key() -> Vec<Figure> {
         || timed(|| drop(black_box(limiter.check_key(black_box(&key))))),
     );
     let figure = format!("{first_ns:.0} ns, governor {second_ns:.0} ns");
-    vec![Figure { what: "one hot key", figure, ratio: Some(ratio), aim: Aim::AtMost(1.5) }]
+    vec![ResultRow { what: "one hot key", figure, ratio: Some(ratio), aim: RatioBound::AtMost(1.5) }]
 }
 
 /// Measures a table that is full, and one that is half empty, whose index is twice as large.
-fn million_keys() -> Vec<Figure> {
+fn million_keys() -> Vec<ResultRow> {
     vec![
-        random_keys("1M keys of 32 bytes at random", KEYS, Aim::AtMost(1.0)),
-        random_keys("the same in a table for 2M", 2 * KEYS, Aim::None),
+        random_keys("1M keys of 32 bytes at random", KEYS, RatioBound::AtMost(1.0)),
+        random_keys("the same in a table for 2M", 2 * KEYS, RatioBound::None),
     ]
 }
 
 /// Both sides get ready keys, each an allocation of its own, in the same random order.
-fn random_keys(what: &'static str, keys_max: usize, aim: Aim) -> Figure {
+fn random_keys(what: &'static str, keys_max: usize, aim: RatioBound) -> ResultRow {
     let order = shuffled(KEYS);
     let (table, space) = (Table::new(keys_max), Space::new("d", "k"));
     let identifiers: Vec<Vec<u8>> = (0..KEYS).map(|n| identifier(&name(n))).collect();
@@ -223,13 +223,13 @@ fn random_keys(what: &'static str, keys_max: usize, aim: Aim) -> Figure {
         || timed(|| theirs.by_ref().take(1).for_each(|n| drop(black_box(limiter.check_key(&keys[*n]))))),
     );
     let figure = format!("{first_ns:.0} ns, governor {second_ns:.0} ns");
-    Figure { what, figure, ratio: Some(ratio), aim }
+    ResultRow { what, figure, ratio: Some(ratio), aim }
 }
 
-fn several_keys() -> Vec<Figure> {
+fn several_keys() -> Vec<ResultRow> {
     let (table, space) = (Table::new(KEYS), Space::new("d", "k"));
     let alone = identifier(&name(0));
-    let of = |count: usize, what: &'static str, aim: Aim| {
+    let of = |count: usize, what: &'static str, aim: RatioBound| {
         let identifiers: Vec<Vec<u8>> = (0..count).map(|n| identifier(&name(n))).collect();
         let groups = vec![Group::default(); count];
         let several = || {
@@ -240,12 +240,12 @@ fn several_keys() -> Vec<Figure> {
         let Turns { first_ns, second_ns, ratio } =
             in_turns(|| timed(several), || timed(|| decide_one(&table, space, &alone)));
         let figure = format!("{first_ns:.0} ns, one {second_ns:.0} ns");
-        Figure { what, figure, ratio: Some(ratio), aim }
+        ResultRow { what, figure, ratio: Some(ratio), aim }
     };
     vec![
-        of(2, "2 keys in a request, against one", Aim::None),
-        of(4, "4 keys in a request, against one", Aim::AtMost(3.0)),
-        of(8, "8 keys in a request, against one", Aim::None),
+        of(2, "2 keys in a request, against one", RatioBound::None),
+        of(4, "4 keys in a request, against one", RatioBound::AtMost(3.0)),
+        of(8, "8 keys in a request, against one", RatioBound::None),
     ]
 }
 
@@ -278,13 +278,13 @@ fn on_threads(threads: usize, run: impl Fn(usize, usize) + Sync) -> Option<f64> 
 }
 
 /// How much two threads do, compared with one: twice as much if they are not in each other's way.
-fn scaling(what: &'static str, aim: Aim, run: impl Fn(usize, usize) + Sync) -> Figure {
+fn scaling(what: &'static str, aim: RatioBound, run: impl Fn(usize, usize) + Sync) -> ResultRow {
     let Turns { first_ns, second_ns, ratio } = in_turns(|| on_threads(1, &run), || on_threads(2, &run));
     let figure = format!("{second_ns:.0} ns each, alone {first_ns:.0} ns");
-    Figure { what, figure, ratio: Some(2.0 * ratio), aim }
+    ResultRow { what, figure, ratio: Some(2.0 * ratio), aim }
 }
 
-fn threads() -> Vec<Figure> {
+fn threads() -> Vec<ResultRow> {
     const OWN_KEYS: usize = 64;
     let (table, space) = (Table::new(KEYS), Space::new("d", "k"));
     let identifiers: Vec<Vec<u8>> = (0..2 * OWN_KEYS).map(|n| identifier(&name(n))).collect();
@@ -297,9 +297,9 @@ fn threads() -> Vec<Figure> {
         (0..32).for_each(|_| state = black_box(state.wrapping_mul(6_364_136_223_846_793_005)));
     };
     vec![
-        scaling("two threads, arithmetic only, against one", Aim::None, nothing),
-        scaling("two threads, distinct keys, against one", Aim::AtLeast(1.8), distinct),
-        scaling("two threads, one hot key, against one", Aim::AtLeast(0.7), |_, _| {
+        scaling("two threads, arithmetic only, against one", RatioBound::None, nothing),
+        scaling("two threads, distinct keys, against one", RatioBound::AtLeast(1.8), distinct),
+        scaling("two threads, one hot key, against one", RatioBound::AtLeast(0.7), |_, _| {
             decide_one(&table, space, &identifiers[0]);
         }),
     ]
@@ -307,7 +307,7 @@ fn threads() -> Vec<Figure> {
 
 /// From a request to its decision: matching, naming the key, deciding. "Measured" adds everything that is counted about it,
 /// with both readings of the clock.
-fn whole_requests() -> Vec<Figure> {
+fn whole_requests() -> Vec<ResultRow> {
     let text = "
 domain: edge
 descriptors:
@@ -342,7 +342,7 @@ descriptors:
         };
         let Turns { first_ns, second_ns, .. } = in_turns(|| timed(plain), || timed(measured));
         let figure = format!("{first_ns:.0} ns, measured {second_ns:.0} ns");
-        Figure { what, figure, ratio: None, aim: Aim::None }
+        ResultRow { what, figure, ratio: None, aim: RatioBound::None }
     };
     vec![of(1, "from a request to its decision, 1 descriptor"), of(4, "from a request to its decision, 4 descriptors")]
 }

@@ -46,7 +46,7 @@ impl Random {
 }
 
 /// An engine with its keys, and requests for them.
-struct Case {
+struct GrowthCase {
     engine: Engine,
     rules: Ruleset,
     key: &'static str,
@@ -72,21 +72,23 @@ fn identifier(n: usize) -> String {
     format!("{n:032x}")
 }
 
-impl Case {
+impl GrowthCase {
     /// A case with one rule that leaves its values open, so that each value is a key.
-    fn of_keys(values: usize, descriptors: usize, layers: Layers) -> Case {
+    fn of_keys(values: usize, descriptors: usize, layers: Layers) -> GrowthCase {
         let rules = ruleset(["key: api_key".to_owned()].into_iter());
         let engine = Engine::with(values.max(1000), layers);
-        let case = Case { engine, rules, key: "api_key", values, value: identifier, descriptors, times_ns: Vec::new() };
+        let case =
+            GrowthCase { engine, rules, key: "api_key", values, value: identifier, descriptors, times_ns: Vec::new() };
         case.fill();
         case
     }
 
-    fn of_rules(count: usize) -> Case {
+    fn of_rules(count: usize) -> GrowthCase {
         let value = |n| format!("/service-{n:06}");
         let rules = ruleset((0..count).map(|n| format!("key: path, value: {}", value(n))));
         let engine = Engine::new(count.max(1000));
-        let case = Case { engine, rules, key: "path", values: count, value, descriptors: 1, times_ns: Vec::new() };
+        let case =
+            GrowthCase { engine, rules, key: "path", values: count, value, descriptors: 1, times_ns: Vec::new() };
         case.fill();
         case
     }
@@ -176,13 +178,13 @@ impl Case {
 }
 
 /// Runs the cases in turns. Returns the time of each.
-fn measure(name: &str, cases: &mut [Case]) -> Vec<f64> {
+fn measure(name: &str, cases: &mut [GrowthCase]) -> Vec<f64> {
     eprintln!("{name}");
     let mut random = Random(1);
     for _ in 0..ROUNDS {
         cases.iter_mut().for_each(|case| case.round(&mut random));
     }
-    cases.iter_mut().map(Case::lower_quartile_ns).collect()
+    cases.iter_mut().map(GrowthCase::lower_quartile_ns).collect()
 }
 
 /// A number with commas between thousands.
@@ -202,19 +204,20 @@ fn table(what: &str, counts: &[usize], times_ns: &[f64]) {
 
 fn keys() {
     let counts = [1000, 10_000, 100_000, 1_000_000, 10_000_000];
-    let mut cases: Vec<Case> = counts.iter().map(|keys| Case::of_keys(*keys, 1, Layers::ALONE)).collect();
+    let mut cases: Vec<GrowthCase> = counts.iter().map(|keys| GrowthCase::of_keys(*keys, 1, Layers::ALONE)).collect();
     table("keys", &counts, &measure("keys", &mut cases));
 }
 
 fn rules() {
     let counts = [10, 100, 1000, 10_000, 100_000];
-    let mut cases: Vec<Case> = counts.iter().map(|count| Case::of_rules(*count)).collect();
+    let mut cases: Vec<GrowthCase> = counts.iter().map(|count| GrowthCase::of_rules(*count)).collect();
     table("rules", &counts, &measure("rules", &mut cases));
 }
 
 fn descriptors() {
     let counts = [1, 2, 4, 8, 16, 32];
-    let mut cases: Vec<Case> = counts.iter().map(|count| Case::of_keys(1000, *count, Layers::ALONE)).collect();
+    let mut cases: Vec<GrowthCase> =
+        counts.iter().map(|count| GrowthCase::of_keys(1000, *count, Layers::ALONE)).collect();
     let times_ns = measure("descriptors", &mut cases);
     println!("\n| descriptors | ns per decision | ratio | ns per descriptor |\n|---:|---:|---:|---:|");
     for (count, time_ns) in counts.iter().zip(&times_ns) {
@@ -224,12 +227,12 @@ fn descriptors() {
 
 fn regions() {
     let counts = [1_u32, 2, 5, 10];
-    let mut cases: Vec<Case> = counts
+    let mut cases: Vec<GrowthCase> = counts
         .iter()
         .map(|&regions| {
             let place = RegionIndex { region: 0, regions };
             let layers = Layers { is_regional: true, is_global: regions > 1, owner: None, place, slack_permille: 100 };
-            let case = Case::of_keys(10_000, 1, layers);
+            let case = GrowthCase::of_keys(10_000, 1, layers);
             case.hear(regions);
             case
         })

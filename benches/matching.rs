@@ -26,7 +26,7 @@ const BATCH: usize = 128;
 /// Writes the entries of a request for the rule of that number: keys and values in turn.
 type Writing = dyn Fn(usize, &mut Written);
 
-struct Case {
+struct MatchingCase {
     name: String,
     rules: Ruleset,
     count: usize,
@@ -72,16 +72,16 @@ fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
     }
 }
 
-impl Case {
+impl MatchingCase {
     fn new(
         name: String,
         count: usize,
         rule: impl Fn(usize) -> String,
         request: impl Fn(usize, &mut Written) + 'static,
         target: Option<(f64, &'static str)>,
-    ) -> Case {
+    ) -> MatchingCase {
         let rules = ruleset((0..count).map(rule));
-        Case { name, rules, count, request: Box::new(request), target, random_ns: vec![], hot_ns: vec![] }
+        MatchingCase { name, rules, count, request: Box::new(request), target, random_ns: vec![], hot_ns: vec![] }
     }
 
     /// Looks up the rules that `next` picks. Returns the time of a lookup for each batch.
@@ -124,10 +124,10 @@ fn lower_quartile(times: &mut [f64]) -> f64 {
 }
 
 /// Values have the same length for any number of rules, so that only the number differs.
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<MatchingCase> {
     let mut cases = Vec::new();
     for count in [10, 1000, 10_000, 100_000] {
-        cases.push(Case::new(
+        cases.push(MatchingCase::new(
             format!("{count} values of a key"),
             count,
             |n| format!("key: path, value: /service-{n:05}/items, {LIMIT}"),
@@ -139,7 +139,7 @@ fn cases() -> Vec<Case> {
         ));
     }
     for count in [10, 10_000] {
-        cases.push(Case::new(
+        cases.push(MatchingCase::new(
             format!("{count} keys"),
             count,
             |n| format!("key: path-{n:05}, {LIMIT}"),
@@ -151,7 +151,7 @@ fn cases() -> Vec<Case> {
         ));
     }
     for count in [10, 10_000] {
-        cases.push(Case::new(
+        cases.push(MatchingCase::new(
             format!("{count} values with a level below"),
             count,
             |n| format!("key: tenant, value: tenant-{n:05}, descriptors: [{{key: path, {LIMIT}}}]"),
@@ -166,7 +166,7 @@ fn cases() -> Vec<Case> {
     }
     for pattern in ["/service-N/*", "*/service-N", "/v*/service-N/*"] {
         let text = |n: usize| pattern.replace('N', &n.to_string());
-        cases.push(Case::new(
+        cases.push(MatchingCase::new(
             format!("1000 wildcards {pattern}"),
             1000,
             |n| format!("key: path, value: '{}', {LIMIT}", text(n)),

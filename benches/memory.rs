@@ -39,7 +39,7 @@ enum With {
 
 /// A kind of key to measure.
 #[derive(Clone, Copy)]
-struct Case {
+struct MemoryCase {
     keys: usize,
     window_ms: u64,
     algorithm: &'static str,
@@ -51,9 +51,9 @@ struct Case {
     hits: u64,
 }
 
-impl Case {
-    const fn new(keys: usize, algorithm: &'static str, with: With) -> Case {
-        Case { keys, window_ms: 86_400_000, algorithm, with, value_bytes: 32, parts: 1, hits: 1 }
+impl MemoryCase {
+    const fn new(keys: usize, algorithm: &'static str, with: With) -> MemoryCase {
+        MemoryCase { keys, window_ms: 86_400_000, algorithm, with, value_bytes: 32, parts: 1, hits: 1 }
     }
 
     fn terms(&self) -> Terms {
@@ -110,14 +110,14 @@ impl Case {
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for MemoryCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let with = match self.with {
             With::Nobody => "of this process",
             With::Region => "shared in a region",
             With::Regions => "shared by regions",
         };
-        let Case { value_bytes, window_ms, algorithm, parts, hits, .. } = self;
+        let MemoryCase { value_bytes, window_ms, algorithm, parts, hits, .. } = self;
         let window_s = window_ms / 1000;
         write!(
             f,
@@ -134,25 +134,25 @@ fn count_abroad(table: &Table, key: &Key<'_>, terms: &Terms, now_ms: u64) {
 
 fn main() {
     let exact = "exact_window";
-    let long = |case: Case, value_bytes: usize| Case { value_bytes, ..case };
-    let often = |case: Case| Case { parts: 17, hits: 300, ..case };
+    let long = |case: MemoryCase, value_bytes: usize| MemoryCase { value_bytes, ..case };
+    let often = |case: MemoryCase| MemoryCase { parts: 17, hits: 300, ..case };
     let cases = [
-        Case { window_ms: 1000, ..Case::new(MILLION, "sliding_window", With::Nobody) },
-        Case::new(MILLION, "sliding_window", With::Nobody),
-        Case::new(10 * MILLION, "sliding_window", With::Nobody),
-        Case::new(MILLION, "sliding_window", With::Region),
-        Case::new(10 * MILLION, "sliding_window", With::Region),
-        Case::new(MILLION, "sliding_window", With::Regions),
-        Case::new(10 * MILLION, "sliding_window", With::Regions),
-        Case::new(MILLION, "gcra", With::Nobody),
-        Case::new(MILLION, exact, With::Nobody),
-        Case::new(MILLION, exact, With::Region),
-        often(Case::new(MILLION, exact, With::Nobody)),
-        often(Case::new(MILLION, exact, With::Region)),
-        long(Case::new(MILLION, "sliding_window", With::Nobody), 120),
-        long(Case::new(MILLION, "sliding_window", With::Nobody), 240),
-        long(Case::new(MILLION, "sliding_window", With::Region), 120),
-        long(Case::new(MILLION, "sliding_window", With::Region), 240),
+        MemoryCase { window_ms: 1000, ..MemoryCase::new(MILLION, "sliding_window", With::Nobody) },
+        MemoryCase::new(MILLION, "sliding_window", With::Nobody),
+        MemoryCase::new(10 * MILLION, "sliding_window", With::Nobody),
+        MemoryCase::new(MILLION, "sliding_window", With::Region),
+        MemoryCase::new(10 * MILLION, "sliding_window", With::Region),
+        MemoryCase::new(MILLION, "sliding_window", With::Regions),
+        MemoryCase::new(10 * MILLION, "sliding_window", With::Regions),
+        MemoryCase::new(MILLION, "gcra", With::Nobody),
+        MemoryCase::new(MILLION, exact, With::Nobody),
+        MemoryCase::new(MILLION, exact, With::Region),
+        often(MemoryCase::new(MILLION, exact, With::Nobody)),
+        often(MemoryCase::new(MILLION, exact, With::Region)),
+        long(MemoryCase::new(MILLION, "sliding_window", With::Nobody), 120),
+        long(MemoryCase::new(MILLION, "sliding_window", With::Nobody), 240),
+        long(MemoryCase::new(MILLION, "sliding_window", With::Region), 120),
+        long(MemoryCase::new(MILLION, "sliding_window", With::Region), 240),
     ];
     if let Some(case) = std::env::var(CASE).ok().and_then(|case| case.parse::<usize>().ok()) {
         cases[case].measure();

@@ -1,6 +1,7 @@
-//! Rules that the tree itself has to keep: every file says why it exists, imports point one way, decisions are pure, tests
-//! stand in folders, and licenses allow anybody to ship the binary.
+//! Rules that the tree itself has to keep: every file says why it exists, imports point one way, decisions are pure, types
+//! have names of their own, public fields have docs, tests stand in folders, and licenses allow anybody to ship the binary.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -127,29 +128,38 @@ fn test_modules(file: &str, text: &str) -> Vec<String> {
     declared.filter_map(name).map(|name| format!("{below}{name}")).collect()
 }
 
-/// The lines of a file without comments and without items under `#[cfg(test)]`. rustfmt puts the end of an item under its
-/// beginning, so the indentation shows where it is.
-fn lines_of(file: &str, text: &str) -> Vec<Line> {
+/// The lines of a file without items under `#[cfg(test)]`. rustfmt puts the end of an item under its beginning, so the
+/// indentation shows where it is.
+fn lines_outside_tests(file: &str, text: &str) -> Vec<Line> {
     let mut lines = (1..).zip(text.lines());
     let mut kept = Vec::new();
     while let Some((number, text)) = lines.next() {
         if text.trim() == "#[cfg(test)]" {
-            let indent = &text[..text.len() - text.trim_start().len()];
+            let indent = indent_of(text);
             let ends = |line: &str| {
                 let is_whole = line.ends_with([';', ',']) || line.ends_with("{}");
                 line.strip_prefix(indent)
                     .is_some_and(|rest| rest.starts_with(['}', ')']) || (is_whole && !rest.starts_with(' ')))
             };
             let _ = lines.find(|(_, line)| ends(line));
-        } else if !text.trim_start().starts_with("//") {
+        } else {
             kept.push(Line { file: file.to_owned(), number, text: text.to_owned() });
         }
     }
     kept
 }
 
-/// Every line of the program.
-fn program() -> Vec<Line> {
+fn indent_of(line: &str) -> &str {
+    &line[..line.len() - line.trim_start().len()]
+}
+
+/// What is left of these lines without comments.
+fn code(lines: Vec<Line>) -> Vec<Line> {
+    lines.into_iter().filter(|line| !line.text.trim_start().starts_with("//")).collect()
+}
+
+/// Every line of the program, with its comments.
+fn commented_program() -> Vec<Line> {
     let root = Path::new(ROOT).join("src");
     let name = |path: &PathBuf| path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
     let sources = files_below(&root).into_iter().filter(|path| has_ending(path, "rs"));
@@ -159,7 +169,12 @@ fn program() -> Vec<Line> {
     // proto.rs is generated: its modules name each other as they like.
     let is_written = |file: &str| file != "proto.rs" && !is_test_file(file, &declared);
     let program = files.iter().filter(|(file, _)| is_written(file));
-    program.flat_map(|(file, text)| lines_of(file, text)).collect()
+    program.flat_map(|(file, text)| lines_outside_tests(file, text)).collect()
+}
+
+/// Every line of the program.
+fn program() -> Vec<Line> {
+    code(commented_program())
 }
 
 /// Why a part may not use another; `None` if it may.
@@ -223,7 +238,8 @@ fn pure_folders_read_no_clock_and_do_no_io() {
 #[test]
 fn tests_and_comments_are_no_part_of_the_program() {
     let text = "use a;\n// use b;\n#[cfg(test)]\nuse c;\n#[cfg(test)]\npub mod tested;\nfn d() {}\n\n#[cfg(test)]\nmod tests {\n    use e;\n}\nuse f;\n";
-    let kept: Vec<String> = lines_of("x/mod.rs", text).into_iter().map(|line| line.text).collect();
+    let kept = code(lines_outside_tests("x/mod.rs", text));
+    let kept: Vec<&str> = kept.iter().map(|line| &*line.text).collect();
     assert_eq!(kept, ["use a;", "fn d() {}", "", "use f;"]);
     assert_eq!(test_modules("x/mod.rs", text), ["x/tested"]);
     assert_eq!(test_modules("x/y.rs", text), ["x/y/tested"]);
@@ -376,5 +392,106 @@ fn no_doc_comment_says_the_same() {
         let vague = text.lines().position(|line| line.trim_start().starts_with("/// The same"));
         let line = vague.map(|line| line + 1);
         assert!(line.is_none(), "{}:{}: say what it is, not that it is the same", path.display(), line.unwrap_or(0));
+    }
+}
+
+/// What follows `pub`, `pub(crate)` or `pub(super)`; `None` if the code does not begin with one of them.
+fn after_pub(code: &str) -> Option<&str> {
+    match code.strip_prefix("pub")?.strip_prefix('(') {
+        Some(rest) => Some(rest.split_once(") ")?.1),
+        None => code.strip_prefix("pub "),
+    }
+}
+
+/// The public field that a line of code declares.
+fn public_field(code: &str) -> Option<&str> {
+    let (name, _) = after_pub(code)?.split_once(": ")?;
+    let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    is_name(name.trim_start_matches("r#")).then_some(name)
+}
+
+/// The public fields without a doc comment. Those that clap takes apart have their docs in the flags below them.
+fn fields_without_doc(lines: &[Line]) -> Vec<&Line> {
+    let mut silent = Vec::new();
+    let (mut has_doc, mut is_taken_apart) = (false, false);
+    let mut lines = lines.iter();
+    while let Some(line) = lines.next() {
+        let code = line.text.trim();
+        if code.starts_with("//") {
+            has_doc |= code.starts_with("///");
+        } else if code.starts_with("#[") {
+            is_taken_apart |= ["#[command(flatten)]", "#[command(subcommand)]"].contains(&code);
+            if code.matches('[').count() != code.matches(']').count() {
+                // rustfmt puts the end of an attribute under its beginning.
+                let end = format!("{})]", indent_of(&line.text));
+                let _ = lines.find(|line| line.text.starts_with(&end));
+            }
+        } else {
+            if public_field(code).is_some() && !has_doc && !is_taken_apart {
+                silent.push(line);
+            }
+            (has_doc, is_taken_apart) = (false, false);
+        }
+    }
+    silent
+}
+
+/// A reader of the field's type alone does not learn its unit, its bounds, or what it means to be absent.
+#[test]
+fn every_public_field_is_documented() {
+    let program = commented_program();
+    let count = program.iter().filter(|line| public_field(line.text.trim()).is_some()).count();
+    assert!(count > 900, "only {count} public fields were found");
+    let silent: String = fields_without_doc(&program).iter().map(|line| line.says("say what it is with ///")).collect();
+    assert!(silent.is_empty(), "public fields without a doc comment:{silent}");
+}
+
+/// The type that a line declares. Types that belong to a trait or to its implementation are indented.
+fn declared_type(text: &str) -> Option<&str> {
+    let code = text.trim_start();
+    let code = after_pub(code).unwrap_or(code);
+    let code = code.strip_prefix("unsafe ").unwrap_or(code);
+    let (keyword, rest) = code.split_once(' ')?;
+    let is_type = match keyword {
+        "struct" | "enum" | "trait" | "union" => true,
+        "type" => indent_of(text).is_empty(),
+        _ => false,
+    };
+    let length = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+    is_type.then_some(&rest[..length])
+}
+
+/// Readers search for a name: what they find should be what they look for. Tests may name their types as they like.
+#[test]
+fn a_type_has_a_name_of_its_own() {
+    let program = program();
+    let mut places: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();
+    for line in &program {
+        if let Some(name) = declared_type(&line.text) {
+            places.entry(name).or_default().push(line);
+        }
+    }
+    assert!(places.len() > 500, "only {} types were found", places.len());
+    let doubles = places.iter().filter(|(_, lines)| lines.len() > 1);
+    let doubles: String = doubles.flat_map(|(name, lines)| lines.iter().map(move |line| line.says(name))).collect();
+    assert!(doubles.is_empty(), "types that share a name:{doubles}");
+}
+
+#[test]
+fn fields_and_types_are_found_behind_attributes_and_visibility() {
+    let text = "struct A {\n    /// Said.\n    #[arg(\n        long,\n        pub x: 1\n    )]\n    pub a: u8,\n    pub b: u8,\n    // Why.\n    #[arg(long)]\n    pub(super) c: Vec<(u8, u8)>,\n    #[command(flatten)]\n    pub(crate) d: D,\n    pub e: u8,\n    own: u8,\n}\nimpl A {\n    pub fn f(x: u8) {}\n    pub const G: u8 = 1;\n}\n#[cfg(test)]\nmod tests {\n    pub h: u8,\n}\n";
+    let lines = lines_outside_tests("x.rs", text);
+    let silent: Vec<&str> =
+        fields_without_doc(&lines).iter().filter_map(|line| public_field(line.text.trim())).collect();
+    assert_eq!(silent, ["b", "c", "e"]);
+    for (declared, name) in [
+        ("pub(crate) struct Held<'a> {", Some("Held")),
+        ("    enum Within {", Some("Within")),
+        ("pub unsafe trait Sound {}", Some("Sound")),
+        ("pub type Short = Vec<u8>;", Some("Short")),
+        ("    type Item = u8;", None),
+        ("let structure = 1;", None),
+    ] {
+        assert_eq!(declared_type(declared), name, "{declared}");
     }
 }

@@ -19,7 +19,7 @@ use tidegate::server::answer_options::{AnswerOptions, ReasonHeader};
 use tidegate::server::rls::read;
 use tidegate::server::rls::write::Answer;
 
-pub struct Case {
+pub struct MeasuredCase {
     pub name: &'static str,
     /// Prepares the case, and runs it this many times.
     pub run: fn(usize),
@@ -37,20 +37,20 @@ fn repeat(times: usize, mut work: impl FnMut(usize)) {
     counted(times, &mut work);
 }
 
-pub const CASES: &[Case] = &[
-    Case { name: "match-10-rules", run: |times| match_values(10, times) },
-    Case { name: "match-10000-rules", run: |times| match_values(10_000, times) },
-    Case { name: "match-nested", run: match_nested },
-    Case { name: "match-1000-prefixes", run: |times| match_wildcards("/service-N/*", times) },
-    Case { name: "match-1000-suffixes", run: |times| match_wildcards("*/service-N", times) },
-    Case { name: "match-1000-middles", run: |times| match_wildcards("/v*/service-N/*", times) },
-    Case { name: "decide-hot-key", run: |times| decide_keys(1, times) },
-    Case { name: "decide-4-keys", run: |times| decide_keys(4, times) },
-    Case { name: "decide-1000-keys", run: decide_many },
-    Case { name: "request-1-descriptor", run: |times| request(1, times) },
-    Case { name: "request-4-descriptors", run: |times| request(4, times) },
-    Case { name: "answer-1-descriptor", run: |times| answer(1, times) },
-    Case { name: "answer-4-descriptors", run: |times| answer(4, times) },
+pub const CASES: &[MeasuredCase] = &[
+    MeasuredCase { name: "match-10-rules", run: |times| match_values(10, times) },
+    MeasuredCase { name: "match-10000-rules", run: |times| match_values(10_000, times) },
+    MeasuredCase { name: "match-nested", run: match_nested },
+    MeasuredCase { name: "match-1000-prefixes", run: |times| match_wildcards("/service-N/*", times) },
+    MeasuredCase { name: "match-1000-suffixes", run: |times| match_wildcards("*/service-N", times) },
+    MeasuredCase { name: "match-1000-middles", run: |times| match_wildcards("/v*/service-N/*", times) },
+    MeasuredCase { name: "decide-hot-key", run: |times| decide_keys(1, times) },
+    MeasuredCase { name: "decide-4-keys", run: |times| decide_keys(4, times) },
+    MeasuredCase { name: "decide-1000-keys", run: decide_many },
+    MeasuredCase { name: "request-1-descriptor", run: |times| request(1, times) },
+    MeasuredCase { name: "request-4-descriptors", run: |times| request(4, times) },
+    MeasuredCase { name: "answer-1-descriptor", run: |times| answer(1, times) },
+    MeasuredCase { name: "answer-4-descriptors", run: |times| answer(4, times) },
 ];
 
 const NOW_MS: u64 = 1_800_000_000_000;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
-use cases::{CASES, Case};
+use cases::{CASES, MeasuredCase};
 
 /// In percent: a count that is higher than the baseline by more than this fails, and one that is lower by more asks for a new
 /// baseline. Compilers of the same version give the same code, and random hash keys change a count by less than one percent.
@@ -41,7 +41,7 @@ fn compiler() -> String {
 }
 
 /// Instructions of one run of a case.
-fn measure(case: &Case) -> Result<f64, String> {
+fn measure(case: &MeasuredCase) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", COUNTED])

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tonic::transport::ServerTlsConfig;
 
 use crate::support::harness::{Ran, Running, Service, ask, descriptor_for, free_port, in_short, run, tidegate};
-use crate::support::stub::{self, Always, Authority};
+use crate::support::stub::{self, Always, AuthorityFiles};
 
 const RULES: &str = "\
 domain: d
@@ -123,7 +123,7 @@ async fn load_goes_over_tls_and_sockets_too() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(number(&report(&ran), "ok") > 0, "{ran:?}");
 
-    let authority = Authority::new();
+    let authority = AuthorityFiles::new();
     let server = ServerTlsConfig::new().identity(authority.issue("localhost"));
     let addr = stub::rate_limit_service(Always::AT_ONCE, Some(server)).replace("127.0.0.1", "localhost");
     let ran = bench(&addr, &[&args[..], &["--ca", &authority.file("ca.pem")]].concat());

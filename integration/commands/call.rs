@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tonic::transport::ServerTlsConfig;
 
 use crate::support::harness::{Ran, Running, Service, free_port, run, tidegate};
-use crate::support::stub::{self, Always, Authority};
+use crate::support::stub::{self, Always, AuthorityFiles};
 
 const RULES: &str = "\
 domain: d
@@ -165,7 +165,7 @@ async fn sockets_and_urls_are_addresses_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_tls_both_sides_show_who_they_are() {
-    let authority = Authority::new();
+    let authority = AuthorityFiles::new();
     let server = ServerTlsConfig::new().identity(authority.issue("localhost"));
     let addr = stub::rate_limit_service(Always::AT_ONCE, Some(server.clone()));
     let addr = addr.replace("127.0.0.1", "localhost");
@@ -174,7 +174,7 @@ async fn with_tls_both_sides_show_who_they_are() {
     assert_eq!(ok.code, Some(0), "{ok:?}");
     assert_eq!(call(&format!("https://{addr}"), &["--ca", &ca, "a=x"]).code, Some(0));
 
-    let other = Authority::new();
+    let other = AuthorityFiles::new();
     let unknown = call(&addr, &["--ca", &other.file("ca.pem"), "a=x"]);
     assert!(unknown.code == Some(1) && unknown.stderr.contains("with --ca"), "{unknown:?}");
     let wrong = call(&addr, &["--ca", &ca, "--server-name", "elsewhere", "a=x"]);

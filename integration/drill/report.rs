@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::promise::{Bound, Promise, Unit};
+use crate::support::promise::{Promise, PromiseBound, Unit};
 
 pub struct Report {
     pub drills: Vec<Ended>,
@@ -48,8 +48,8 @@ impl Report {
     pub fn json(&self) -> Value {
         let promise = |promise: &Promise| {
             let (relation, bound) = match promise.bound {
-                Bound::AtMost(bound) => ("at_most", bound),
-                Bound::AtLeast(bound) => ("at_least", bound),
+                PromiseBound::AtMost(bound) => ("at_most", bound),
+                PromiseBound::AtLeast(bound) => ("at_least", bound),
             };
             let unit = match promise.unit {
                 Unit::Seconds => Some("s"),

@@ -3,7 +3,7 @@
 use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{PATIENCE, ask, descriptor, said, until_equal};
 use crate::support::redis::RedisServer;
-use crate::support::redis_cluster::Cluster;
+use crate::support::redis_cluster::RedisCluster;
 
 const RULES: &str = "
 domain: d
@@ -32,7 +32,7 @@ async fn a_quota_that_the_origin_is_not_asked_about_admits_all() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn quotas_in_several_slots_of_a_cluster_deny_only_together() {
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let fleet = Fleet::together(2, RULES, &cluster.url(), &[("REDIS_TYPE", "cluster"), PATIENT]);
     let [mut one, mut other] = [fleet.services[0].client().await, fleet.services[1].client().await];
     let slots = || {

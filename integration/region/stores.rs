@@ -9,7 +9,7 @@ use crate::support::fleet::{Fleet, PATIENT};
 use crate::support::harness::{PATIENCE, rule_file, run, tidegate, until, until_equal};
 use crate::support::load::Traffic;
 use crate::support::redis::RedisServer;
-use crate::support::redis_cluster::Cluster;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::sentinels::Sentinels;
 
 const RULES: &str = "
@@ -45,7 +45,7 @@ fn a_failover_by_sentinels_fails_no_call_and_loses_no_hit() {
 
 #[test]
 fn a_slot_that_moves_under_load_fails_no_call_and_loses_no_hit() {
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let fleet = Fleet::together(3, RULES, &cluster.url(), &[("REDIS_TYPE", "cluster")]);
     let load = fleet.load(mixed(500));
     load.goes_on(500);
@@ -76,7 +76,7 @@ descriptors:
   - {key: a, rate_limit: {requests_per_unit: 5, unit: hour}}
   - {key: b, rate_limit: {requests_per_unit: 2, unit: hour}}
 ";
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let fleet = Fleet::together(2, RULES, &cluster.url(), &[("REDIS_TYPE", "cluster"), crate::support::fleet::PATIENT]);
     let [mut one, mut other] = [fleet.services[0].client().await, fleet.services[1].client().await];
     let both = || ask([descriptor("a=x"), descriptor("b=x")]);

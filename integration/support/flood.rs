@@ -51,7 +51,7 @@ impl Flood {
     fn send(&self, address: SocketAddr, next: &AtomicU64) -> u64 {
         let mut connection = Connection::open(address);
         connection.read_to(SETTINGS).expect("a greeting");
-        let mut template = Template::new(*self);
+        let mut template = FloodTemplate::new(*self);
         let mut stream = 1;
         let mut answered = 0;
         loop {
@@ -89,15 +89,15 @@ impl Flood {
 }
 
 /// A request that is encoded once. Later requests differ only in the digits of their values.
-struct Template {
+struct FloodTemplate {
     flood: Flood,
     bytes: Vec<u8>,
     /// Where in `bytes` the values begin.
     places: Vec<usize>,
 }
 
-impl Template {
-    fn new(flood: Flood) -> Template {
+impl FloodTemplate {
+    fn new(flood: Flood) -> FloodTemplate {
         let placeholder = "#".repeat(flood.value_bytes);
         let mut request = ask((0..BATCH).map(|_| descriptor(&format!("{}={placeholder}", flood.key))));
         request.hits_addend = flood.hits;
@@ -105,7 +105,7 @@ impl Template {
         let is_place = |place: &usize| bytes[*place..].starts_with(placeholder.as_bytes());
         let places: Vec<usize> = (0..bytes.len()).filter(is_place).collect();
         assert_eq!(places.len() as u64, BATCH);
-        Template { flood, bytes, places }
+        FloodTemplate { flood, bytes, places }
     }
 
     /// The request for the values from this number on.

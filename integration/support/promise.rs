@@ -11,13 +11,13 @@ use std::time::Duration;
 #[must_use]
 pub struct Promise {
     pub what: String,
-    pub bound: Bound,
+    pub bound: PromiseBound,
     pub figure: f64,
     pub unit: Unit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+pub enum PromiseBound {
     AtMost(f64),
     AtLeast(f64),
 }
@@ -32,31 +32,31 @@ pub enum Unit {
 impl Promise {
     /// The promise that something is over in time.
     pub fn within(what: impl Into<String>, bound: Duration, took: Duration) -> Promise {
-        let (bound, figure) = (Bound::AtMost(bound.as_secs_f64()), took.as_secs_f64());
+        let (bound, figure) = (PromiseBound::AtMost(bound.as_secs_f64()), took.as_secs_f64());
         Promise { what: what.into(), bound, figure, unit: Unit::Seconds }
     }
 
     pub fn at_most(what: impl Into<String>, bound: f64, figure: f64) -> Promise {
-        Promise { what: what.into(), bound: Bound::AtMost(bound), figure, unit: Unit::None }
+        Promise { what: what.into(), bound: PromiseBound::AtMost(bound), figure, unit: Unit::None }
     }
 
     pub fn at_least(what: impl Into<String>, bound: f64, figure: f64) -> Promise {
-        Promise { what: what.into(), bound: Bound::AtLeast(bound), figure, unit: Unit::None }
+        Promise { what: what.into(), bound: PromiseBound::AtLeast(bound), figure, unit: Unit::None }
     }
 
     /// Whether the figure is within its bound. NaN never is.
     pub fn is_kept(&self) -> bool {
         match self.bound {
-            Bound::AtMost(bound) => self.figure <= bound,
-            Bound::AtLeast(bound) => self.figure >= bound,
+            PromiseBound::AtMost(bound) => self.figure <= bound,
+            PromiseBound::AtLeast(bound) => self.figure >= bound,
         }
     }
 
     /// `at most 500 ms`.
     pub fn bound_text(&self) -> String {
         match self.bound {
-            Bound::AtMost(bound) => format!("at most {}", self.unit.text(bound)),
-            Bound::AtLeast(bound) => format!("at least {}", self.unit.text(bound)),
+            PromiseBound::AtMost(bound) => format!("at most {}", self.unit.text(bound)),
+            PromiseBound::AtLeast(bound) => format!("at least {}", self.unit.text(bound)),
         }
     }
 

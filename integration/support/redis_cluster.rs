@@ -5,27 +5,27 @@ use crate::support::redis::{Cell, RedisServer};
 
 const SLOTS: u16 = 16384;
 
-pub struct Cluster {
+pub struct RedisCluster {
     pub nodes: Vec<RedisServer>,
 }
 
 /// A slot that moves. The test takes each step, so that it can look at what happens in between.
 pub struct Migration<'a> {
-    cluster: &'a Cluster,
+    cluster: &'a RedisCluster,
     slot: u16,
     from: usize,
     to: usize,
 }
 
-impl Cluster {
+impl RedisCluster {
     /// Starts the nodes, and waits until all of them see that all slots are served.
-    pub fn start() -> Cluster {
+    pub fn start() -> RedisCluster {
         let buses: Vec<u16> = (0..3).map(|_| free_port()).collect();
         let node = |bus: &u16| {
             let bus = bus.to_string();
             RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"])
         };
-        let cluster = Cluster { nodes: buses.iter().map(node).collect() };
+        let cluster = RedisCluster { nodes: buses.iter().map(node).collect() };
         for (number, node) in (0u16..).zip(&cluster.nodes) {
             let [first, last] = [number, number + 1].map(|part| u32::from(part) * u32::from(SLOTS) / 3);
             let _: String = node.query(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(last - 1).to_string()]);
@@ -124,7 +124,7 @@ impl Migration<'_> {
 
 #[test]
 fn a_slot_moves_step_by_step() {
-    let cluster = Cluster::start();
+    let cluster = RedisCluster::start();
     let names = ["tidegate:{abc}:1", "tidegate:{abc}:2"];
     let slot = cluster.slot_of(names[0]);
     let from = cluster.owner_of(slot);

@@ -67,18 +67,18 @@ pub fn another_service() -> String {
 }
 
 /// A certificate authority, and files of everything that it has issued.
-pub struct Authority {
+pub struct AuthorityFiles {
     directory: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl Authority {
-    pub fn new() -> Authority {
+impl AuthorityFiles {
+    pub fn new() -> AuthorityFiles {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, "tests");
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let authority = Authority { directory: tempfile::tempdir().unwrap(), issuer };
+        let authority = AuthorityFiles { directory: tempfile::tempdir().unwrap(), issuer };
         std::fs::write(authority.file("ca.pem"), authority.issuer.pem()).unwrap();
         authority
     }

@@ -15,11 +15,11 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// A histogram of nanoseconds, kept to three digits.
 #[derive(Clone, Debug)]
-pub(crate) struct Latency(Histogram<u64>);
+pub(crate) struct LatencyHistogram(Histogram<u64>);
 
-impl Latency {
-    pub(crate) fn new() -> anyhow::Result<Latency> {
-        Ok(Latency(Histogram::new_with_bounds(1, LONGEST_NS, 3).context("no room for latencies")?))
+impl LatencyHistogram {
+    pub(crate) fn new() -> anyhow::Result<LatencyHistogram> {
+        Ok(LatencyHistogram(Histogram::new_with_bounds(1, LONGEST_NS, 3).context("no room for latencies")?))
     }
 
     pub(crate) fn record(&mut self, took: Duration) {
@@ -27,7 +27,7 @@ impl Latency {
     }
 
     /// Adds what another has recorded. Both have the same bounds, so nothing is left out.
-    pub(crate) fn add(&mut self, other: &Latency) {
+    pub(crate) fn add(&mut self, other: &LatencyHistogram) {
         let _ = self.0.add(&other.0);
     }
 
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn percentiles_are_of_all_that_was_recorded() {
-        let mut whole = Latency::new().unwrap();
-        let mut half = Latency::new().unwrap();
+        let mut whole = LatencyHistogram::new().unwrap();
+        let mut half = LatencyHistogram::new().unwrap();
         assert_eq!((whole.describe(), &whole.as_json()["p50_us"]), (None, &Value::Null));
         for micros in 1..=50 {
             whole.record(Duration::from_micros(micros));

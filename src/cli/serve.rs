@@ -74,7 +74,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
         options: flags.rules.options()?,
         service: Arc::new(Service::new(engine, settings.service.clone())),
         config: Arc::default(),
-        surroundings: settings.sharing.surroundings(),
+        deployment: settings.sharing.deployment(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
     // Before the first load, which takes its time: a signal that comes meanwhile must not end the process by default.

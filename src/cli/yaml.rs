@@ -98,7 +98,7 @@ pub(crate) fn element(map: &str) -> String {
 
 /// What a document says to Kubernetes' tools.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Read {
+pub(crate) struct ReadDocument {
     /// Null where there is no document.
     pub value: Value,
     /// Some of it is merged from elsewhere (`<<`), so that an addition in one place may hide what another one brings.
@@ -106,7 +106,7 @@ pub(crate) struct Read {
 }
 
 /// Reads one document, or says what is wrong with it in which of its lines.
-pub(crate) fn read(text: &str) -> Result<Read, (usize, String)> {
+pub(crate) fn read(text: &str) -> Result<ReadDocument, (usize, String)> {
     let mut problems = Problems::new(Strictness::Lenient);
     let read = documents(&"document".into(), text, &mut problems);
     if let Some(problem) = problems.into_sorted().first() {
@@ -115,8 +115,8 @@ pub(crate) fn read(text: &str) -> Result<Read, (usize, String)> {
     }
     let mut is_merged = false;
     match read.as_slice() {
-        [] => Ok(Read { value: Value::Null, is_merged }),
-        [document] => Ok(Read { value: value(document, &mut is_merged), is_merged }),
+        [] => Ok(ReadDocument { value: Value::Null, is_merged }),
+        [document] => Ok(ReadDocument { value: value(document, &mut is_merged), is_merged }),
         [_, second, ..] => Err((second.at.line, "another document begins here without ---".to_owned())),
     }
 }
@@ -217,7 +217,7 @@ mod tests {
         ] {
             let value = json!({"a": [{"b": text}, text], text: text});
             let written = yaml(&value);
-            assert_eq!(read(&written), Ok(Read { value: value.clone(), is_merged: false }), "{written}");
+            assert_eq!(read(&written), Ok(ReadDocument { value: value.clone(), is_merged: false }), "{written}");
             assert_eq!(serde_yaml::from_str::<Value>(&written).expect("it is YAML"), value, "{written}");
         }
         assert_eq!((quoted("edge"), quoted("on")), ("edge".to_owned(), "\"on\"".to_owned()));
@@ -235,11 +235,11 @@ mod tests {
     fn documents_are_read_as_kubernetes_does() {
         let text = "a: yes\nb: 0644\nc: '0644'\nd: 1_000\ne: \"on\"\nf: 1.5\ng: ~\n";
         let value = json!({"a": true, "b": 420, "c": "0644", "d": 1000, "e": "on", "f": 1.5, "g": null});
-        assert_eq!(read(text), Ok(Read { value, is_merged: false }));
+        assert_eq!(read(text), Ok(ReadDocument { value, is_merged: false }));
         let merged = "base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\nboth:\n  <<: [*b, {z: 4, x: 5}]\n";
         let value = json!({"base": {"x": 1, "y": 2}, "use": {"x": 1, "y": 3}, "both": {"x": 1, "y": 2, "z": 4}});
-        assert_eq!(read(merged), Ok(Read { value, is_merged: true }));
-        assert_eq!(read("# nothing\n"), Ok(Read { value: Value::Null, is_merged: false }));
+        assert_eq!(read(merged), Ok(ReadDocument { value, is_merged: true }));
+        assert_eq!(read("# nothing\n"), Ok(ReadDocument { value: Value::Null, is_merged: false }));
         assert_eq!(read("a: [\n").map_err(|(line, _)| line), Err(1));
     }
 

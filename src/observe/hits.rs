@@ -123,16 +123,16 @@ fn is_by_count(limited: &LimitStatus<'_>) -> bool {
 
 /// Where a rule's hits are counted.
 #[derive(Debug)]
-enum OfRule {
+enum RuleCounters {
     Fixed(Arc<HitCounters>),
     ByValue(Arc<ByValue>),
 }
 
 /// Where the hits of a domain's rules are counted.
 #[derive(Debug)]
-struct OfDomain {
+struct DomainCounters {
     /// Indexed by the rule's number.
-    rules: Vec<OfRule>,
+    rules: Vec<RuleCounters>,
     /// Limits that requests bring along and that no rule matches.
     overrides: Arc<HitCounters>,
 }
@@ -141,7 +141,7 @@ struct OfDomain {
 #[derive(Debug, Default)]
 pub struct HitMetrics {
     /// Indexed by the domain's number.
-    domains: Vec<OfDomain>,
+    domains: Vec<DomainCounters>,
     /// Counters of rules whose labels name no values. Rules with equal labels share them.
     fixed: HashMap<Labels, Arc<HitCounters>>,
     /// By the names of the domain and the id of the rule.
@@ -155,22 +155,22 @@ impl HitMetrics {
         for domain in ruleset.domains() {
             let rules = domain.rules().map(|rule| metrics.of_rule(domain, rule, before)).collect();
             let overrides = metrics.fixed(Labels::new(&domain.name, &[OVERRIDE_RULE_ID.into()]), before);
-            metrics.domains.push(OfDomain { rules, overrides });
+            metrics.domains.push(DomainCounters { rules, overrides });
         }
         metrics
     }
 
-    fn of_rule(&mut self, domain: &Domain, rule: &Rule, before: &HitMetrics) -> OfRule {
+    fn of_rule(&mut self, domain: &Domain, rule: &Rule, before: &HitMetrics) -> RuleCounters {
         let rule_path = &rule.rule_path[..rule.rule_path.len().min(LABELS_MAX)];
         if !rule_path.iter().any(|step| step.takes_value) {
             let steps: Vec<Arc<str>> = rule_path.iter().map(|step| step.written.clone()).collect();
-            return OfRule::Fixed(self.fixed(Labels::new(&domain.name, &steps), before));
+            return RuleCounters::Fixed(self.fixed(Labels::new(&domain.name, &steps), before));
         }
         let name = (domain.name.clone(), rule.id.clone());
         let known = before.by_value.get(&name).filter(|known| known.rule_path() == rule_path);
         let series = known.cloned().unwrap_or_else(|| Arc::new(ByValue::new(&domain.name, rule_path)));
         self.by_value.insert(name, series.clone());
-        OfRule::ByValue(series)
+        RuleCounters::ByValue(series)
     }
 
     fn fixed(&mut self, labels: Labels, before: &HitMetrics) -> Arc<HitCounters> {
@@ -198,8 +198,8 @@ impl HitMetrics {
             };
             match status.rule.map(|rule| of_domain.rules.get(rule.number as usize)) {
                 None => record(&of_domain.overrides),
-                Some(Some(OfRule::Fixed(counters))) => record(counters),
-                Some(Some(OfRule::ByValue(series))) => record(&series.find(descriptor).1),
+                Some(Some(RuleCounters::Fixed(counters))) => record(counters),
+                Some(Some(RuleCounters::ByValue(series))) => record(&series.find(descriptor).1),
                 // A rule of another ruleset: its decision is not for these counters.
                 Some(None) => {}
             }

@@ -115,7 +115,7 @@ pub(crate) struct Figures {
     /// Requests that wait for Redis.
     pub waiting: usize,
     /// How long requests have waited for the owner of strict limits; `None` if there is none.
-    pub strict_time: Option<Times>,
+    pub strict_wait_time: Option<Times>,
     /// The layers that are configured, the widest first.
     pub layers: Vec<LayerFigures>,
     /// Of the gRPC port alone.
@@ -262,7 +262,7 @@ impl Scrape {
     }
 
     fn of_outages(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let Figures { outcomes, layers, waiting, strict_time, .. } = &self.figures;
+        let Figures { outcomes, layers, waiting, strict_wait_time, .. } = &self.figures;
         layers::write(layers, page)?;
         let answered = outcomes.outages.iter().flat_map(|(policy, [ok, over])| {
             let labels = |code| vec![(LabelName::Policy, policy.word()), (LabelName::Code, code)];
@@ -282,9 +282,9 @@ impl Scrape {
             shed,
         )?;
         page.gauge("tidegate_requests_waiting", "Requests that wait for Redis", *waiting)?;
-        let Some(strict_time) = strict_time else { return Ok(()) };
+        let Some(strict_wait_time) = strict_wait_time else { return Ok(()) };
         let help = "How long requests have waited for the owner of strict limits";
-        page.histogram("tidegate_strict_duration_seconds", help, &[], strict_time)
+        page.histogram("tidegate_strict_duration_seconds", help, &[], strict_wait_time)
     }
 
     fn of_closed_limits(&self, page: &mut MetricsPage<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@ pub(super) enum End {
 
 /// Literals, each with what is filed under it.
 #[derive(Debug)]
-pub(super) struct Ends<T> {
+pub(super) struct AffixTrie<T> {
     end: End,
     /// In the order of their bytes as seen from the end.
     literals: Vec<Literal<T>>,
@@ -47,9 +47,9 @@ struct Branch {
     first: u8,
 }
 
-impl<T> Ends<T> {
+impl<T> AffixTrie<T> {
     /// No two literals may be the same, and none may be empty.
-    pub(super) fn new<'l>(end: End, literals: impl IntoIterator<Item = (&'l str, T)>) -> Ends<T> {
+    pub(super) fn new<'l>(end: End, literals: impl IntoIterator<Item = (&'l str, T)>) -> AffixTrie<T> {
         let seen = |text: &str| match end {
             End::Front => text.bytes().collect::<Vec<u8>>(),
             End::Back => text.bytes().rev().collect(),
@@ -62,7 +62,7 @@ impl<T> Ends<T> {
         let literals = literals.into_iter().zip(shorter);
         let literals =
             literals.map(|((_, text, filed), shorter)| Literal { text: text.as_bytes().into(), filed, shorter });
-        Ends { end, literals: literals.collect(), branches, children }
+        AffixTrie { end, literals: literals.collect(), branches, children }
     }
 
     /// Everything filed under literals that the value begins with, or ends with, and their lengths; the longest first.
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn literals_within_literals_of_any_depth() {
         let text = "a".repeat(5000);
-        let ends = Ends::new(End::Front, (1..5000).map(|length| (&text[..length], length)));
+        let ends = AffixTrie::new(End::Front, (1..5000).map(|length| (&text[..length], length)));
         let found: Vec<usize> = ends.find(b"aaaab").map(|(filed, _)| *filed).collect();
         assert_eq!(found, [4, 3, 2, 1]);
     }
@@ -194,10 +194,10 @@ mod tests {
                 texts.sort_by_key(|text| usize::MAX - text.len());
                 texts
             };
-            let front = Ends::new(End::Front, filed());
+            let front = AffixTrie::new(End::Front, filed());
             let expected = literals.iter().filter(|it| value.starts_with(&**it)).cloned().collect();
             prop_assert_eq!(front.find(value.as_bytes()).map(|(it, _)| it.clone()).collect::<Vec<_>>(), longest_first(expected));
-            let back = Ends::new(End::Back, filed());
+            let back = AffixTrie::new(End::Back, filed());
             let expected = literals.iter().filter(|it| value.ends_with(&**it)).cloned().collect();
             prop_assert_eq!(back.find(value.as_bytes()).map(|(it, _)| it.clone()).collect::<Vec<_>>(), longest_first(expected));
         }

@@ -6,56 +6,58 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::rules::file::{DescriptorFile, DomainFile, LimitFile, composite};
+use crate::rules::file::{WrittenDescriptor, WrittenDomain, WrittenLimit, composite};
 use crate::rules::limit::{
     Demand, Limit, Rule, RulePathStep, Space, Terms, escaped_rule_step, in_message, rule_step, shown,
 };
 use crate::rules::policy::Policy;
 use crate::rules::problem::{FilePosition, Problems};
-use crate::rules::tree::{KeysByName, Label, Number, Tree, TreeNode, Values};
+use crate::rules::tree::{KeysByName, Label, ListIndex, Tree, TreeNode, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
 
 /// Builds the domains of a load. Problems are reported; the result is good only if none of them is an error.
 pub(crate) fn compile(
-    files: Vec<DomainFile>,
+    documents: Vec<WrittenDomain>,
     options: &Options,
     problems: &mut Problems,
 ) -> BTreeMap<Arc<str>, Domain> {
-    let mut merged: BTreeMap<String, Vec<DomainFile>> = BTreeMap::new();
-    for file in files {
-        match merged.entry(file.domain.value.clone()) {
+    let mut merged: BTreeMap<String, Vec<WrittenDomain>> = BTreeMap::new();
+    for document in documents {
+        match merged.entry(document.domain.value.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(vec![file]);
+                vacant.insert(vec![document]);
             }
             Entry::Occupied(mut occupied) => {
                 if !options.merge_domains {
                     let first = &occupied.get()[0];
-                    let message = format!("duplicate domain '{}' in config file", file.domain.value);
+                    let message = format!("duplicate domain '{}' in config file", document.domain.value);
                     let help = format!(
                         "the first is at {}:{}: put both into one document, or set MERGE_DOMAIN_CONFIG=true",
                         first.file, first.domain.at.line
                     );
-                    problems.error(&file.file, file.domain.at, message, help);
+                    problems.error(&document.file, document.domain.at, message, help);
                 }
-                occupied.get_mut().push(file);
+                occupied.get_mut().push(document);
             }
         }
     }
     merged
         .into_iter()
         .zip(0..)
-        .map(|((name, files), number)| {
+        .map(|((name, documents), number)| {
             let name: Arc<str> = name.into();
             let mut compiler =
                 Compiler { domain: &name, options, tree: Tree::default(), problems, ids: HashSet::new(), id_bytes: 0 };
-            let descriptors: Vec<(&Arc<str>, &DescriptorFile)> =
-                files.iter().flat_map(|file| file.descriptors.iter().map(|it| (&file.file, it))).collect();
+            let descriptors: Vec<(&Arc<str>, &WrittenDescriptor)> = documents
+                .iter()
+                .flat_map(|document| document.descriptors.iter().map(|it| (&document.file, it)))
+                .collect();
             for (file, descriptor) in &descriptors {
                 gather_sensitive(file, descriptor, &mut compiler.tree.sensitive_keys);
             }
             compiler.level(&descriptors, &Path::default());
-            compiler.tree.open();
+            compiler.tree.build_tables();
             let override_space = Space::new(&name, OVERRIDE_RULE_ID);
             let domain = Domain { number, name: name.clone(), tree: compiler.tree, override_space };
             (name, domain)
@@ -63,7 +65,7 @@ pub(crate) fn compile(
         .collect()
 }
 
-fn gather_sensitive(file: &Arc<str>, descriptor: &DescriptorFile, keys: &mut HashMap<Box<str>, FilePosition>) {
+fn gather_sensitive(file: &Arc<str>, descriptor: &WrittenDescriptor, keys: &mut HashMap<Box<str>, FilePosition>) {
     if descriptor.sensitive {
         let place = FilePosition { file: file.clone(), position: descriptor.at };
         keys.entry(descriptor.key.value.as_str().into()).or_insert(place);
@@ -92,12 +94,12 @@ struct Path {
     id: String,
     /// As envoyproxy/ratelimit writes it in its messages, with a dot at the end.
     composite_key: String,
-    steps: Vec<PathStep>,
+    steps: Vec<PathLevel>,
 }
 
 /// A level of the way, with what decides how metrics name it.
 #[derive(Clone)]
-struct PathStep {
+struct PathLevel {
     key: Arc<str>,
     written: Arc<str>,
     /// Requests bring different values here, each has its own count, and they may be shown.
@@ -105,12 +107,12 @@ struct PathStep {
     value_to_metric: bool,
 }
 
-impl PathStep {
+impl PathLevel {
     /// `shown` is the value as it may be seen.
-    fn new(descriptor: &DescriptorFile, shown: Option<&str>, is_sensitive: bool) -> PathStep {
+    fn new(descriptor: &WrittenDescriptor, shown: Option<&str>, is_sensitive: bool) -> PathLevel {
         let key = descriptor.key.value.as_str();
         let is_open = descriptor.value.is_none() || (descriptor.is_pattern() && !descriptor.share_threshold);
-        PathStep {
+        PathLevel {
             key: key.into(),
             written: composite(key, shown).into(),
             has_open_value: is_open && !is_sensitive,
@@ -130,7 +132,7 @@ struct KeyChildren<'f> {
 
 impl Compiler<'_> {
     /// Compiles the descriptors of one level and returns its index. `path` is the way down to it.
-    fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> Number {
+    fn level(&mut self, descriptors: &[(&Arc<str>, &WrittenDescriptor)], path: &Path) -> ListIndex {
         let index = self.tree.levels.len();
         self.tree.levels.push(KeysByName::default());
         let mut keys: BTreeMap<&str, KeyChildren<'_>> = BTreeMap::new();
@@ -178,17 +180,17 @@ impl Compiler<'_> {
                 let patterns = Patterns::new(patterns);
                 let is_sensitive = self.tree.sensitive_keys.contains_key(key);
                 warn_of_shadowed((key, is_sensitive), &patterns, &places, self.problems);
-                values.patterns = Some(Number::new(self.tree.patterns.len()));
+                values.patterns = Some(ListIndex::new(self.tree.patterns.len()));
                 self.tree.patterns.push(patterns);
             }
             (key.into(), values)
         });
         let level: KeysByName = level.collect();
         self.tree.levels[index] = level;
-        Number::new(index)
+        ListIndex::new(index)
     }
 
-    fn node(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &Path) -> TreeNode {
+    fn node(&mut self, file: &Arc<str>, descriptor: &WrittenDescriptor, path: &Path) -> TreeNode {
         let shown = self.shown(descriptor);
         let id = self.rule_id(path, &descriptor.key.value, shown.as_deref());
         let was_bounded = self.id_bytes <= ID_BYTES_MAX;
@@ -202,7 +204,7 @@ impl Compiler<'_> {
         }
         let mut steps = path.steps.clone();
         let is_sensitive = self.is_sensitive(&descriptor.key.value);
-        steps.push(PathStep::new(descriptor, shown.as_deref(), is_sensitive));
+        steps.push(PathLevel::new(descriptor, shown.as_deref(), is_sensitive));
         let rule = self.rule(file, descriptor, &id, &steps);
         let mut node = TreeNode { rule, ..self.label(file, descriptor, &id) };
         if !descriptor.descriptors.is_empty() {
@@ -220,7 +222,7 @@ impl Compiler<'_> {
     }
 
     /// The value as it is shown in rule ids, metrics and messages.
-    fn shown(&self, descriptor: &DescriptorFile) -> Option<String> {
+    fn shown(&self, descriptor: &WrittenDescriptor) -> Option<String> {
         let value = descriptor.value.as_ref()?;
         Some(shown(&value.value, self.is_sensitive(&descriptor.key.value), &self.options.digest_key))
     }
@@ -239,7 +241,7 @@ impl Compiler<'_> {
     }
 
     /// Makes a node that leads nowhere yet, and its label.
-    fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> TreeNode {
+    fn label(&mut self, file: &Arc<str>, descriptor: &WrittenDescriptor, path: &str) -> TreeNode {
         let at = FilePosition { file: file.clone(), position: descriptor.at };
         self.tree.labels.push(Label { path: path.into(), at });
         TreeNode {
@@ -251,7 +253,13 @@ impl Compiler<'_> {
         }
     }
 
-    fn rule(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, id: &str, steps: &[PathStep]) -> Option<Number> {
+    fn rule(
+        &mut self,
+        file: &Arc<str>,
+        descriptor: &WrittenDescriptor,
+        id: &str,
+        steps: &[PathLevel],
+    ) -> Option<ListIndex> {
         let first = descriptor.limits.first()?;
         let demand = match &first.terms {
             None => Demand::Unlimited { name: name(first), replaces: replaces(first) },
@@ -262,7 +270,7 @@ impl Compiler<'_> {
             written: step.written.clone(),
             takes_value: step.has_open_value && (descriptor.detailed_metric || step.value_to_metric),
         });
-        let number = Number::new(self.tree.rules.len());
+        let number = ListIndex::new(self.tree.rules.len());
         self.tree.rules.push(Rule {
             number: number.get(),
             id: id.into(),
@@ -278,16 +286,16 @@ impl Compiler<'_> {
     }
 }
 
-fn name(limit: &LimitFile) -> Arc<str> {
+fn name(limit: &WrittenLimit) -> Arc<str> {
     limit.name.as_ref().map_or("", |name| name.value.as_str()).into()
 }
 
-fn replaces(limit: &LimitFile) -> Vec<Arc<str>> {
+fn replaces(limit: &WrittenLimit) -> Vec<Arc<str>> {
     limit.replaces.iter().map(|name| name.value.as_str().into()).collect()
 }
 
-fn limit(file: &LimitFile) -> Option<Limit> {
-    let terms = file.terms.as_ref()?;
+fn limit(written: &WrittenLimit) -> Option<Limit> {
+    let terms = written.terms.as_ref()?;
     let limit = terms.requests_per_unit;
     Some(Limit {
         terms: Terms {
@@ -297,8 +305,8 @@ fn limit(file: &LimitFile) -> Option<Limit> {
             // A limit of zero denies everything, a burst too.
             burst: terms.burst.filter(|_| terms.algorithm.is_bucket() && limit > 0).unwrap_or(limit),
         },
-        name: name(file),
-        replaces: replaces(file),
+        name: name(written),
+        replaces: replaces(written),
         charge: terms.charge,
         policy: Policy::resolve(terms.algorithm, terms.class, terms.scope, terms.on_outage, terms.slack_permille),
     })

@@ -8,7 +8,7 @@ use crate::request::DescriptorEntry;
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
 use crate::rules::problem::FilePosition;
-use crate::rules::tree::{Number, Tree, TreeNode, Via};
+use crate::rules::tree::{ListIndex, Tree, TreeNode, Via};
 use crate::rules::wildcard::Patterns;
 
 /// How many rules passed over are named for one entry. The rest is counted.
@@ -55,7 +55,7 @@ pub(crate) struct Explanation<'r> {
     /// Whose rules were walked through.
     pub domain: &'r str,
     /// All entries of the descriptor, even those that the walk did not reach.
-    pub asked: Vec<DescriptorEntry<'r>>,
+    pub entries: Vec<DescriptorEntry<'r>>,
     /// One for each entry that was looked up.
     pub steps: Vec<MatchStep>,
     /// What the last entry leads to. `None` if nothing limits the descriptor.
@@ -71,7 +71,7 @@ pub(crate) fn explain<'r>(domain: &'r Domain, entries: Vec<DescriptorEntry<'r>>)
     let tree = domain.tree();
     let mut explanation = Explanation {
         domain: &domain.name,
-        asked: entries.clone(),
+        entries: entries.clone(),
         steps: Vec::new(),
         rule: None,
         identifier: Vec::new(),
@@ -97,7 +97,7 @@ pub(crate) fn explain<'r>(domain: &'r Domain, entries: Vec<DescriptorEntry<'r>>)
         if node.leaves_open(via) {
             explanation.identifier.push(entry.value.to_owned());
         }
-        level = node.level.map(Number::get);
+        level = node.level.map(ListIndex::get);
         if index + 1 == entries.len() {
             let rule = node.rule.map(|rule| &tree.rules[rule.index()]);
             let path = &tree.labels[node.number as usize].path;

@@ -11,7 +11,7 @@ impl Explanation<'_> {
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "domain": self.domain,
-            "descriptor": self.asked.iter().map(|entry| json!({"key": entry.key, "value": entry.value})).collect::<Vec<_>>(),
+            "descriptor": self.entries.iter().map(|entry| json!({"key": entry.key, "value": entry.value})).collect::<Vec<_>>(),
             "steps": self.steps,
             "rule": self.rule.map(rule_json),
             "identifier": self.rule.map(|_| &self.identifier),
@@ -41,8 +41,8 @@ fn rule_json(rule: &Rule) -> Value {
 
 impl fmt::Display for Explanation<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let asked: Vec<String> = self.asked.iter().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
-        writeln!(out, "{} in domain {}", asked.join(","), self.domain)?;
+        let entries: Vec<String> = self.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
+        writeln!(out, "{} in domain {}", entries.join(","), self.domain)?;
         for step in &self.steps {
             writeln!(out, "  {}", step.entry)?;
             if let Some(chosen) = &step.chosen {

@@ -19,17 +19,18 @@ pub(crate) const LIMITS_PER_RULE_MAX: usize = 8;
 
 /// One document: a domain and its descriptors.
 #[derive(Debug)]
-pub(crate) struct DomainFile {
+pub(crate) struct WrittenDomain {
     /// The name of the text that the document is in. One text may hold several documents.
     pub file: Arc<str>,
     /// Never empty. A second document of this name is an error, unless domains are merged.
     pub domain: Located<String>,
     /// The first level, in the order of declaration. Broken descriptors are reported and left out.
-    pub descriptors: Vec<DescriptorFile>,
+    pub descriptors: Vec<WrittenDescriptor>,
 }
 
+/// A descriptor, with everything that is written below it.
 #[derive(Debug)]
-pub(crate) struct DescriptorFile {
+pub(crate) struct WrittenDescriptor {
     /// Where the descriptor starts. Its rule is shown with this place.
     pub at: Position,
     /// Nothing was written below the key: no limits and no nested descriptors, not even broken ones.
@@ -39,9 +40,9 @@ pub(crate) struct DescriptorFile {
     /// `None` matches any value; with a `*` it is a pattern.
     pub value: Option<Located<String>>,
     /// All apply at once. Empty if this descriptor limits nothing itself.
-    pub limits: Vec<LimitFile>,
+    pub limits: Vec<WrittenLimit>,
     /// The next level.
-    pub descriptors: Vec<DescriptorFile>,
+    pub descriptors: Vec<WrittenDescriptor>,
     /// The limits count and report, but never deny. Not inherited.
     pub shadow_mode: bool,
     /// The limits deny only together with all other quota descriptors of the request. Not inherited.
@@ -60,14 +61,15 @@ pub(crate) struct DescriptorFile {
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-impl DescriptorFile {
+impl WrittenDescriptor {
     pub(crate) fn is_pattern(&self) -> bool {
         self.value.as_ref().is_some_and(|value| value.value.contains('*'))
     }
 }
 
+/// A `rate_limit`, or one element of `rate_limits`.
 #[derive(Debug)]
-pub(crate) struct LimitFile {
+pub(crate) struct WrittenLimit {
     /// Where the map of the limit starts.
     pub at: Position,
     /// What Envoy is told as the limit's name, and `replaces` refers to. `None` if absent or empty.
@@ -75,11 +77,12 @@ pub(crate) struct LimitFile {
     /// Names of limits that are dropped from the same request. The limit's own name is refused.
     pub replaces: Vec<Located<String>>,
     /// `None` is unlimited.
-    pub terms: Option<TermsFile>,
+    pub terms: Option<WrittenTerms>,
 }
 
+/// How many hits a limit admits, and what else is said of it.
 #[derive(Debug)]
-pub(crate) struct TermsFile {
+pub(crate) struct WrittenTerms {
     /// Hits per window. 0 denies everything; so does a missing number, with a warning.
     pub requests_per_unit: u32,
     /// From `unit` or `window`, within `WINDOW_MS_MIN` and `WINDOW_MS_MAX`.
@@ -104,7 +107,7 @@ pub(crate) struct TermsFile {
 }
 
 /// Reads every document of a file.
-pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<DomainFile> {
+pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<WrittenDomain> {
     let problems_before = problems.count();
     let documents = yaml::documents(file, text, problems);
     let is_readable = problems.count() == problems_before;
@@ -117,7 +120,7 @@ pub(crate) fn read(file: &Arc<str>, text: &str, problems: &mut Problems) -> Vec<
     documents.iter().filter(|document| !document.is_null()).filter_map(|node| domain(node, &mut report)).collect()
 }
 
-fn domain(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<DomainFile> {
+fn domain(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<WrittenDomain> {
     let fields = MapFields::read(node, ROOT, report)?;
     let domain = fields.string("domain", report);
     let is_spoilt = fields.is_spoilt("domain", domain.as_ref());
@@ -131,7 +134,7 @@ fn domain(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<DomainFile> {
     }
     let descriptors = descriptors(&fields, report);
     let file = report.file().clone();
-    domain.map(|domain| DomainFile { file, domain, descriptors })
+    domain.map(|domain| WrittenDomain { file, domain, descriptors })
 }
 
 fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut ProblemSink<'_>) {
@@ -144,11 +147,11 @@ fn check_length(what: &str, text: &Located<String>, max: usize, report: &mut Pro
     }
 }
 
-fn descriptors(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<DescriptorFile> {
+fn descriptors(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<WrittenDescriptor> {
     fields.list("descriptors", report).iter().filter_map(|node| descriptor(node, report)).collect()
 }
 
-fn descriptor(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<DescriptorFile> {
+fn descriptor(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<WrittenDescriptor> {
     if node.as_scalar().is_some() || matches!(node.kind, yaml::NodeKind::List(_)) {
         report.error(
             node.at,
@@ -165,7 +168,7 @@ fn descriptor(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<Descripto
     if let Some(value) = &value {
         check_length("value", value, VALUE_BYTES_MAX, report);
     }
-    let descriptor = DescriptorFile {
+    let descriptor = WrittenDescriptor {
         at: fields.at,
         is_bare: !["rate_limit", "rate_limits", "descriptors"].iter().any(|key| fields.mentions(key)),
         key: key.clone().unwrap_or(Located { value: String::new(), at: fields.at }),
@@ -193,7 +196,7 @@ fn descriptor(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<Descripto
 }
 
 /// Flags that act on the limit of the same descriptor do nothing where there is none.
-fn warn_of_idle_flags(fields: &MapFields, descriptor: &DescriptorFile, report: &mut ProblemSink<'_>) {
+fn warn_of_idle_flags(fields: &MapFields, descriptor: &WrittenDescriptor, report: &mut ProblemSink<'_>) {
     if fields.mentions("rate_limit") || fields.mentions("rate_limits") {
         return;
     }
@@ -244,7 +247,7 @@ pub(crate) fn composite(key: &str, value: Option<&str>) -> String {
     }
 }
 
-fn limits(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<LimitFile> {
+fn limits(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<WrittenLimit> {
     if let (Some(_), Some(at)) = (fields.node("rate_limit"), fields.key_at("rate_limits")) {
         report.error(
             at,
@@ -272,7 +275,7 @@ fn limits(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<LimitFile> {
     }
     let one = fields.node("rate_limit").map(AsRef::as_ref);
     let nodes = one.into_iter().chain(several.iter().map(AsRef::as_ref));
-    let limits: Vec<LimitFile> = nodes.filter_map(|node| limit(node, report)).collect();
+    let limits: Vec<WrittenLimit> = nodes.filter_map(|node| limit(node, report)).collect();
     if limits.len() > 1
         && let Some(unlimited) = limits.iter().find(|limit| limit.terms.is_none())
     {
@@ -289,11 +292,11 @@ fn limits(fields: &MapFields, report: &mut ProblemSink<'_>) -> Vec<LimitFile> {
 }
 
 /// Two limits with the same window would be two counts of the same key.
-fn report_twins(limits: &[LimitFile], report: &mut ProblemSink<'_>) {
+fn report_twins(limits: &[WrittenLimit], report: &mut ProblemSink<'_>) {
     for (index, limit) in limits.iter().enumerate() {
         let Some(terms) = &limit.terms else { continue };
         let has_same_window =
-            |other: &&LimitFile| other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms);
+            |other: &&WrittenLimit| other.terms.as_ref().is_some_and(|other| other.window_ms == terms.window_ms);
         if let Some(twin) = limits[..index].iter().find(has_same_window) {
             report.error(
                 terms.window_at,
@@ -304,7 +307,7 @@ fn report_twins(limits: &[LimitFile], report: &mut ProblemSink<'_>) {
     }
 }
 
-fn limit(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<LimitFile> {
+fn limit(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<WrittenLimit> {
     let fields = MapFields::read(node, LIMIT, report)?;
     let name = fields.string("name", report).filter(|name| !name.value.is_empty());
     let replaces = replaces(&fields, name.as_ref(), report);
@@ -314,7 +317,7 @@ fn limit(node: &YamlNode, report: &mut ProblemSink<'_>) -> Option<LimitFile> {
     } else {
         Some(terms(&fields, report)?)
     };
-    Some(LimitFile { at: fields.at, name, replaces, terms })
+    Some(WrittenLimit { at: fields.at, name, replaces, terms })
 }
 
 fn replaces(fields: &MapFields, own: Option<&Located<String>>, report: &mut ProblemSink<'_>) -> Vec<Located<String>> {
@@ -361,7 +364,7 @@ fn check_unlimited(fields: &MapFields, report: &mut ProblemSink<'_>) {
     }
 }
 
-fn terms(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<TermsFile> {
+fn terms(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<WrittenTerms> {
     let requests_per_unit = fields.number("requests_per_unit", 0, report);
     if fields.node("requests_per_unit").is_none() && !fields.is_misspelt("requests_per_unit") {
         report.warning(
@@ -406,7 +409,7 @@ fn terms(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<TermsFile> 
     let class = fields.word::<Class>("class", report).map(|it| it.value);
     let charge = fields.word::<Charge>("charge", report).map_or(Charge::Auto, |it| it.value);
     let window = window?;
-    Some(TermsFile {
+    Some(WrittenTerms {
         requests_per_unit: requests_per_unit.map_or(0, |number| number.value),
         window_ms: window.value,
         window_at: window.at,

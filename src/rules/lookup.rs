@@ -8,10 +8,10 @@
 /// Texts of a bucket, on average. More take longer to place, fewer make more displacements.
 const BUCKET_TEXTS: usize = 4;
 
-/// The scope of an empty slot. Nobody asks for it.
+/// The parent of an empty slot. Nobody asks for it.
 const VACANT: u32 = u32::MAX;
 
-/// From a scope and a text to a target. Texts of up to `SHORT` bytes stand in the slot itself.
+/// From a parent and a text to a target. Texts of up to `SHORT` bytes stand in the slot itself.
 #[derive(Debug)]
 pub(crate) struct Lookup<T, const SHORT: usize> {
     /// By bucket.
@@ -23,7 +23,7 @@ pub(crate) struct Lookup<T, const SHORT: usize> {
 #[repr(align(64))]
 struct LookupSlot<T, const SHORT: usize> {
     text: StoredText<SHORT>,
-    scope: u32,
+    parent: u32,
     target: T,
 }
 
@@ -36,11 +36,11 @@ enum StoredText<const SHORT: usize> {
 /// A text to be filed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookupEntry<'t, T> {
-    /// Tells equal texts apart. Never `VACANT`.
-    pub scope: u32,
-    /// At most once in a scope.
+    /// What the text stands below, as a number. Tells equal texts apart. Never `VACANT`.
+    pub parent: u32,
+    /// At most once below a parent.
     pub text: &'t str,
-    /// Of scope and text together, good in all of its bits. `find` is called with the same.
+    /// Of parent and text together, good in all of its bits. `find` is called with the same.
     pub hash: u64,
     /// What `find` returns.
     pub target: T,
@@ -70,19 +70,19 @@ impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
         for bucket in order {
             displacements[bucket] = place(&buckets[bucket], &mut placed)?;
         }
-        let vacant = |target| LookupSlot { text: StoredText::new(""), scope: VACANT, target };
+        let vacant = |target| LookupSlot { text: StoredText::new(""), parent: VACANT, target };
         let slots = placed.into_iter().map(|filed| match filed {
-            Some(it) => LookupSlot { text: StoredText::new(it.text), scope: it.scope, target: it.target },
+            Some(it) => LookupSlot { text: StoredText::new(it.text), parent: it.parent, target: it.target },
             None => vacant(first.target),
         });
         Some(Lookup { displacements, slots: slots.collect() })
     }
 
     #[inline]
-    pub(crate) fn find(&self, scope: u32, text: &str, hash: u64) -> Option<&T> {
+    pub(crate) fn find(&self, parent: u32, text: &str, hash: u64) -> Option<&T> {
         let displacement = *self.displacements.get(bucket_of(hash, self.displacements.len()))?;
         let slot = self.slots.get(slot_of(hash, displacement, self.slots.len()))?;
-        (slot.scope == scope && slot.text.as_bytes() == text.as_bytes()).then_some(&slot.target)
+        (slot.parent == parent && slot.text.as_bytes() == text.as_bytes()).then_some(&slot.target)
     }
 }
 
@@ -147,14 +147,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn filed(texts: &BTreeMap<(u32, String), usize>, state: &ahash::RandomState) -> Vec<(u32, String, u64, usize)> {
-        let hash = |scope: u32, text: &str| state.hash_one((scope, text));
-        texts.iter().map(|((scope, text), at)| (*scope, text.clone(), hash(*scope, text), *at)).collect()
+        let hash = |parent: u32, text: &str| state.hash_one((parent, text));
+        texts.iter().map(|((parent, text), at)| (*parent, text.clone(), hash(*parent, text), *at)).collect()
     }
 
     fn lookup(texts: &[(u32, String, u64, usize)]) -> Option<Lookup<usize, 4>> {
         let filed: Vec<_> = texts
             .iter()
-            .map(|(scope, text, hash, target)| LookupEntry { scope: *scope, text, hash: *hash, target: *target })
+            .map(|(parent, text, hash, target)| LookupEntry { parent: *parent, text, hash: *hash, target: *target })
             .collect();
         Lookup::new(&filed)
     }
@@ -165,16 +165,16 @@ mod tests {
         let texts = (0..100_000).map(|n| ((n as u32 % 7, format!("text-{n}")), n)).collect();
         let texts = filed(&texts, &state);
         let lookup = lookup(&texts).unwrap();
-        for (scope, text, hash, target) in &texts {
-            assert_eq!(lookup.find(*scope, text, *hash), Some(target));
-            assert_eq!(lookup.find(scope + 1, text, *hash), None, "the same text elsewhere");
-            assert_eq!(lookup.find(*scope, "text", *hash), None, "another text with the same hash");
+        for (parent, text, hash, target) in &texts {
+            assert_eq!(lookup.find(*parent, text, *hash), Some(target));
+            assert_eq!(lookup.find(parent + 1, text, *hash), None, "the same text elsewhere");
+            assert_eq!(lookup.find(*parent, "text", *hash), None, "another text with the same hash");
         }
     }
 
     #[test]
     fn equal_hashes_are_refused() {
-        let texts = ["a", "b"].map(|text| LookupEntry { scope: 0, text, hash: 7, target: () });
+        let texts = ["a", "b"].map(|text| LookupEntry { parent: 0, text, hash: 7, target: () });
         assert!(Lookup::<(), 4>::new(&texts).is_none());
     }
 
@@ -198,9 +198,9 @@ mod tests {
         ) {
             let state = ahash::RandomState::with_seeds(1, 2, 3, 4);
             let lookup = lookup(&filed(&texts, &state)).unwrap();
-            for (scope, text) in asked {
-                let hash = state.hash_one((scope, text.as_str()));
-                prop_assert_eq!(lookup.find(scope, &text, hash), texts.get(&(scope, text.clone())));
+            for (parent, text) in asked {
+                let hash = state.hash_one((parent, text.as_str()));
+                prop_assert_eq!(lookup.find(parent, &text, hash), texts.get(&(parent, text.clone())));
             }
         }
     }

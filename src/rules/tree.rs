@@ -28,11 +28,11 @@ pub trait Identifier {
 
 /// An index into a list. An optional one takes no more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Number(NonZeroU32);
+pub struct ListIndex(NonZeroU32);
 
-impl Number {
-    pub fn new(place: usize) -> Number {
-        Number(NonZeroU32::MIN.saturating_add(u32::try_from(place).unwrap_or(u32::MAX)))
+impl ListIndex {
+    pub fn new(place: usize) -> ListIndex {
+        ListIndex(NonZeroU32::MIN.saturating_add(u32::try_from(place).unwrap_or(u32::MAX)))
     }
 
     pub fn get(self) -> u32 {
@@ -50,9 +50,9 @@ pub struct TreeNode {
     /// Its index in `Tree::labels`.
     pub number: u32,
     /// Its rule's index in `Tree::rules`; `None` if it limits nothing itself.
-    pub rule: Option<Number>,
+    pub rule: Option<ListIndex>,
     /// The index in `Tree::levels` of the level below it, if there is one.
-    pub level: Option<Number>,
+    pub level: Option<ListIndex>,
     /// Its value has a `*`.
     pub is_pattern: bool,
     /// All values that the pattern matches share one count.
@@ -65,7 +65,7 @@ pub struct Values {
     /// By value, the texts of patterns included: a value that literally is a pattern's text means that pattern.
     pub exact: BTreeMap<Box<str>, TreeNode>,
     /// The index in `Tree::patterns` of its wildcards, if it has any.
-    pub patterns: Option<Number>,
+    pub patterns: Option<ListIndex>,
     /// The key alone, which any value matches.
     pub any: Option<TreeNode>,
 }
@@ -103,12 +103,12 @@ pub struct Tree {
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
     /// foresees. Each with the place of the first descriptor that says so.
     pub sensitive_keys: HashMap<Box<str>, FilePosition>,
-    ways: Ways,
+    tables: RequestTables,
 }
 
-/// How requests find their way through the levels.
+/// What requests are looked up in, level by level.
 #[derive(Debug, Default)]
-struct Ways {
+struct RequestTables {
     hashing: ahash::RandomState,
     /// By level and key.
     keys: Lookup<LevelKey, 30>,
@@ -119,9 +119,9 @@ struct Ways {
 /// A key of a level.
 #[derive(Clone, Copy, Debug)]
 struct LevelKey {
-    /// The scope that its values have in `Ways::values`; `None` if it has no values.
-    values: Option<Number>,
-    patterns: Option<Number>,
+    /// The parent of its values in `RequestTables::values`; `None` if it has no values.
+    values: Option<ListIndex>,
+    patterns: Option<ListIndex>,
     any: Option<TreeNode>,
 }
 
@@ -130,8 +130,8 @@ impl Tree {
     pub const ROOT: u32 = 0;
 
     /// Builds the tables that requests are looked up in. To be called once, when all levels are there.
-    pub fn open(&mut self) {
-        self.ways = Ways::new(&self.levels);
+    pub fn build_tables(&mut self) {
+        self.tables = RequestTables::new(&self.levels);
     }
 
     /// The wildcards below a key, in the order of declaration.
@@ -142,11 +142,11 @@ impl Tree {
     /// The child of a level that an entry leads to.
     #[inline]
     pub fn step(&self, level: u32, entry: &DescriptorEntry<'_>) -> Option<(TreeNode, Via)> {
-        let ways = &self.ways;
-        let hash = ways.hash_key(level, entry.key);
-        let key = ways.keys.find(level, entry.key, hash)?;
+        let tables = &self.tables;
+        let hash = tables.hash_key(level, entry.key);
+        let key = tables.keys.find(level, entry.key, hash)?;
         if let Some(values) = key.values
-            && let Some(&node) = ways.values.find(values.get(), entry.value, ways.hash_value(hash, entry.value))
+            && let Some(&node) = tables.values.find(values.get(), entry.value, tables.hash_value(hash, entry.value))
         {
             return Some((node, Via::Exact));
         }
@@ -177,39 +177,39 @@ impl Tree {
     }
 }
 
-impl Ways {
-    fn new(levels: &[KeysByName]) -> Ways {
+impl RequestTables {
+    fn new(levels: &[KeysByName]) -> RequestTables {
         loop {
             // Only two equal hashes of 64 bits need another try.
-            if let Some(ways) = Ways::hashed(levels, ahash::RandomState::new()) {
-                return ways;
+            if let Some(tables) = RequestTables::hashed(levels, ahash::RandomState::new()) {
+                return tables;
             }
         }
     }
 
-    fn hashed(levels: &[KeysByName], hashing: ahash::RandomState) -> Option<Ways> {
-        let mut ways = Ways { hashing, ..Ways::default() };
+    fn hashed(levels: &[KeysByName], hashing: ahash::RandomState) -> Option<RequestTables> {
+        let mut tables = RequestTables { hashing, ..RequestTables::default() };
         let mut keys = Vec::new();
         let mut values = Vec::new();
         for (number, level) in (0..).zip(levels) {
             for (text, below) in level {
-                let hash = ways.hash_key(number, text);
-                let scope = Number::new(keys.len());
+                let hash = tables.hash_key(number, text);
+                let parent = ListIndex::new(keys.len());
                 for (value, &node) in &below.exact {
-                    let hash = ways.hash_value(hash, value);
-                    values.push(LookupEntry { scope: scope.get(), text: value, hash, target: node });
+                    let hash = tables.hash_value(hash, value);
+                    values.push(LookupEntry { parent: parent.get(), text: value, hash, target: node });
                 }
                 let target = LevelKey {
-                    values: (!below.exact.is_empty()).then_some(scope),
+                    values: (!below.exact.is_empty()).then_some(parent),
                     patterns: below.patterns,
                     any: below.any,
                 };
-                keys.push(LookupEntry { scope: number, text, hash, target });
+                keys.push(LookupEntry { parent: number, text, hash, target });
             }
         }
-        ways.keys = Lookup::new(&keys)?;
-        ways.values = Lookup::new(&values)?;
-        Some(ways)
+        tables.keys = Lookup::new(&keys)?;
+        tables.values = Lookup::new(&values)?;
+        Some(tables)
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, MatchKind, PatternID, dfa::DFA};
 use smallvec::SmallVec;
 
-use crate::rules::affix_trie::{End, Ends};
+use crate::rules::affix_trie::{AffixTrie, End};
 use crate::rules::tree::TreeNode;
 
 /// Up to this many patterns, trying each is faster than looking for literals.
@@ -104,8 +104,8 @@ pub struct Patterns {
 /// Each pattern is filed once: under its prefix, its suffix, or a literal in between.
 #[derive(Debug)]
 struct Finder {
-    prefixes: Ends<PatternEntry>,
-    suffixes: Ends<PatternEntry>,
+    prefixes: AffixTrie<PatternEntry>,
+    suffixes: AffixTrie<PatternEntry>,
     middles: Option<Middles>,
     /// The first pattern without any literal: it matches everything.
     catch_all: Option<u32>,
@@ -141,7 +141,7 @@ struct Middles {
     /// From the first byte of a literal to the end of such a value there are at least this many bytes.
     from_bytes_min: usize,
     /// Leads to the literals that begin at a place: each by its index in `filed`.
-    begun: Ends<usize>,
+    begun: AffixTrie<usize>,
     /// The literals, for longer values.
     literals: Literals,
     /// The patterns under each literal, by its index.
@@ -250,8 +250,8 @@ impl Finder {
         }
         let PatternIndex { prefixes, suffixes, middles, catch_all } = files;
         Some(Finder {
-            prefixes: Ends::new(End::Front, prefixes),
-            suffixes: Ends::new(End::Back, suffixes),
+            prefixes: AffixTrie::new(End::Front, prefixes),
+            suffixes: AffixTrie::new(End::Back, suffixes),
             middles: if middles.is_empty() { None } else { Some(Middles::new(middles, patterns)?) },
             catch_all,
         })
@@ -290,7 +290,7 @@ impl Middles {
         let (literals, filed): (Vec<&str>, Vec<PatternEntry>) = filed.into_iter().unzip();
         let mut first_bytes = Box::new([false; 256]);
         literals.iter().filter_map(|literal| literal.bytes().next()).for_each(|it| first_bytes[usize::from(it)] = true);
-        let begun = Ends::new(End::Front, literals.iter().copied().zip(0..));
+        let begun = AffixTrie::new(End::Front, literals.iter().copied().zip(0..));
         let is_small = literals.iter().map(|literal| literal.len()).sum::<usize>() <= DFA_BYTES_MAX;
         // Values are short: looking ahead for where a literal may begin costs more than it saves.
         let literals = if is_small {

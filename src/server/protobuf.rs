@@ -42,7 +42,7 @@ enum WireFault {
 
 /// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Value<'a> {
+pub(crate) enum WireValue<'a> {
     Number(u64),
     /// Text, bytes, or a message.
     Bytes(&'a [u8]),
@@ -66,47 +66,47 @@ impl<'a> MessageFields<'a> {
     }
 
     /// The fields of a message nested in this one.
-    pub(crate) fn inner(&self, value: Value<'a>) -> Result<MessageFields<'a>, Malformed> {
+    pub(crate) fn inner(&self, value: WireValue<'a>) -> Result<MessageFields<'a>, Malformed> {
         Ok(MessageFields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
     }
 
     /// Reads the number and value of the next field; `None` at the end.
     #[inline]
-    pub(crate) fn read(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
+    pub(crate) fn read(&mut self) -> Result<Option<(u32, WireValue<'a>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         let (number, kind) = self.tag()?;
         let value = match kind {
-            0 => Value::Number(self.number()?),
+            0 => WireValue::Number(self.number()?),
             2 => {
                 let length = self.number()?;
-                Value::Bytes(self.take(length)?)
+                WireValue::Bytes(self.take(length)?)
             }
             kind => {
                 self.skip(number, kind, self.depth)?;
-                Value::Skipped
+                WireValue::Skipped
             }
         };
         Ok(Some((number, value)))
     }
 
-    pub(crate) fn text(&self, value: Value<'a>) -> Result<&'a str, Malformed> {
+    pub(crate) fn text(&self, value: WireValue<'a>) -> Result<&'a str, Malformed> {
         let bytes = self.bytes(value)?;
         std::str::from_utf8(bytes).map_err(|_| Malformed { fault: WireFault::Text, at: self.place(bytes) })
     }
 
-    pub(crate) fn integer(&self, value: Value<'a>) -> Result<u64, Malformed> {
+    pub(crate) fn integer(&self, value: WireValue<'a>) -> Result<u64, Malformed> {
         match value {
-            Value::Number(number) => Ok(number),
-            Value::Bytes(_) | Value::Skipped => Err(self.fault(WireFault::OtherKind)),
+            WireValue::Number(number) => Ok(number),
+            WireValue::Bytes(_) | WireValue::Skipped => Err(self.fault(WireFault::OtherKind)),
         }
     }
 
-    fn bytes(&self, value: Value<'a>) -> Result<&'a [u8], Malformed> {
+    fn bytes(&self, value: WireValue<'a>) -> Result<&'a [u8], Malformed> {
         match value {
-            Value::Bytes(bytes) => Ok(bytes),
-            Value::Number(_) | Value::Skipped => Err(self.fault(WireFault::OtherKind)),
+            WireValue::Bytes(bytes) => Ok(bytes),
+            WireValue::Number(_) | WireValue::Skipped => Err(self.fault(WireFault::OtherKind)),
         }
     }
 

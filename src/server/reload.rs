@@ -12,15 +12,15 @@ use crate::rules::problem::{Problem, Severity};
 use crate::rules::{LoadResult, Options, RuleText, Ruleset};
 use crate::server::in_force::InForce;
 use crate::server::service::Service;
+use crate::sources::deployment::Deployment;
 use crate::sources::files::{self, Location};
-use crate::sources::load_status::ConfigStatus;
-use crate::sources::surroundings::Surroundings;
-use crate::sources::xds::stream::Taker;
+use crate::sources::load_status::LoadStatus;
+use crate::sources::xds::stream::RuleTaker;
 
 /// How many problems are logged one by one; `/config/status` has more of them.
 const LOGGED_MAX: usize = 20;
 /// How many errors a management server is told.
-const REFUSED_MAX: usize = 10;
+const ERRORS_TOLD_MAX: usize = 10;
 
 /// Reads rules, judges them, and puts good ones into force.
 #[derive(Clone, Debug)]
@@ -30,9 +30,9 @@ pub(crate) struct Reloader {
     /// Has the rules in force, and takes those that replace them.
     pub service: Arc<Service>,
     /// Is told of every attempt, good or bad.
-    pub config: Arc<ConfigStatus>,
+    pub config: Arc<LoadStatus>,
     /// The layers that there are, and whether there is a secret: rules that need more are refused.
-    pub surroundings: Surroundings,
+    pub deployment: Deployment,
 }
 
 impl Reloader {
@@ -46,7 +46,7 @@ impl Reloader {
 
     /// Puts rules into force if they are good.
     fn put(&self, mut loaded: LoadResult, began: Instant) -> Result<Vec<Problem>, Vec<Problem>> {
-        self.surroundings.refuse(&mut loaded);
+        self.deployment.refuse(&mut loaded);
         match loaded.ruleset {
             Some(ruleset) => {
                 self.install(ruleset, loaded.problems.clone(), began);
@@ -67,7 +67,7 @@ impl Reloader {
 
     /// A sentence for each wish of the rules in force that this process can't fulfil.
     pub(crate) fn not_honoured(&self) -> Vec<String> {
-        let sentences = |in_force: Arc<InForce>| self.surroundings.not_honoured(&in_force.ruleset);
+        let sentences = |in_force: Arc<InForce>| self.deployment.not_honoured(&in_force.ruleset);
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
@@ -86,7 +86,7 @@ impl Reloader {
         outcome.map(drop).map_err(|problems| {
             let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
             let errors: Vec<String> = errors
-                .take(REFUSED_MAX)
+                .take(ERRORS_TOLD_MAX)
                 .map(|Problem { place, message, help, .. }| format!("{place}: {message} ({help})"))
                 .collect();
             errors.join("; ")
@@ -146,7 +146,7 @@ pub(crate) struct XdsFollower {
     pub news: watch::Sender<u64>,
 }
 
-impl Taker for XdsFollower {
+impl RuleTaker for XdsFollower {
     async fn take(&self, sources: Vec<RuleText>) -> Result<(), String> {
         let reloader = self.reloader.clone();
         let taken = tokio::task::spawn_blocking(move || reloader.take(&sources)).await;
@@ -189,7 +189,7 @@ mod tests {
             options: Options::default(),
             service: idle(),
             config: Arc::default(),
-            surroundings: Surroundings { layers: Layers::ALONE, has_store: true, has_secret: false },
+            deployment: Deployment { layers: Layers::ALONE, has_store: true, has_secret: false },
         };
         let location = Location::Path(file.clone());
         assert_eq!(reloader.load(&location), Ok(Vec::new()));

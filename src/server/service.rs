@@ -58,7 +58,7 @@ pub(crate) struct Service {
     /// Set at most once, if strict limits have an owner of their own.
     owner: OnceLock<Arc<RegionalDriver>>,
     /// How long requests have waited for the owner of strict limits.
-    strict_time: Histogram,
+    strict_wait_time: Histogram,
     /// Set at most once, if counts are shared with other regions.
     global: OnceLock<Arc<GlobalDriver>>,
 }
@@ -91,7 +91,7 @@ impl Service {
             outcomes: Outcomes::default(),
             regional: OnceLock::new(),
             owner: OnceLock::new(),
-            strict_time: Histogram::default(),
+            strict_wait_time: Histogram::default(),
             global: OnceLock::new(),
         }
     }
@@ -133,8 +133,8 @@ impl Service {
     }
 
     /// How long requests have waited for the owner of strict limits.
-    pub(crate) fn strict_time(&self) -> &Histogram {
-        &self.strict_time
+    pub(crate) fn strict_wait_time(&self) -> &Histogram {
+        &self.strict_wait_time
     }
 
     /// Whether the store that should decide gives no answer, so that the policy decides.
@@ -210,7 +210,7 @@ impl Service {
     }
 
     /// Counts a request that gets no answer, and hands the reason back.
-    pub(crate) fn fail(&self, reason: NoAnswer) -> NoAnswer {
+    pub(crate) fn count_failure(&self, reason: NoAnswer) -> NoAnswer {
         self.outcomes.record_failure(reason.failure());
         reason
     }
@@ -268,7 +268,7 @@ impl Service {
         let views = consultation.views(views);
         match self.engine.attempt(&rules.ruleset, request, self.options.modes, at.wall_ms, &views) {
             Attempt::Decided(decision) => Ok(FirstLook::Decided(decision)),
-            Attempt::Asks(_) => Err(self.fail(self.admission.overload())),
+            Attempt::Asks(_) => Err(self.count_failure(self.admission.overload())),
         }
     }
 
@@ -304,7 +304,7 @@ impl Service {
         let asked = Instant::now();
         let outcome = regional.ask(question, deadline).await;
         if is_strict {
-            self.strict_time.record(asked.elapsed());
+            self.strict_wait_time.record(asked.elapsed());
         }
         (outcome, Instant::now() < deadline)
     }

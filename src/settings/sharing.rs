@@ -10,7 +10,7 @@ use crate::regional::redis::settings::{RedisFlags, RedisSettings};
 use crate::secret::{self, Secret, SecretFlags};
 use crate::settings::SettingError;
 use crate::settings::outages::{OutageFlags, OutageSettings};
-use crate::sources::surroundings::Surroundings;
+use crate::sources::deployment::Deployment;
 
 #[derive(Args, Clone, Debug)]
 pub struct SharingFlags {
@@ -81,8 +81,8 @@ impl SharingSettings {
     }
 
     /// The layers and the secret that rules have to make do with.
-    pub(crate) fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    pub(crate) fn deployment(&self) -> Deployment {
+        Deployment {
             layers: self.layers(),
             has_store: self.redis.is_some() || self.global.is_some() || self.owner.redis.is_some(),
             has_secret: self.secret.is_some(),
@@ -91,7 +91,7 @@ impl SharingSettings {
 
     /// Whether any setting tells of a store or of regions, so that rules can be judged by what they reach.
     pub(crate) fn is_set(&self) -> bool {
-        self.surroundings().has_store || self.names.is_some()
+        self.deployment().has_store || self.names.is_some()
     }
 
     /// A sentence for each setting that is harmless, but hardly what was meant.

@@ -110,7 +110,7 @@ impl<P: Fn() -> Vec<PathBuf>> Looker<P> {
     }
 }
 
-/// Goes off when something happens in the directories that the trails depend on, and every [`POLL_INTERVAL`].
+/// Goes off when something happens in the directories that the snapshots depend on, and every [`POLL_INTERVAL`].
 struct Alarm {
     /// Held because events end with it.
     _watcher: Option<RecommendedWatcher>,
@@ -118,7 +118,7 @@ struct Alarm {
 }
 
 impl Alarm {
-    fn at(trails: &[PathSnapshot]) -> Alarm {
+    fn at(snapshots: &[PathSnapshot]) -> Alarm {
         let (sender, events) = events::sync_channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             // Reading, our own too, changes nothing.
@@ -133,7 +133,7 @@ impl Alarm {
                 return Alarm { _watcher: None, events };
             }
         };
-        let mut directories: Vec<_> = trails.iter().flat_map(PathSnapshot::directories).collect();
+        let mut directories: Vec<_> = snapshots.iter().flat_map(PathSnapshot::directories).collect();
         directories.sort_unstable();
         directories.dedup();
         for directory in directories {

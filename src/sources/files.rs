@@ -123,7 +123,7 @@ fn files_of(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Everything in a directory.
-pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
 }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_large_is_refused_unread() {
+    fn a_file_that_is_too_large_is_refused() {
         let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
         file.as_file().set_len(FILE_BYTES_MAX + 1).unwrap();
         assert!(load_path(file.path()).problems[0].message.contains("larger than 32 MiB"));

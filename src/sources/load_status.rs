@@ -13,7 +13,7 @@ const PROBLEMS_MAX: usize = 1000;
 
 /// The state of the rules, for `/config/status`, metrics and the log.
 #[derive(Debug, Default)]
-pub(crate) struct ConfigStatus(Mutex<LoadReport>);
+pub(crate) struct LoadStatus(Mutex<LoadReport>);
 
 /// A copy of the state at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -51,7 +51,7 @@ pub(crate) struct LoadAttempt {
     pub problems: Vec<Problem>,
 }
 
-impl ConfigStatus {
+impl LoadStatus {
     /// Notes that rules have come into force: so many domains, and so many rules.
     pub(crate) fn succeeded(&self, (domains, rules): (usize, usize), problems: Vec<Problem>, took: Duration) {
         let mut config = self.0.lock();

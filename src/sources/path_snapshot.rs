@@ -3,7 +3,7 @@
 //! Comparing the file alone is not enough: Kubernetes replaces a link in the middle of the path, a deployment replaces
 //! a whole directory. So the path is resolved here step by step, the way the system does it, and every step is kept:
 //! each link with its target, each directory with its identity, and the end with its size and times. Whatever a reader
-//! of the path would notice makes the trail a different one; what happens beside the path does not.
+//! of the path would notice makes the snapshot a different one; what happens beside the path does not.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -17,10 +17,10 @@ const LINKS_MAX: usize = 40;
 
 /// The steps that a path takes, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PathSnapshot(Vec<LinkStep>);
+pub(crate) struct PathSnapshot(Vec<FilePathStep>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct LinkStep {
+struct FilePathStep {
     /// Where this step is, free of links.
     path: PathBuf,
     found: StepTarget,
@@ -100,16 +100,16 @@ impl PathSnapshot {
                 StepTarget::Directory { .. } | StepTarget::End { .. } => here.clone_from(&next),
                 StepTarget::Nothing(_) => ahead.clear(),
             }
-            steps.push(LinkStep { path: next, found });
+            steps.push(FilePathStep { path: next, found });
         }
         // `.`, `/` and paths that end with `..` have no last name to look at.
-        if !matches!(steps.last(), Some(LinkStep { found: StepTarget::End { .. } | StepTarget::Nothing(_), .. })) {
-            steps.push(LinkStep { found: look(&here, true), path: here });
+        if !matches!(steps.last(), Some(FilePathStep { found: StepTarget::End { .. } | StepTarget::Nothing(_), .. })) {
+            steps.push(FilePathStep { found: look(&here, true), path: here });
         }
         PathSnapshot(steps)
     }
 
-    /// The directories to watch: those that hold a link, and the one where the trail ends. For the trail to change,
+    /// The directories to watch: those that hold a link, and the one where the path ends. For the snapshot to change,
     /// something has to happen in one of them, unless a directory on the way goes away itself.
     pub(crate) fn directories(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().flat_map(|step| {
@@ -161,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_trail_is_the_same_until_something_changes() {
+    fn a_snapshot_is_the_same_until_something_changes() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "1").unwrap();
         let before = PathSnapshot::of(&file);
         fs::write(directory.path().join("neighbour"), "").unwrap();
-        assert_eq!(PathSnapshot::of(&file), before, "a neighbour is not on the trail");
+        assert_eq!(PathSnapshot::of(&file), before, "a neighbour is no part of the snapshot");
         fs::write(&file, "12").unwrap();
         assert_ne!(PathSnapshot::of(&file), before);
     }

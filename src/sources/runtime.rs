@@ -6,11 +6,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::sources::files::entries;
-
 /// Deeper directories are refused.
 const DEPTH_MAX: usize = 16;
-/// More files are refused too, but they are counted only when a directory is entered.
+/// More files are refused too, as soon as one is found that is too many.
 const FILES_MAX: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,52 +31,19 @@ impl RuntimeDirectory {
 
     /// Every file that may hold rules. One that can't be looked at is among them: it fails when it is read.
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
-        let mut files = Vec::new();
-        if self.takes_neighbours {
-            let prefix = format!("{}.", self.application);
-            let is_neighbour = |file: &Path| {
-                file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
-                    && file.is_file()
-            };
-            files.extend(entries(&self.base)?.into_iter().filter(|file| is_neighbour(file)));
-        }
-        match self.walk(&self.directory(), 0, &mut HashSet::new(), &mut files) {
-            // There may be neighbours only.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !files.is_empty() => Ok(files),
-            walked => walked.map(|()| files),
-        }
+        self.files_up_to(FILES_MAX)
     }
 
-    /// `seen` has the directories that were searched: links may lead to one again.
-    fn walk(
-        &self,
-        directory: &Path,
-        depth: usize,
-        seen: &mut HashSet<PathBuf>,
-        files: &mut Vec<PathBuf>,
-    ) -> io::Result<()> {
-        // A directory that can't be searched may hold rules. It is an error of the whole load, so that they do not
-        // vanish without a word.
-        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
-        if !seen.insert(fs::canonicalize(directory).map_err(at)?) {
-            return Ok(());
+    fn files_up_to(&self, files_max: usize) -> io::Result<Vec<PathBuf>> {
+        let mut search = FileSearch { layout: self, files_max, files: Vec::new(), seen: HashSet::new() };
+        if self.takes_neighbours {
+            search.neighbours()?;
         }
-        if depth > DEPTH_MAX || files.len() > FILES_MAX {
-            let bounds = format!("more than {DEPTH_MAX} levels of directories or {FILES_MAX} files");
-            return Err(at(io::Error::other(bounds)));
+        match search.below(&self.directory(), 0) {
+            // There may be neighbours only.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !search.files.is_empty() => Ok(search.files),
+            searched => searched.map(|()| search.files),
         }
-        for path in entries(directory).map_err(at)? {
-            if path.file_name().is_some_and(|name| self.ignores(name)) {
-                continue;
-            }
-            // Follows links: a Kubernetes ConfigMap is made of them.
-            if path.is_dir() {
-                self.walk(&path, depth + 1, seen, files)?;
-            } else {
-                files.push(path);
-            }
-        }
-        Ok(())
     }
 
     /// Names with two dots are Kubernetes' own: they lead to the same files again, by another way.
@@ -86,6 +51,74 @@ impl RuntimeDirectory {
         let name = name.as_encoded_bytes();
         name.starts_with(b"..") || (self.ignores_dot_files && name.starts_with(b"."))
     }
+}
+
+/// Goes through the directories, and ends with an error where there are too many or too much in them.
+struct FileSearch<'d> {
+    layout: &'d RuntimeDirectory,
+    files_max: usize,
+    /// What is found so far.
+    files: Vec<PathBuf>,
+    /// The directories that were searched: links may lead to one again.
+    seen: HashSet<PathBuf>,
+}
+
+impl FileSearch<'_> {
+    /// Takes the files beside the application's directory.
+    fn neighbours(&mut self) -> io::Result<()> {
+        let prefix = format!("{}.", self.layout.application);
+        for entry in fs::read_dir(&self.layout.base)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            if name.starts_with(prefix.as_bytes()) && path.is_file() {
+                self.take(path).map_err(|error| at(&self.layout.base, &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the files of a directory and of those below it. A directory that can't be searched may hold rules. It is an
+    /// error of the whole load, so that they do not vanish without a word.
+    fn below(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
+        let located = |error: io::Error| at(directory, &error);
+        if !self.seen.insert(fs::canonicalize(directory).map_err(located)?) {
+            return Ok(());
+        }
+        if depth > DEPTH_MAX {
+            return Err(located(self.out_of_bounds()));
+        }
+        // One entry after the other: a directory with too many is not held in memory first.
+        for entry in fs::read_dir(directory).map_err(located)? {
+            let path = entry.map_err(located)?.path();
+            if path.file_name().is_some_and(|name| self.layout.ignores(name)) {
+                continue;
+            }
+            // Follows links: a Kubernetes ConfigMap is made of them.
+            if path.is_dir() {
+                self.below(&path, depth + 1)?;
+            } else {
+                self.take(path).map_err(located)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, file: PathBuf) -> io::Result<()> {
+        if self.files.len() == self.files_max {
+            return Err(self.out_of_bounds());
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    fn out_of_bounds(&self) -> io::Error {
+        io::Error::other(format!("more than {DEPTH_MAX} levels of directories or {} files", self.files_max))
+    }
+}
+
+/// Says in which directory an error occurred.
+fn at(directory: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
 }
 
 #[cfg(test)]
@@ -144,6 +177,26 @@ mod tests {
         assert_eq!(found(root.path(), |it| it.ignores_dot_files = false), ["ratelimit/config/a.yaml"]);
         symlink(".", config.join("circle")).unwrap();
         assert_eq!(found(root.path(), |_| {}), ["ratelimit/config/a.yaml"]);
+    }
+
+    #[test]
+    fn more_files_than_the_bound_are_refused_wherever_they_are() {
+        for files in [
+            ["ratelimit/config/a.yaml", "ratelimit/config/b.yaml", "ratelimit/config/c.yaml"],
+            ["ratelimit/config/a.yaml", "ratelimit/config/one/b.yaml", "ratelimit/config/two/c.yaml"],
+            ["ratelimit/config.a.yaml", "ratelimit/config.b.yaml", "ratelimit/config.c.yaml"],
+        ] {
+            let root = layout(&files);
+            let directory = RuntimeDirectory {
+                base: root.path().join("ratelimit"),
+                application: "config".into(),
+                takes_neighbours: true,
+                ignores_dot_files: true,
+            };
+            assert_eq!(directory.files_up_to(3).unwrap().len(), 3, "{files:?}");
+            let error = directory.files_up_to(2).unwrap_err().to_string();
+            assert!(error.contains("ratelimit") && error.contains("or 2 files"), "{files:?}: {error}");
+        }
     }
 
     #[test]

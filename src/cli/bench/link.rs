@@ -30,7 +30,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What the connections of a thread share.
-pub(super) struct Site {
+pub(super) struct ThreadState {
     /// What all threads have in common.
     pub plan: Arc<LoadPlan>,
     /// Draws the key of each descriptor, whichever connection sends it.
@@ -45,7 +45,7 @@ pub(super) struct Site {
     pub in_flight: Cell<u64>,
 }
 
-impl Site {
+impl ThreadState {
     fn failed(&self, kind: &'static str) {
         if Instant::now() >= self.counted_from {
             self.tally.lock().failed(kind, 1);
@@ -69,27 +69,27 @@ impl Site {
 }
 
 /// Puts load on a connection, and on the next one when it ends, until the run is over.
-pub(super) async fn keep_asking(site: Rc<Site>, first: BenchLink) {
+pub(super) async fn keep_asking(state: Rc<ThreadState>, first: BenchLink) {
     let mut opened = Some(first);
     let mut pause = PAUSE_MIN;
-    while !site.pace.is_over() {
+    while !state.pace.is_over() {
         let mut link = match opened.take() {
             Some(link) => link,
-            None => match BenchLink::open(&site.plan).await {
+            None => match BenchLink::open(&state.plan).await {
                 Ok(link) => link,
                 Err(_) => {
-                    site.failed(tally::CONNECT);
+                    state.failed(tally::CONNECT);
                     pause = rest(pause).await;
                     continue;
                 }
             },
         };
         let since = Instant::now();
-        if link.ask(&site).await > 0 {
+        if link.ask(&state).await > 0 {
             pause = PAUSE_MIN;
-        } else if since.elapsed() < PAUSE_MAX && !site.pace.is_over() {
+        } else if since.elapsed() < PAUSE_MAX && !state.pace.is_over() {
             // A server that closes every connection unused must not make this loop spin.
-            site.failed(tally::TURNED_AWAY);
+            state.failed(tally::TURNED_AWAY);
             pause = rest(pause).await;
         }
     }
@@ -144,50 +144,50 @@ impl BenchLink {
 
     /// Asks until the connection takes no more or the run is over, and then until everything is answered. Returns how
     /// many requests came to an end.
-    async fn ask(&mut self, site: &Site) -> u64 {
+    async fn ask(&mut self, state: &ThreadState) -> u64 {
         let mut outcomes = 0;
-        while let Ok(()) = self.ask_once(site, &mut outcomes).await {
-            if self.connection.in_flight() == 0 && (self.connection.is_leaving() || site.pace.is_over()) {
+        while let Ok(()) = self.ask_once(state, &mut outcomes).await {
+            if self.connection.in_flight() == 0 && (self.connection.is_leaving() || state.pace.is_over()) {
                 return outcomes;
             }
         }
         let now = Instant::now();
-        let mut tally = site.tally.lock();
+        let mut tally = state.tally.lock();
         self.connection.fail_all(tally::BROKEN, |begun, outcome| {
             outcomes += 1;
-            site.ended(&mut tally, begun, now, outcome);
+            state.ended(&mut tally, begun, now, outcome);
         });
         outcomes
     }
 
     /// Sends what is due, and takes what has come, or waits for either.
-    async fn ask_once(&mut self, site: &Site, outcomes: &mut u64) -> io::Result<()> {
-        self.fill(site, None);
-        let may_send = self.connection.has_room(site.plan.template.bytes()) && !site.pace.is_over();
+    async fn ask_once(&mut self, state: &ThreadState, outcomes: &mut u64) -> io::Result<()> {
+        self.fill(state, None);
+        let may_send = self.connection.has_room(state.plan.template.bytes()) && !state.pace.is_over();
         tokio::select! {
             biased;
             exchanged = poll_fn(|context| self.poll_exchange(context)) => exchanged?,
-            due = site.pace.wait(), if may_send => {
-                self.fill(site, due);
+            due = state.pace.wait(), if may_send => {
+                self.fill(state, due);
                 return Ok(());
             }
         }
         let now = Instant::now();
-        let mut tally = site.tally.lock();
+        let mut tally = state.tally.lock();
         self.receive(|begun, outcome| {
             *outcomes += u64::from(outcome != CallOutcome::NotProcessed);
-            site.ended(&mut tally, begun, now, outcome);
+            state.ended(&mut tally, begun, now, outcome);
         })
     }
 
     /// Makes requests of everything that is due, as far as there is room.
-    fn fill(&mut self, site: &Site, mut due: Option<Instant>) {
-        let template = &site.plan.template;
+    fn fill(&mut self, state: &ThreadState, mut due: Option<Instant>) {
+        let template = &state.plan.template;
         let now = Instant::now();
         while self.connection.has_room(template.bytes()) {
-            let Some(begun) = due.take().or_else(|| site.pace.take(now)) else { return };
-            site.begun(begun);
-            let mut choice = site.choice.borrow_mut();
+            let Some(begun) = due.take().or_else(|| state.pace.take(now)) else { return };
+            state.begun(begun);
+            let mut choice = state.choice.borrow_mut();
             let write = |out: &mut Vec<u8>| template.write(out, || choice.next());
             self.connection.send(begun, template.bytes(), &mut self.outgoing, write);
         }

@@ -16,11 +16,11 @@ use tokio::time::timeout;
 
 use crate::cli::bench::choice::{KeyChoice, Spread};
 use crate::cli::bench::http2::hpack::RequestBlocks;
-use crate::cli::bench::link::{BenchLink, Site, keep_asking};
+use crate::cli::bench::link::{BenchLink, ThreadState, keep_asking};
 use crate::cli::bench::message::Template;
 use crate::cli::bench::pace::{Pace, Ticks};
 use crate::cli::bench::tally::{self, BenchTally};
-use crate::cli::client::connect::{ConnectError, Target};
+use crate::cli::client::connect::{ConnectError, ServerEndpoint};
 
 /// How long answers are awaited when the run is over.
 const LATE_ANSWERS: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ const LATE_ANSWERS: Duration = Duration::from_secs(2);
 /// What all threads work on.
 pub(super) struct LoadPlan {
     /// The server, and how to connect to it.
-    pub target: Target,
+    pub target: ServerEndpoint,
     /// The headers of requests. Each connection has a copy.
     pub blocks: RequestBlocks,
     /// The message of every request, but for its values.
@@ -116,10 +116,10 @@ async fn work(
     else {
         return;
     };
-    let beat = plan.rate.map(|rate| (Ticks::new(start.at, rate, number, plan.threads), due));
+    let ticks = plan.rate.map(|rate| (Ticks::new(start.at, rate, number, plan.threads), due));
     let choice = RefCell::new(KeyChoice::new(plan.spread, rand::random()));
-    let site = Rc::new(Site {
-        pace: Pace::new(beat),
+    let state = Rc::new(ThreadState {
+        pace: Pace::new(ticks),
         plan,
         choice,
         tally,
@@ -128,14 +128,14 @@ async fn work(
     });
     let mut links = JoinSet::new();
     for link in opened {
-        links.spawn_local(keep_asking(site.clone(), link));
+        links.spawn_local(keep_asking(state.clone(), link));
     }
     let _ = phase.wait_for(|phase| matches!(phase, LoadPhase::Over)).await;
-    let unsent = site.pace.end();
+    let unsent = state.pace.end();
     let _ = timeout(LATE_ANSWERS, async { while links.join_next().await.is_some() {} }).await;
-    let mut tally = site.tally.lock();
-    if site.counted_from < Instant::now() {
+    let mut tally = state.tally.lock();
+    if state.counted_from < Instant::now() {
         tally.failed(tally::UNSENT, unsent);
     }
-    tally.failed(tally::UNANSWERED, site.in_flight.get());
+    tally.failed(tally::UNANSWERED, state.in_flight.get());
 }

@@ -34,7 +34,7 @@ use crate::cli::bench::pace::{Pacer, Ticks};
 use crate::cli::bench::progress::Progress;
 use crate::cli::bench::report::BenchReport;
 use crate::cli::bench::tally::BenchTally;
-use crate::cli::client::connect::{PATH, Target};
+use crate::cli::client::connect::{PATH, ServerEndpoint};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
 use crate::flag_value::duration;
@@ -200,7 +200,7 @@ fn plan(flags: &BenchFlags) -> anyhow::Result<LoadPlan> {
             template.bytes()
         );
     }
-    let target = Target::new(&flags.server)?;
+    let target = ServerEndpoint::new(&flags.server)?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = flags.threads.map_or((cores / 2).clamp(1, 2), |threads| threads as usize);
     Ok(LoadPlan {
@@ -227,10 +227,10 @@ async fn measure(flags: &BenchFlags, plan: Arc<LoadPlan>) -> anyhow::Result<Benc
     }
     let at = Instant::now();
     let counted_from = at + flags.warmup;
-    let beat =
+    let ticks_of =
         |(number, worker): (usize, &LoadWorker), rate| (Ticks::new(at, rate, number, plan.threads), worker.due.clone());
-    let beats = plan.rate.map(|rate| workers.iter().enumerate().map(|worker| beat(worker, rate)).collect());
-    let pacer = beats.map(Pacer::start).transpose()?;
+    let ticks = plan.rate.map(|rate| workers.iter().enumerate().map(|worker| ticks_of(worker, rate)).collect());
+    let pacer = ticks.map(Pacer::start).transpose()?;
     phase.send_replace(LoadPhase::Running(LoadStart { at, counted_from }));
 
     let mut progress = Progress::new();

@@ -46,14 +46,15 @@ impl Ticks {
 
 /// The pace of one thread's requests.
 pub(super) struct Pace {
-    beat: Option<OpenLoop>,
+    /// `None` in a closed loop.
+    open_loop: Option<OpenLoop>,
     /// When requests began that the server has not processed. They go first.
     again: RefCell<Vec<Instant>>,
     is_over: Cell<bool>,
 }
 
 struct OpenLoop {
-    beat: Ticks,
+    ticks: Ticks,
     /// A permit for every request that is due.
     due: Arc<Semaphore>,
     /// How many requests were begun, not counting those that were begun again.
@@ -61,11 +62,11 @@ struct OpenLoop {
 }
 
 impl Pace {
-    /// Keeps the times of `beat`, whose permits say how many of them have come. Without it, requests go out as fast as
+    /// Keeps the times of `ticks`, whose permits say how many of them have come. Without them, requests go out as fast as
     /// answers come.
-    pub(super) fn new(beat: Option<(Ticks, Arc<Semaphore>)>) -> Pace {
-        let beat = beat.map(|(beat, due)| OpenLoop { beat, due, taken: Cell::new(0) });
-        Pace { beat, again: RefCell::default(), is_over: Cell::new(false) }
+    pub(super) fn new(ticks: Option<(Ticks, Arc<Semaphore>)>) -> Pace {
+        let open_loop = ticks.map(|(ticks, due)| OpenLoop { ticks, due, taken: Cell::new(0) });
+        Pace { open_loop, again: RefCell::default(), is_over: Cell::new(false) }
     }
 
     /// The next request, if there is one now, and since when it is due.
@@ -73,7 +74,7 @@ impl Pace {
         if self.is_over.get() {
             return None;
         }
-        if let Some(open) = &self.beat {
+        if let Some(open) = &self.open_loop {
             open.due.try_acquire().ok()?.forget();
         }
         Some(self.begin(now))
@@ -82,7 +83,7 @@ impl Pace {
     /// Waits for a request to be due, and takes it; `None` when the run is over. In a closed loop nothing becomes due by
     /// time, and this waits for good.
     pub(super) async fn wait(&self) -> Option<Instant> {
-        let Some(open) = &self.beat else { return pending().await };
+        let Some(open) = &self.open_loop else { return pending().await };
         open.due.acquire().await.ok()?.forget();
         Some(self.begin(Instant::now()))
     }
@@ -91,16 +92,16 @@ impl Pace {
         if let Some(begun) = self.again.borrow_mut().pop() {
             return begun;
         }
-        let Some(open) = &self.beat else { return now };
+        let Some(open) = &self.open_loop else { return now };
         let number = open.taken.get();
         open.taken.set(number + 1);
-        open.beat.time(number)
+        open.ticks.time(number)
     }
 
     /// Puts back a request that was not processed.
     pub(super) fn put_back(&self, begun: Instant) {
         self.again.borrow_mut().push(begun);
-        if let Some(open) = &self.beat {
+        if let Some(open) = &self.open_loop {
             open.due.add_permits(1);
         }
     }
@@ -108,7 +109,7 @@ impl Pace {
     /// Ends the run: no more requests. Returns how many were due and never sent.
     pub(super) fn end(&self) -> u64 {
         self.is_over.set(true);
-        let Some(open) = &self.beat else { return 0 };
+        let Some(open) = &self.open_loop else { return 0 };
         open.due.close();
         open.due.available_permits() as u64
     }
@@ -125,20 +126,20 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    pub(super) fn start(beats: Vec<(Ticks, Arc<Semaphore>)>) -> io::Result<Pacer> {
+    pub(super) fn start(ticks: Vec<(Ticks, Arc<Semaphore>)>) -> io::Result<Pacer> {
         let is_over = Arc::new(AtomicBool::new(false));
         let told = is_over.clone();
-        let mut released = vec![0; beats.len()];
+        let mut released = vec![0; ticks.len()];
         let mut release = move || {
             let now = Instant::now();
-            let each = beats.iter().zip(&mut released).map(|((beat, due), released)| {
-                let count = beat.count(now).max(*released);
+            let each = ticks.iter().zip(&mut released).map(|((ticks, due), released)| {
+                let count = ticks.count(now).max(*released);
                 // Waking a thread that has nothing to do would only slow it down.
                 if count > *released {
                     due.add_permits((count - *released) as usize);
                     *released = count;
                 }
-                beat.time(count)
+                ticks.time(count)
             });
             each.min()
         };
@@ -166,11 +167,11 @@ mod tests {
     #[test]
     fn threads_share_a_rate_in_turns() {
         let start = Instant::now();
-        let beats = [0, 1].map(|thread| Ticks::new(start, 1000.0, thread, 2));
-        let after = |beat: &Ticks, number| (beat.time(number) - start).as_micros();
-        assert_eq!([0, 1, 2].map(|number| after(&beats[0], number)), [0, 2000, 4000]);
-        assert_eq!([0, 1, 2].map(|number| after(&beats[1], number)), [1000, 3000, 5000]);
-        let counts = |micros| beats.map(|beat| beat.count(start + Duration::from_micros(micros)));
+        let ticks = [0, 1].map(|thread| Ticks::new(start, 1000.0, thread, 2));
+        let after = |each: &Ticks, number| (each.time(number) - start).as_micros();
+        assert_eq!([0, 1, 2].map(|number| after(&ticks[0], number)), [0, 2000, 4000]);
+        assert_eq!([0, 1, 2].map(|number| after(&ticks[1], number)), [1000, 3000, 5000]);
+        let counts = |micros| ticks.map(|each| each.count(start + Duration::from_micros(micros)));
         assert_eq!((counts(0), counts(1500), counts(10_500)), ([1, 0], [1, 1], [6, 5]));
     }
 

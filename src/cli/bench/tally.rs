@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::cli::latency::Latency;
+use crate::cli::latency::LatencyHistogram;
 
 /// A connection that could not be opened.
 pub(super) const CONNECT: &str = "connect";
@@ -30,12 +30,12 @@ pub(super) struct BenchTally {
     /// Requests without an answer: by gRPC code, or by what happened where there is none.
     pub errors: BTreeMap<&'static str, u64>,
     /// Of all answers, whatever their verdict.
-    pub latency: Latency,
+    pub latency: LatencyHistogram,
 }
 
 impl BenchTally {
     pub(super) fn new() -> anyhow::Result<BenchTally> {
-        Ok(BenchTally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: Latency::new()? })
+        Ok(BenchTally { ok: 0, over_limit: 0, unknown: 0, errors: BTreeMap::new(), latency: LatencyHistogram::new()? })
     }
 
     pub(super) fn answered(&mut self, verdict: Code, took: Duration) {

@@ -26,7 +26,7 @@ use tonic::Code;
 
 use crate::cli::call::answer::{CallAnswer, code};
 use crate::cli::call::summary::Summary;
-use crate::cli::client::connect::{ConnectError, Sender, Target};
+use crate::cli::client::connect::{ConnectError, Sender, ServerEndpoint};
 use crate::cli::client::exchange::{self, ExchangeError};
 use crate::cli::client::{ServerFlags, advice};
 use crate::cli::{Exit, Output};
@@ -269,7 +269,7 @@ impl CallError {
 
 /// The request, ready to be sent again and again, over a connection that is opened again when necessary.
 struct Caller {
-    target: Target,
+    target: ServerEndpoint,
     message: Bytes,
     timeout: Duration,
     /// `None` before the first call, and after one that broke the connection.
@@ -278,7 +278,7 @@ struct Caller {
 
 impl Caller {
     fn new(flags: &CallFlags) -> anyhow::Result<Caller> {
-        let mut target = Target::new(&flags.server)?;
+        let mut target = ServerEndpoint::new(&flags.server)?;
         let timeout = HeaderValue::try_from(format!("{}m", flags.timeout.as_millis()))?;
         target.head.headers_mut().insert("grpc-timeout", timeout);
         let message = exchange::framed(&request(flags)).freeze();

@@ -7,21 +7,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::check::plural;
-use crate::cli::latency::Latency;
+use crate::cli::latency::LatencyHistogram;
 
 pub(super) struct Summary {
     /// Calls with an answer, by verdict.
     pub answered: BTreeMap<&'static str, u64>,
     /// Calls without an answer, by gRPC code.
     pub errors: BTreeMap<&'static str, u64>,
-    latency: Latency,
+    latency: LatencyHistogram,
 }
 
 impl Summary {
     pub(super) fn new() -> anyhow::Result<Summary> {
         // Both verdicts are shown, even if one of them never came.
         let answered = BTreeMap::from([("OK", 0), ("OVER_LIMIT", 0)]);
-        Ok(Summary { answered, errors: BTreeMap::new(), latency: Latency::new()? })
+        Ok(Summary { answered, errors: BTreeMap::new(), latency: LatencyHistogram::new()? })
     }
 
     pub(super) fn answered(&mut self, verdict: &'static str, took: Duration) {

@@ -43,11 +43,11 @@ pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
     let sharing = SharingSettings::new(&flags.sharing, &flags.rules.secret)?;
     let options = flags.rules.options()?;
     let mut loaded = files::load(&flags.rules.location(), &options);
-    sharing.surroundings().refuse(&mut loaded);
+    sharing.deployment().refuse(&mut loaded);
     let mut remarks = sharing.warnings(&flags.sharing);
     // Unless something is set about where the rules are to hold, nobody can say what has no effect there.
     if let Some(ruleset) = loaded.ruleset.as_ref().filter(|_| sharing.is_set()) {
-        remarks.extend(sharing.surroundings().not_honoured(ruleset));
+        remarks.extend(sharing.deployment().not_honoured(ruleset));
     }
     let policies = match &loaded.ruleset {
         Some(ruleset) if flags.show_policy => {

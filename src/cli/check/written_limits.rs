@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use crate::rules::file::{self, DescriptorFile};
+use crate::rules::file::{self, WrittenDescriptor};
 use crate::rules::problem::{FilePosition, Problems, Strictness};
 use crate::rules::{Domain, Ruleset};
 
@@ -44,7 +44,7 @@ impl WrittenLimits {
         }
     }
 
-    fn gather(&mut self, name: &Arc<str>, descriptor: &DescriptorFile) {
+    fn gather(&mut self, name: &Arc<str>, descriptor: &WrittenDescriptor) {
         for terms in descriptor.limits.iter().filter_map(|limit| limit.terms.as_ref()) {
             let place = FilePosition { file: name.clone(), position: descriptor.at };
             let fields = WrittenFields { scope: terms.scope.is_some(), on_outage: terms.on_outage.is_some() };

@@ -27,7 +27,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// A server, and what is needed to speak with it.
-pub(crate) struct Target {
+pub(crate) struct ServerEndpoint {
     /// As the address names it, for errors and reports.
     pub place: ServerTarget,
     tls: Option<ClientTls>,
@@ -59,8 +59,8 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-impl Target {
-    pub(crate) fn new(flags: &ServerFlags) -> anyhow::Result<Target> {
+impl ServerEndpoint {
+    pub(crate) fn new(flags: &ServerFlags) -> anyhow::Result<ServerEndpoint> {
         let place = flags.addr.place.clone();
         let tls = flags.tls.resolve(&flags.addr)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -70,7 +70,7 @@ impl Target {
         *head.uri_mut() = uri;
         head.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
         head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        Ok(Target { place, tls, head })
+        Ok(ServerEndpoint { place, tls, head })
     }
 
     /// Connects, and returns as soon as the server has answered a ping. So everything is found out that can be found

@@ -60,9 +60,9 @@ impl ServiceTarget {
     }
 }
 
-/// What a bootstrap has around the parts.
+/// What a bootstrap has besides the parts.
 #[derive(Clone, Debug)]
-pub(crate) struct Around {
+pub(crate) struct BootstrapSettings {
     /// The port of its listener, on all IPv4 addresses.
     pub listen_port: u16,
     /// Proxies in front whose X-Forwarded-For is believed.
@@ -71,12 +71,12 @@ pub(crate) struct Around {
     pub upstream: ServiceTarget,
 }
 
-/// The parts, each with a comment on where it belongs; with `around`, all of them in place.
-pub(crate) fn document(plan: &GatewayPlan, service: &ServiceTarget, around: Option<&Around>) -> String {
+/// The parts, each with a comment on where it belongs; or a bootstrap that has all of them in place.
+pub(crate) fn document(plan: &GatewayPlan, service: &ServiceTarget, bootstrap: Option<&BootstrapSettings>) -> String {
     let (filter, cluster) = (element(&filter(plan, CLUSTER, None)), element(&cluster(CLUSTER, service)));
     let rate_limits = rate_limits(plan);
-    match around {
-        Some(around) => bootstrap(plan, around, &filter, &rate_limits, &cluster),
+    match bootstrap {
+        Some(settings) => bootstrap_document(plan, settings, &filter, &rate_limits, &cluster),
         None => format!(
             "# 1. Into http_filters of the connection manager, before envoy.filters.http.router.
 http_filters:
@@ -174,8 +174,14 @@ load_assignment:
     )
 }
 
-fn bootstrap(plan: &GatewayPlan, around: &Around, filter: &str, rate_limits: &str, cluster: &str) -> String {
-    let Around { listen_port, trusted_hops, upstream } = around;
+fn bootstrap_document(
+    plan: &GatewayPlan,
+    settings: &BootstrapSettings,
+    filter: &str,
+    rate_limits: &str,
+    cluster: &str,
+) -> String {
+    let BootstrapSettings { listen_port, trusted_hops, upstream } = settings;
     format!(
         "admin:
   address: {{socket_address: {{address: 127.0.0.1, port_value: 9901}}}}

@@ -14,7 +14,7 @@ use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::cli::generate::envoy::{Around, ServiceTarget};
+use crate::cli::generate::envoy::{BootstrapSettings, ServiceTarget};
 use crate::cli::generate::istio::{Context, Mesh};
 use crate::cli::generate::plan::{GatewayPlan, Wishes};
 use crate::cli::generate::source::ValueSource;
@@ -42,11 +42,11 @@ the header of its name.";
 #[derive(Args, Debug)]
 pub struct GenFlags {
     #[command(subcommand)]
-    pub target: Target,
+    pub target: GenTarget,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum Target {
+pub enum GenTarget {
     /// The filter, the actions and the cluster for an Envoy of your own
     #[command(after_help = EXAMPLES)]
     Envoy(EnvoyFlags),
@@ -146,16 +146,16 @@ fn label(typed: &str) -> Result<(String, String), String> {
 
 pub fn run(flags: &GenFlags) -> anyhow::Result<Exit> {
     match &flags.target {
-        Target::Envoy(flags) => {
+        GenTarget::Envoy(flags) => {
             let plan = plan(&flags.plan)?;
-            let around = flags.bootstrap.then(|| Around {
+            let bootstrap = flags.bootstrap.then(|| BootstrapSettings {
                 listen_port: flags.listen,
                 trusted_hops: flags.trusted_hops,
                 upstream: flags.upstream.clone(),
             });
-            print(&flags.plan, &plan, &[envoy::document(&plan, &flags.service, around.as_ref())])
+            print(&flags.plan, &plan, &[envoy::document(&plan, &flags.service, bootstrap.as_ref())])
         }
-        Target::Istio(flags) => {
+        GenTarget::Istio(flags) => {
             let mesh = mesh(flags)?;
             let plan = plan(&flags.plan)?;
             print(&flags.plan, &plan, &istio::documents(&plan, &mesh))

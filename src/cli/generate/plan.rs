@@ -32,7 +32,7 @@ pub struct Wishes {
 
 /// One descriptor, and the rules that wait for it.
 #[derive(Debug)]
-pub struct Descriptor {
+pub struct PlannedDescriptor {
     /// Each key, with its value where it is not taken from the request.
     pub entries: Vec<(String, Option<String>)>,
     /// Envoy's actions that make the entries, in their order.
@@ -47,7 +47,7 @@ pub struct GatewayPlan {
     /// What the filter sends as the domain.
     pub domain: String,
     /// In the order of the rules.
-    pub descriptors: Vec<Descriptor>,
+    pub descriptors: Vec<PlannedDescriptor>,
     /// Every key and where its value comes from, by name.
     pub sources: BTreeMap<String, ValueSource>,
     /// Keys without a `--map`, whose source was guessed from their names.
@@ -94,13 +94,13 @@ impl GatewayPlan {
         }
         let unused = wishes.sources.keys().filter(|key| !expected.iter().any(|it| has_key(it, key)));
         errors.extend(unused.map(|key| PlanError::UnusedMap(key.clone())));
-        let mut descriptors: Vec<Descriptor> = Vec::new();
+        let mut descriptors: Vec<PlannedDescriptor> = Vec::new();
         for it in &expected {
             match entries(it, &sources) {
                 Ok(entries) => match descriptors.iter_mut().find(|other| other.entries == entries) {
                     Some(same) => same.rules.push(it.rule.id.to_string()),
                     None => {
-                        descriptors.push(Descriptor {
+                        descriptors.push(PlannedDescriptor {
                             actions: actions(&entries, &sources),
                             entries,
                             rules: vec![it.rule.id.to_string()],

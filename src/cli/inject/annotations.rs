@@ -71,7 +71,7 @@ impl Sidecar {
             })?;
         }
         sidecar.image = named(IMAGE)?.unwrap_or(sidecar.image);
-        sidecar.rules = named(RULES)?.unwrap_or(sidecar.rules);
+        sidecar.rules_configmap = named(RULES)?.unwrap_or(sidecar.rules_configmap);
         sidecar.env_configmap = named(ENV_CONFIGMAP)?.or(sidecar.env_configmap);
         sidecar.env_secret = named(ENV_SECRET)?.or(sidecar.env_secret);
         Ok(sidecar)
@@ -108,7 +108,7 @@ mod tests {
         let usual = Sidecar {
             image: "tidegate:1".into(),
             mode: Mode::Native,
-            rules: "tidegate-rules".into(),
+            rules_configmap: "tidegate-rules".into(),
             env_configmap: None,
             env_secret: Some("redis".into()),
             keys_max: 1,

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::cli::inject::layout::{EditKind, InsertionPoint, Style};
+use crate::cli::inject::layout::{PlacedValue, Style, ValueShape};
 use crate::cli::inject::workload::{Addition, PathPart, value_at};
 use crate::cli::yaml::{element, indented, yaml};
 
 /// The text with the addition, or `None` if there is no place for it. `meant` is the whole document after the addition.
 pub(super) fn added(text: &str, addition: &Addition, meant: &Value) -> Option<String> {
-    let document = InsertionPoint::of(text)?;
+    let document = PlacedValue::of(text)?;
     let editor = Editor { text };
     match addition {
         Addition::Field { at, key, value } => editor.with_field(document.at(at)?, key, value),
@@ -30,8 +30,8 @@ struct Editor<'a> {
 }
 
 impl Editor<'_> {
-    fn with_field(&self, map: &InsertionPoint, key: &str, value: &Value) -> Option<String> {
-        let EditKind::Map(style, fields) = &map.kind else { return None };
+    fn with_field(&self, map: &PlacedValue, key: &str, value: &Value) -> Option<String> {
+        let ValueShape::Map(style, fields) = &map.kind else { return None };
         match (map.field(key), style) {
             // An empty list, or nothing after the colon.
             (Some((key, old)), style) => self.with_value(*style, key, old, value),
@@ -46,15 +46,15 @@ impl Editor<'_> {
     /// Adds an element to the list that is a field of a map. `meant` is the whole list after that.
     fn with_element(
         &self,
-        map: &InsertionPoint,
+        map: &PlacedValue,
         name: &str,
         value: &Value,
         is_first: bool,
         meant: &Value,
     ) -> Option<String> {
-        let EditKind::Map(outer, _) = &map.kind else { return None };
+        let ValueShape::Map(outer, _) = &map.kind else { return None };
         let (key, list) = map.field(name)?;
-        let EditKind::List(style, elements) = &list.kind else { return None };
+        let ValueShape::List(style, elements) = &list.kind else { return None };
         let (first, last) = (&elements.first()?.span, &elements.last()?.span);
         match (style, outer) {
             (Style::Block(dash), _) => {
@@ -94,7 +94,7 @@ impl Editor<'_> {
     }
 
     /// Replaces the value of a field: below the key if the rest of the line is free, on the line otherwise.
-    fn with_value(&self, style: Style, key: &InsertionPoint, old: &InsertionPoint, value: &Value) -> Option<String> {
+    fn with_value(&self, style: Style, key: &PlacedValue, old: &PlacedValue, value: &Value) -> Option<String> {
         let behind_key = key.span.end;
         let behind_colon = behind_key + self.text.get(behind_key..old.span.end)?.find(':')? + 1;
         Some(match style {
@@ -117,7 +117,7 @@ impl Editor<'_> {
 
     /// Whether a list between brackets has its lines to itself and no comments within, so that nothing is lost if it is
     /// written line by line.
-    fn can_be_unfolded(&self, key: &InsertionPoint, list: &InsertionPoint) -> bool {
+    fn can_be_unfolded(&self, key: &PlacedValue, list: &PlacedValue) -> bool {
         let written = &self.text[list.span.clone()];
         let has_comment = [" #", "\t#", "\n#"].iter().any(|comment| written.contains(comment));
         let before = self.text[key.span.end..list.span.start].trim_start();
@@ -128,8 +128,8 @@ impl Editor<'_> {
     /// Adds a field between brackets.
     fn with_pair(
         &self,
-        map: &InsertionPoint,
-        last: Option<&(InsertionPoint, InsertionPoint)>,
+        map: &PlacedValue,
+        last: Option<&(PlacedValue, PlacedValue)>,
         key: &str,
         value: &Value,
     ) -> String {

@@ -13,20 +13,21 @@ use crate::rules::yaml::without_tabs_after_colons;
 
 /// A value, and the bytes of the text that it is written in.
 #[derive(Debug)]
-pub(super) struct InsertionPoint {
+pub(super) struct PlacedValue {
     /// In bytes. Empty at the place where a value would be, if nothing is written.
     pub span: Range<usize>,
-    /// How it is written, and what it consists of.
-    pub kind: EditKind,
+    /// How it is written, and which values it consists of.
+    pub kind: ValueShape,
 }
 
+/// What a value is, with the values in it.
 #[derive(Debug)]
-pub(super) enum EditKind {
+pub(super) enum ValueShape {
     Scalar(String),
     /// Its value is written elsewhere.
     Alias,
-    Map(Style, Vec<(InsertionPoint, InsertionPoint)>),
-    List(Style, Vec<InsertionPoint>),
+    Map(Style, Vec<(PlacedValue, PlacedValue)>),
+    List(Style, Vec<PlacedValue>),
 }
 
 /// How a map or a list is written.
@@ -38,9 +39,9 @@ pub(super) enum Style {
     Flow,
 }
 
-impl InsertionPoint {
+impl PlacedValue {
     /// The places of a document that has been read before: its depth is not checked again.
-    pub(super) fn of(text: &str) -> Option<InsertionPoint> {
+    pub(super) fn of(text: &str) -> Option<PlacedValue> {
         match Reader::new(text).document() {
             Err(Some(line)) => {
                 // This moves no bytes.
@@ -51,18 +52,18 @@ impl InsertionPoint {
         }
     }
 
-    pub(super) fn at(&self, path: &[PathPart]) -> Option<&InsertionPoint> {
+    pub(super) fn at(&self, path: &[PathPart]) -> Option<&PlacedValue> {
         path.iter().try_fold(self, |place, step| match (&place.kind, step) {
             (_, PathPart::Key(name)) => place.field(name).map(|(_, value)| value),
-            (EditKind::List(_, elements), PathPart::Index(index)) => elements.get(*index),
+            (ValueShape::List(_, elements), PathPart::Index(index)) => elements.get(*index),
             _ => None,
         })
     }
 
     /// The key and the value of a field; of fields with the same key, the last one counts.
-    pub(super) fn field(&self, name: &str) -> Option<(&InsertionPoint, &InsertionPoint)> {
-        let EditKind::Map(_, fields) = &self.kind else { return None };
-        let is_named = |key: &InsertionPoint| matches!(&key.kind, EditKind::Scalar(text) if text == name);
+    pub(super) fn field(&self, name: &str) -> Option<(&PlacedValue, &PlacedValue)> {
+        let ValueShape::Map(_, fields) = &self.kind else { return None };
+        let is_named = |key: &PlacedValue| matches!(&key.kind, ValueShape::Scalar(text) if text == name);
         fields.iter().rev().find(|(key, _)| is_named(key)).map(|(key, value)| (key, value))
     }
 }
@@ -84,7 +85,7 @@ impl<'a> Reader<'a> {
         Reader { text, bytes, parser: Parser::new_from_str(text) }
     }
 
-    fn document(&mut self) -> Result<InsertionPoint, Stopped> {
+    fn document(&mut self) -> Result<PlacedValue, Stopped> {
         loop {
             match self.next()? {
                 (Event::StreamStart | Event::DocumentStart(_), _) => {}
@@ -102,10 +103,10 @@ impl<'a> Reader<'a> {
         self.bytes.get(marker.index()).copied().unwrap_or(self.text.len())
     }
 
-    fn place(&mut self, event: Event<'a>, span: Span) -> Result<InsertionPoint, Stopped> {
+    fn place(&mut self, event: Event<'a>, span: Span) -> Result<PlacedValue, Stopped> {
         let (start, end) = (self.byte(span.start), self.byte(span.end));
         match event {
-            Event::Alias(_) => Ok(InsertionPoint { span: start..end, kind: EditKind::Alias }),
+            Event::Alias(_) => Ok(PlacedValue { span: start..end, kind: ValueShape::Alias }),
             Event::Scalar(text, style, anchor, tag) => {
                 let is_unwritten = text.is_empty() && style == ScalarStyle::Plain && anchor == 0 && tag.is_none();
                 let span = match style {
@@ -114,7 +115,7 @@ impl<'a> Reader<'a> {
                     ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => start..self.behind_quote(start),
                     ScalarStyle::Literal | ScalarStyle::Folded => self.block(start..end, &text),
                 };
-                Ok(InsertionPoint { span, kind: EditKind::Scalar(text.into_owned()) })
+                Ok(PlacedValue { span, kind: ValueShape::Scalar(text.into_owned()) })
             }
             Event::SequenceStart(..) => self.list(start, end),
             Event::MappingStart(..) => self.map(start, end),
@@ -122,28 +123,28 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn list(&mut self, start: usize, found: usize) -> Result<InsertionPoint, Stopped> {
-        let mut elements: Vec<InsertionPoint> = Vec::new();
+    fn list(&mut self, start: usize, found: usize) -> Result<PlacedValue, Stopped> {
+        let mut elements: Vec<PlacedValue> = Vec::new();
         loop {
             match self.next()? {
                 (Event::SequenceEnd, closed) => {
                     let last = elements.last().map_or(found, |last| last.span.end);
                     let (style, end) = self.style(self.dash(found), last, closed);
-                    return Ok(InsertionPoint { span: start..end, kind: EditKind::List(style, elements) });
+                    return Ok(PlacedValue { span: start..end, kind: ValueShape::List(style, elements) });
                 }
                 (event, span) => elements.push(self.place(event, span)?),
             }
         }
     }
 
-    fn map(&mut self, start: usize, found: usize) -> Result<InsertionPoint, Stopped> {
-        let mut fields: Vec<(InsertionPoint, InsertionPoint)> = Vec::new();
+    fn map(&mut self, start: usize, found: usize) -> Result<PlacedValue, Stopped> {
+        let mut fields: Vec<(PlacedValue, PlacedValue)> = Vec::new();
         loop {
             match self.next()? {
                 (Event::MappingEnd, closed) => {
                     let last = fields.last().map_or(found, |(_, value)| value.span.end);
                     let (style, end) = self.style(found, last, closed);
-                    return Ok(InsertionPoint { span: start..end, kind: EditKind::Map(style, fields) });
+                    return Ok(PlacedValue { span: start..end, kind: ValueShape::Map(style, fields) });
                 }
                 (event, span) => {
                     let key = self.place(event, span)?;

@@ -62,7 +62,7 @@ impl SidecarFlags {
         Sidecar {
             image: self.image.clone(),
             mode: self.mode,
-            rules: self.rules_configmap.clone(),
+            rules_configmap: self.rules_configmap.clone(),
             env_configmap: self.env_configmap.clone(),
             env_secret: self.env_secret.clone(),
             keys_max: self.keys_max,

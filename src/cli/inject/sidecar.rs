@@ -47,7 +47,7 @@ pub struct Sidecar {
     /// Which kind of container it is.
     pub mode: Mode,
     /// The ConfigMap that has the rule files, in the pod's namespace.
-    pub rules: String,
+    pub rules_configmap: String,
     /// A ConfigMap with further environment, if there is one.
     pub env_configmap: Option<String>,
     /// A Secret with further environment, if there is one. It wins over the ConfigMap.
@@ -133,7 +133,7 @@ impl Sidecar {
     pub fn volumes(&self) -> [Value; 2] {
         [
             json!({"name": SOCKET_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
-            json!({"name": RULES_VOLUME, "configMap": {"name": self.rules}}),
+            json!({"name": RULES_VOLUME, "configMap": {"name": self.rules_configmap}}),
         ]
     }
 }

@@ -308,7 +308,7 @@ mod tests {
         Sidecar {
             image: "tidegate:1".into(),
             mode,
-            rules: "rules".into(),
+            rules_configmap: "rules".into(),
             env_configmap: None,
             env_secret: None,
             keys_max: 1,

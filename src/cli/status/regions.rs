@@ -29,11 +29,11 @@ pub(super) struct GlobalReport {
 #[derive(Debug, Deserialize)]
 struct Mysql {
     address: String,
-    last_error: Option<LastErrorReport>,
+    last_error: Option<TurnErrorReport>,
 }
 
 #[derive(Debug, Deserialize)]
-struct LastErrorReport {
+struct TurnErrorReport {
     turn: String,
     text: String,
     at_s: u64,

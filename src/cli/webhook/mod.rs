@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::cli::Exit;
 use crate::cli::inject::SidecarFlags;
 use crate::cli::inject::sidecar::Sidecar;
-use crate::cli::webhook::review::Review;
+use crate::cli::webhook::review::ReviewOutcome;
 use crate::observe::logging;
 use crate::observe::logging::{LogFormat, LogLevel};
 use crate::server::drain::{self, DrainPhase};
@@ -111,10 +111,10 @@ async fn mutate(State(usual): State<Arc<Sidecar>>, body: Bytes) -> Response {
     match review::answer(&body, &usual) {
         Ok(answer) => {
             let pod = answer.review.pointer("/response/uid").and_then(serde_json::Value::as_str).unwrap_or_default();
-            match answer.what {
-                Review::Unchanged => tracing::debug!(review = pod, "a pod passes as it is"),
-                Review::Injected => tracing::info!(review = pod, "a pod gets its sidecar"),
-                Review::Denied(reason) => tracing::warn!(review = pod, reason, "a pod is denied"),
+            match answer.outcome {
+                ReviewOutcome::Unchanged => tracing::debug!(review = pod, "a pod passes as it is"),
+                ReviewOutcome::Injected => tracing::info!(review = pod, "a pod gets its sidecar"),
+                ReviewOutcome::Denied(reason) => tracing::warn!(review = pod, reason, "a pod is denied"),
             }
             respond(StatusCode::OK, JSON, answer.review.to_string())
         }

@@ -33,12 +33,13 @@ pub(crate) enum ReviewError {
 pub(crate) struct ReviewResponse {
     /// The whole AdmissionReview to send back.
     pub review: Value,
-    /// What became of the pod, for the log.
-    pub what: Review,
+    /// For the log.
+    pub outcome: ReviewOutcome,
 }
 
+/// What becomes of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Review {
+pub(crate) enum ReviewOutcome {
     Unchanged,
     Injected,
     Denied(String),
@@ -55,9 +56,9 @@ pub(crate) fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, Rev
     // The object as it came, with fields that our types do not know.
     let object = raw.pointer("/request/object").filter(|_| can_be_changed(&request));
     let additions = object.map_or_else(|| Ok(Vec::new()), |object| additions(object, &request, usual));
-    let (response, what) = match additions {
+    let (response, outcome) = match additions {
         Ok(additions) if additions.is_empty() => {
-            (json!({"uid": request.uid, "allowed": true, "status": {}}), Review::Unchanged)
+            (json!({"uid": request.uid, "allowed": true, "status": {}}), ReviewOutcome::Unchanged)
         }
         Ok(additions) => {
             let patch = Value::Array(additions.iter().map(Addition::to_patch).collect());
@@ -65,14 +66,14 @@ pub(crate) fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, Rev
             let response = json!({
                 "uid": request.uid, "allowed": true, "status": {}, "patchType": "JSONPatch", "patch": patch,
             });
-            (response, Review::Injected)
+            (response, ReviewOutcome::Injected)
         }
         Err(reason) => {
             let status = json!({"code": 422, "message": reason});
-            (json!({"uid": request.uid, "allowed": false, "status": status}), Review::Denied(reason))
+            (json!({"uid": request.uid, "allowed": false, "status": status}), ReviewOutcome::Denied(reason))
         }
     };
-    Ok(ReviewResponse { review: in_review(&response), what })
+    Ok(ReviewResponse { review: in_review(&response), outcome })
 }
 
 /// The answer to a body that can't be answered as a review. Its uid is empty, because none could be read.
@@ -139,7 +140,7 @@ mod tests {
         let usual = Sidecar {
             image: "tidegate:1".into(),
             mode: Mode::Native,
-            rules: "rules".into(),
+            rules_configmap: "rules".into(),
             env_configmap: None,
             env_secret: None,
             keys_max: 1,

@@ -8,6 +8,10 @@
 /// nonsense does not deny a key for years; a window forgives after two windows. The origin's buckets hold as much.
 pub(crate) const DEBT_TIMES: u64 = 10;
 
+/// A store hears of hits this soon after they came: two flushes. What a process has drained by itself meanwhile, all others have
+/// drained too, so it must not be taken from what each of them tells.
+const TOLD_WITHIN_MS: u64 = 100;
+
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -133,6 +137,13 @@ impl Bucket {
     /// The level in whole hits, rounded up.
     pub(crate) fn hits_within(&self, rate: &Rate) -> u64 {
         u64::try_from(self.level().div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
+    }
+
+    /// How many of its hits a store that is told of them now may still add: those in it, and what has drained since they came. Of
+    /// hits that have waited for longer, what has drained is no more.
+    pub(crate) fn hits_to_tell(&self, rate: &Rate) -> u64 {
+        let drained = u128::from(rate.limit) * u128::from(TOLD_WITHIN_MS.min(rate.window_ms));
+        u64::try_from((self.level() + drained).div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
     }
 
     /// The level without so many of its hits, in whole hits and parts of a hit (`1 / window_ms`).

@@ -81,8 +81,8 @@ pub struct WindowUpdate {
 pub struct BucketUpdate {
     /// What the level has beyond the whole hits of the floor, in parts of a hit: `1 / window_ms`.
     pub floor_rest: u64,
-    /// The level by the process's own view, in whole hits, rounded up. Of the hits that it has not told, no more than this
-    /// plus those it has given back can still be in the bucket.
+    /// The level by the process's own view, in whole hits, rounded up, with what drains in the time that it may have taken to
+    /// tell. Of the hits that it has not told, no more than this plus those it has given back can still be in the bucket.
     pub level: u64,
 }
 

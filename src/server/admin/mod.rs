@@ -31,7 +31,7 @@ use crate::server::connection_stats::ConnectionStats;
 use crate::server::log_budget::LogBudget;
 use crate::server::service::Service;
 use crate::server::tls::ServerTls;
-use crate::sources::load_status::{ConfigStatus, now_s};
+use crate::sources::load_status::{LoadStatus, now_s};
 
 /// Everything that the pages are made from.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Admin {
     /// Whose rules, keys and counters are shown.
     pub service: Arc<Service>,
     /// The rules in force, and the last attempt to load others.
-    pub config: Arc<ConfigStatus>,
+    pub config: Arc<LoadStatus>,
     /// Connections of the gRPC port; the other ports are not shown.
     pub connections: Arc<ConnectionStats>,
     /// TLS of the gRPC port; `None` if it speaks plain text.
@@ -123,7 +123,7 @@ impl Admin {
             in_flight: service.admission().in_flight(),
             in_flight_max: service.admission().in_flight_max(),
             waiting: service.admission().waiting(),
-            strict_time: service.engine().layers().owner.map(|_| Times::of(service.strict_time())),
+            strict_wait_time: service.engine().layers().owner.map(|_| Times::of(service.strict_wait_time())),
             layers: service.layers(),
             connections: ConnectionFigures {
                 open: self.connections.open(),

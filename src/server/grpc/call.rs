@@ -83,11 +83,11 @@ impl PortCalls {
         context: &mut Context<'_>,
     ) -> Instant {
         let path = request.uri().path();
-        if let Some(no_call) = NoCall::find(&request) {
+        if let Some(not_grpc) = NotGrpc::find(&request) {
             if path == rls::SHOULD_RATE_LIMIT {
                 self.service.outcomes().record_failure(NoDecision::Malformed);
             }
-            no_call.refuse(reply);
+            not_grpc.refuse(reply);
             return now.instant;
         }
         if path == rls::SHOULD_RATE_LIMIT {
@@ -137,32 +137,32 @@ impl PortCalls {
 
 /// Why a request is not a call of gRPC. Any page can make a browser send such requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NoCall {
+enum NotGrpc {
     Method,
     ContentType,
 }
 
-impl NoCall {
-    fn find<B>(request: &Request<B>) -> Option<NoCall> {
+impl NotGrpc {
+    fn find<B>(request: &Request<B>) -> Option<NotGrpc> {
         if request.method() != Method::POST {
-            return Some(NoCall::Method);
+            return Some(NotGrpc::Method);
         }
         let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|of| is_grpc(of.as_bytes()));
-        (!is_grpc).then_some(NoCall::ContentType)
+        (!is_grpc).then_some(NotGrpc::ContentType)
     }
 
     /// Answers as other servers of gRPC do: HTTP clients see the code, gRPC clients see the status.
     fn refuse(self, mut reply: SendResponse<Bytes>) {
         let (code, status) = match self {
-            NoCall::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal("calls of gRPC are made by POST")),
-            NoCall::ContentType => (
+            NotGrpc::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal("calls of gRPC are made by POST")),
+            NotGrpc::ContentType => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 Status::invalid_argument("calls of gRPC have the content type application/grpc"),
             ),
         };
         let (mut head, _) = status.into_http::<Body>().into_parts();
         head.status = code;
-        if self == NoCall::Method {
+        if self == NotGrpc::Method {
             head.headers.insert(ALLOW, HeaderValue::from_static("POST"));
         }
         // Fails only if the client is gone.
@@ -306,16 +306,16 @@ mod tests {
             if let Some(content_type) = content_type {
                 request.headers_mut().insert(CONTENT_TYPE, content_type.parse().unwrap());
             }
-            NoCall::find(&request)
+            NotGrpc::find(&request)
         };
         for good in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8", "Application/gRPC"]
         {
             assert_eq!(request(Method::POST, Some(good)), None, "{good}");
         }
         for bad in ["text/plain", "application/grp", "application/grpc-web", "application/json", ""] {
-            assert_eq!(request(Method::POST, Some(bad)), Some(NoCall::ContentType), "{bad:?}");
+            assert_eq!(request(Method::POST, Some(bad)), Some(NotGrpc::ContentType), "{bad:?}");
         }
-        assert_eq!(request(Method::POST, None), Some(NoCall::ContentType));
-        assert_eq!(request(Method::GET, Some("application/grpc")), Some(NoCall::Method));
+        assert_eq!(request(Method::POST, None), Some(NotGrpc::ContentType));
+        assert_eq!(request(Method::GET, Some("application/grpc")), Some(NotGrpc::Method));
     }
 }

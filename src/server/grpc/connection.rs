@@ -87,7 +87,7 @@ fn report_panic(error: &JoinError) {
 
 /// Why a connection came to nothing.
 #[derive(Debug, Error)]
-enum Refusal {
+enum NoConnection {
     #[error(transparent)]
     Tls(#[from] HandshakeFailure),
     #[error(transparent)]
@@ -98,12 +98,14 @@ enum Refusal {
     Closing,
 }
 
-impl Refusal {
+impl NoConnection {
     /// Whether someone should look into it. Nobody is to blame for a mere look at the port, or for our own stop.
     fn is_failure(&self) -> bool {
         !matches!(
             self,
-            Refusal::Closing | Refusal::Tls(HandshakeFailure::Silent) | Refusal::Preface(PrefaceError::Silent)
+            NoConnection::Closing
+                | NoConnection::Tls(HandshakeFailure::Silent)
+                | NoConnection::Preface(PrefaceError::Silent)
         )
     }
 }
@@ -112,14 +114,14 @@ async fn serve_one(stream: Socket, port: GrpcPort, log: Arc<LogBudget>, mut drai
     let peer = stream.prepare()?;
     match in_time(greet(stream, port.tls.as_deref()), &mut drain).await {
         Ok(greeted) => talk(greeted, peer, port, log, drain).await,
-        Err(refusal) => {
-            report(&refusal, peer, &port.stats, &log);
+        Err(no_connection) => {
+            report(&no_connection, peer, &port.stats, &log);
             Ok(())
         }
     }
 }
 
-async fn greet(stream: Socket, tls: Option<&ServerTls>) -> Result<PrefacedStream<LineStream>, Refusal> {
+async fn greet(stream: Socket, tls: Option<&ServerTls>) -> Result<PrefacedStream<LineStream>, NoConnection> {
     let line = match tls {
         None => LineStream::Plain(stream),
         Some(tls) => LineStream::Tls(Box::new(tls.accept(stream).await?)),
@@ -129,25 +131,25 @@ async fn greet(stream: Socket, tls: Option<&ServerTls>) -> Result<PrefacedStream
 
 /// Bounds the time until a connection says what it wants.
 async fn in_time(
-    greeting: impl Future<Output = Result<PrefacedStream<LineStream>, Refusal>>,
+    greeting: impl Future<Output = Result<PrefacedStream<LineStream>, NoConnection>>,
     drain: &mut Drain,
-) -> Result<PrefacedStream<LineStream>, Refusal> {
+) -> Result<PrefacedStream<LineStream>, NoConnection> {
     let mut greeting = pin!(greeting);
     tokio::select! {
-        greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(Refusal::Late)),
+        greeted = timeout(GREETING_TIMEOUT, greeting.as_mut()) => return greeted.unwrap_or(Err(NoConnection::Late)),
         () = drain.closing() => {}
     }
-    timeout(LATE_GREETING_TIMEOUT, greeting).await.unwrap_or(Err(Refusal::Closing))
+    timeout(LATE_GREETING_TIMEOUT, greeting).await.unwrap_or(Err(NoConnection::Closing))
 }
 
-fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudget) {
-    if !refusal.is_failure() {
-        tracing::debug!(%peer, "{refusal}");
+fn report(no_connection: &NoConnection, peer: Peer, stats: &ConnectionStats, log: &LogBudget) {
+    if !no_connection.is_failure() {
+        tracing::debug!(%peer, "{no_connection}");
         return;
     }
     stats.count_handshake_failure();
     if let Some(left_out) = log.take(Instant::now()) {
-        tracing::warn!(%peer, left_out, "refused a connection: {refusal}");
+        tracing::warn!(%peer, left_out, "refused a connection: {no_connection}");
     }
 }
 

@@ -16,7 +16,7 @@ const IDENTITY: &str = "identity";
 
 /// Why there is no message.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub(crate) enum Incomplete {
+pub(crate) enum NoMessage {
     #[error("the client has gone away")]
     Gone,
     #[error("the call has no message")]
@@ -33,23 +33,23 @@ pub(crate) enum Incomplete {
     Flag(u8),
 }
 
-impl Incomplete {
+impl NoMessage {
     /// The status that tells the client, given the headers of the call. `None` if the client is gone.
     pub(crate) fn status(&self, headers: &HeaderMap) -> Option<Status> {
         let text = self.to_string();
         Some(match self {
-            Incomplete::Gone => return None,
-            Incomplete::Missing | Incomplete::Short { .. } | Incomplete::Several | Incomplete::Flag(_) => {
+            NoMessage::Gone => return None,
+            NoMessage::Missing | NoMessage::Short { .. } | NoMessage::Several | NoMessage::Flag(_) => {
                 Status::internal(text)
             }
-            Incomplete::Long { .. } => Status::out_of_range(text),
+            NoMessage::Long { .. } => Status::out_of_range(text),
             // A client that names its encoding learns from the status which one to use instead: none.
-            Incomplete::Compressed if headers.get("grpc-encoding").is_some_and(|encoding| encoding != IDENTITY) => {
+            NoMessage::Compressed if headers.get("grpc-encoding").is_some_and(|encoding| encoding != IDENTITY) => {
                 let mut status = Status::unimplemented(text);
                 status.metadata_mut().insert("grpc-accept-encoding", MetadataValue::from_static(IDENTITY));
                 status
             }
-            Incomplete::Compressed => Status::internal(text),
+            NoMessage::Compressed => Status::internal(text),
         })
     }
 }
@@ -74,7 +74,7 @@ impl MessageReader {
     }
 
     /// Reads what is there. Ready when the client has sent all, or when no good message can come of it.
-    pub(crate) fn poll(&mut self, body: &mut RecvStream, context: &mut Context<'_>) -> Poll<Result<(), Incomplete>> {
+    pub(crate) fn poll(&mut self, body: &mut RecvStream, context: &mut Context<'_>) -> Poll<Result<(), NoMessage>> {
         loop {
             match body.poll_data(context) {
                 Poll::Ready(Some(Ok(data))) => {
@@ -86,7 +86,7 @@ impl MessageReader {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Incomplete::Gone)),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(NoMessage::Gone)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Pending => {
                     self.keep();
@@ -137,25 +137,25 @@ impl MessageReader {
     }
 
     /// Whether what has come so far can be the beginning of a message.
-    fn check(&self) -> Result<(), Incomplete> {
+    fn check(&self) -> Result<(), NoMessage> {
         match self.bytes().first() {
             None | Some(0) => {}
-            Some(1) => return Err(Incomplete::Compressed),
-            Some(flag) => return Err(Incomplete::Flag(*flag)),
+            Some(1) => return Err(NoMessage::Compressed),
+            Some(flag) => return Err(NoMessage::Flag(*flag)),
         }
         match self.length() {
-            Some(length) if length > self.bytes_max => Err(Incomplete::Long { length, max: self.bytes_max }),
-            Some(length) if self.bytes().len() > PREFIX_BYTES + length => Err(Incomplete::Several),
+            Some(length) if length > self.bytes_max => Err(NoMessage::Long { length, max: self.bytes_max }),
+            Some(length) if self.bytes().len() > PREFIX_BYTES + length => Err(NoMessage::Several),
             _ => Ok(()),
         }
     }
 
     /// The message, after the end of the call.
-    pub(crate) fn message(&self) -> Result<&[u8], Incomplete> {
-        let Some((_, message)) = self.bytes().split_at_checked(PREFIX_BYTES) else { return Err(Incomplete::Missing) };
+    pub(crate) fn message(&self) -> Result<&[u8], NoMessage> {
+        let Some((_, message)) = self.bytes().split_at_checked(PREFIX_BYTES) else { return Err(NoMessage::Missing) };
         let length = self.length().unwrap_or(0);
         if message.len() < length {
-            return Err(Incomplete::Short { bytes: message.len(), length });
+            return Err(NoMessage::Short { bytes: message.len(), length });
         }
         Ok(message)
     }
@@ -165,7 +165,7 @@ impl MessageReader {
 mod tests {
     use super::*;
 
-    fn read(pieces: &[&[u8]]) -> Result<Vec<u8>, Incomplete> {
+    fn read(pieces: &[&[u8]]) -> Result<Vec<u8>, NoMessage> {
         let mut reading = MessageReader::new(4);
         for piece in pieces {
             reading.push(Bytes::copy_from_slice(piece));
@@ -199,18 +199,18 @@ mod tests {
         let mut reading = MessageReader::new(1000);
         reading.push(came_along.slice(..2));
         reading.push(Bytes::from_static(&[0xff, 0xff, 0xff]));
-        assert_eq!(reading.check(), Err(Incomplete::Long { length: 0xff_ffff, max: 1000 }));
+        assert_eq!(reading.check(), Err(NoMessage::Long { length: 0xff_ffff, max: 1000 }));
         assert!(reading.joined.capacity() < 100, "nothing is made ready for what is refused");
     }
 
     #[test]
     fn what_is_no_message_says_why() {
-        assert_eq!(read(&[]), Err(Incomplete::Missing));
-        assert_eq!(read(&[b"\0\0\0"]), Err(Incomplete::Missing));
-        assert_eq!(read(&[b"\0\0\0\0\x03a"]), Err(Incomplete::Short { bytes: 1, length: 3 }));
-        assert_eq!(read(&[b"\0\0\0\0\x01ab"]), Err(Incomplete::Several));
-        assert_eq!(read(&[b"\0\0\0\0\x05"]), Err(Incomplete::Long { length: 5, max: 4 }));
-        assert_eq!(read(&[b"\x01"]), Err(Incomplete::Compressed));
-        assert_eq!(read(&[b"\x02"]), Err(Incomplete::Flag(2)));
+        assert_eq!(read(&[]), Err(NoMessage::Missing));
+        assert_eq!(read(&[b"\0\0\0"]), Err(NoMessage::Missing));
+        assert_eq!(read(&[b"\0\0\0\0\x03a"]), Err(NoMessage::Short { bytes: 1, length: 3 }));
+        assert_eq!(read(&[b"\0\0\0\0\x01ab"]), Err(NoMessage::Several));
+        assert_eq!(read(&[b"\0\0\0\0\x05"]), Err(NoMessage::Long { length: 5, max: 4 }));
+        assert_eq!(read(&[b"\x01"]), Err(NoMessage::Compressed));
+        assert_eq!(read(&[b"\x02"]), Err(NoMessage::Flag(2)));
     }
 }

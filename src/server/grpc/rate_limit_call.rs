@@ -20,12 +20,12 @@ use tokio::time::{sleep_until, timeout};
 use crate::clock::Moment;
 use crate::observe::outcome::NoDecision;
 use crate::server::admission::InFlight;
-use crate::server::grpc::message::{Incomplete, MessageReader};
+use crate::server::grpc::message::{MessageReader, NoMessage};
 use crate::server::grpc::stall::{STALL_MAX, grpc_timeout, send_data};
 use crate::server::grpc::status::{send_status, status};
 use crate::server::incomplete_calls::IncompletePlace;
 use crate::server::no_answer::NoAnswer;
-use crate::server::rls::should_rate_limit::{self, RateLimitAnswer, WaitingRequest};
+use crate::server::rls::should_rate_limit::{self, FirstAnswer, WaitingRequest};
 use crate::server::rls::write::Answer;
 use crate::server::service::Service;
 
@@ -79,7 +79,7 @@ impl RateLimitCall {
         let mut reading = MessageReader::new(message_bytes_max);
         match reading.poll(&mut self.body, context) {
             Poll::Ready(Ok(())) => self.decide(service, reading, now, None),
-            Poll::Ready(Err(incomplete)) => self.give_up(service, &incomplete, now.instant),
+            Poll::Ready(Err(no_message)) => self.give_up(service, &no_message, now.instant),
             // A call that waits for its message needs a place among the open ones. A call whose message is there does not.
             Poll::Pending => match service.admission().enter() {
                 Ok(in_flight) => {
@@ -119,7 +119,7 @@ impl RateLimitCall {
         };
         match read {
             Ok(Ok(())) => self.decide(&service, reading, Moment::now(), Some(in_flight)),
-            Ok(Err(incomplete)) => self.give_up(&service, &incomplete, Instant::now()),
+            Ok(Err(no_message)) => self.give_up(&service, &no_message, Instant::now()),
             Err(reason) => self.refuse(&service, &reason, Instant::now()),
         };
     }
@@ -133,14 +133,14 @@ impl RateLimitCall {
     ) -> Instant {
         let message = match reading.message() {
             Ok(message) => message,
-            Err(incomplete) => return self.give_up(service, &incomplete, now.instant),
+            Err(no_message) => return self.give_up(service, &no_message, now.instant),
         };
         if self.timeout.is_some_and(|timeout| now.instant.duration_since(self.arrived) >= timeout) {
             return self.refuse(service, &NoAnswer::Deadline, now.instant);
         }
         match should_rate_limit::answer(service, message, now) {
-            Ok(RateLimitAnswer::Ready { answer, finished }) => self.send(service, answer, finished),
-            Ok(RateLimitAnswer::Waits(waiting)) => {
+            Ok(FirstAnswer::Ready { answer, finished }) => self.send(service, answer, finished),
+            Ok(FirstAnswer::Waits(waiting)) => {
                 // Calls that wait for Redis are counted apart, so they may go on without a place among the open ones.
                 let in_flight = in_flight.or_else(|| service.admission().enter_if_room());
                 tokio::spawn(self.wait(service.clone(), *waiting, in_flight));
@@ -201,10 +201,10 @@ impl RateLimitCall {
     }
 
     /// Ends a call whose message never completed.
-    fn give_up(self, service: &Service, incomplete: &Incomplete, finished: Instant) -> Instant {
+    fn give_up(self, service: &Service, no_message: &NoMessage, finished: Instant) -> Instant {
         let finished = self.observe(service, finished);
         let outcomes = service.outcomes();
-        match incomplete.status(&self.headers) {
+        match no_message.status(&self.headers) {
             None => outcomes.record_failure(NoDecision::Cancelled),
             Some(status) => {
                 outcomes.record_failure(NoDecision::Malformed);

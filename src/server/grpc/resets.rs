@@ -22,7 +22,7 @@ const PROTOCOL_ERROR: [u8; REASON_BYTES] = [0, 0, 0, 1];
 
 /// Finds the resets in bytes that are written in any pieces.
 #[derive(Debug, Default)]
-struct Frames {
+struct ResetFinder {
     /// The beginning of a frame, as far as it has come.
     begun: [u8; RESET_BYTES],
     /// How many bytes of `begun` have come.
@@ -31,7 +31,7 @@ struct Frames {
     skipped_bytes: usize,
 }
 
-impl Frames {
+impl ResetFinder {
     /// Reads the next bytes. Returns how many calls they reset for breaking the protocol.
     fn read(&mut self, mut bytes: &[u8]) -> usize {
         let mut resets = 0;
@@ -74,18 +74,18 @@ impl Frames {
 #[derive(Debug)]
 pub(crate) struct ResetWatch<C, T> {
     connection: C,
-    written: Frames,
+    finder: ResetFinder,
     tell: T,
 }
 
 impl<C, T: FnMut(usize)> ResetWatch<C, T> {
     /// Calls `tell` with the number of calls that were reset, whenever some were.
     pub(crate) fn new(connection: C, tell: T) -> ResetWatch<C, T> {
-        ResetWatch { connection, written: Frames::default(), tell }
+        ResetWatch { connection, finder: ResetFinder::default(), tell }
     }
 
     fn wrote(&mut self, bytes: &[u8]) {
-        let resets = self.written.read(bytes);
+        let resets = self.finder.read(bytes);
         if resets > 0 {
             (self.tell)(resets);
         }
@@ -158,8 +158,8 @@ mod tests {
         ]
         .concat();
         for length in 1..=written.len() {
-            let mut frames = Frames::default();
-            let resets: usize = written.chunks(length).map(|piece| frames.read(piece)).sum();
+            let mut finder = ResetFinder::default();
+            let resets: usize = written.chunks(length).map(|piece| finder.read(piece)).sum();
             assert_eq!(resets, 2, "in pieces of {length}");
         }
     }

@@ -34,7 +34,7 @@ use crate::server::http::body::NoBody;
 use crate::server::http::json_outline::JsonOutline;
 use crate::server::line::LineStream;
 use crate::server::no_answer::NoAnswer;
-use crate::server::rls::should_rate_limit::{self, RateLimitAnswer};
+use crate::server::rls::should_rate_limit::{self, FirstAnswer};
 use crate::server::rls::{DESCRIPTORS, unit_number};
 use crate::server::service::Service;
 use crate::server::tls::ServerTls;
@@ -186,15 +186,15 @@ async fn json(State(port): State<HttpPort>, body: Body) -> Response {
     };
     // A request with too many descriptors or entries is refused before it is decoded.
     if let Err(refused) = JsonOutline::in_json(&body).check(&port.service.options().bounds) {
-        return bad_request(&port.service.fail(refused.into()).to_string());
+        return bad_request(&port.service.count_failure(refused.into()).to_string());
     }
     let message = match port.json.request(&body) {
         Ok(message) => message,
         Err(error) => return port.refuse(NoDecision::Malformed, &error),
     };
     let answer = match should_rate_limit::answer(&port.service, &message, Moment::now()) {
-        Ok(RateLimitAnswer::Ready { answer, .. }) => answer,
-        Ok(RateLimitAnswer::Waits(waiting)) => waiting.answer(&port.service, None).await,
+        Ok(FirstAnswer::Ready { answer, .. }) => answer,
+        Ok(FirstAnswer::Waits(waiting)) => waiting.answer(&port.service, None).await,
         // `answer` has counted this failure, and the next.
         Err(error) if error.failure() == NoDecision::Overload => return no_room(&error),
         Err(error) => return bad_request(&error.to_string()),

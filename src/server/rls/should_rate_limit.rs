@@ -19,7 +19,7 @@ use crate::server::service::{FirstLook, Service, StoreWait};
 
 /// The outcome of a first look at a request.
 #[derive(Debug)]
-pub(crate) enum RateLimitAnswer {
+pub(crate) enum FirstAnswer {
     Ready {
         /// Written, to be sent.
         answer: Answer,
@@ -36,26 +36,26 @@ pub(crate) struct WaitingRequest {
     rules: Arc<InForce>,
     request: OwnedRequest,
     /// The message as it came, for the metadata of the answer to repeat; `None` if there is to be no metadata.
-    as_written: Option<RateLimitRequest>,
+    message_to_repeat: Option<RateLimitRequest>,
     wait: Box<StoreWait>,
 }
 
 /// Answers a request, if memory can decide it. Counts failures.
-pub(crate) fn answer(service: &Service, message: &[u8], at: Moment) -> Result<RateLimitAnswer, NoAnswer> {
-    let request = read::request(message, &service.options().bounds).map_err(|reason| service.fail(reason))?;
+pub(crate) fn answer(service: &Service, message: &[u8], at: Moment) -> Result<FirstAnswer, NoAnswer> {
+    let request = read::request(message, &service.options().bounds).map_err(|reason| service.count_failure(reason))?;
     let rules = service.rules();
-    let Some(rules) = rules.as_ref() else { return Err(service.fail(NoAnswer::NoRules)) };
-    let as_written = || as_written(service, message);
+    let Some(rules) = rules.as_ref() else { return Err(service.count_failure(NoAnswer::NoRules)) };
+    let message_to_repeat = || message_to_repeat(service, message);
     match service.decide(rules, &request, at)? {
         FirstLook::Decided(decision) => {
-            let answer = write(service, rules, &request, &decision, as_written);
+            let answer = write(service, rules, &request, &decision, message_to_repeat);
             let finished = service.conclude(rules, &request, &decision, at.instant);
-            Ok(RateLimitAnswer::Ready { answer, finished })
+            Ok(FirstAnswer::Ready { answer, finished })
         }
-        FirstLook::Waits(wait) => Ok(RateLimitAnswer::Waits(Box::new(WaitingRequest {
+        FirstLook::Waits(wait) => Ok(FirstAnswer::Waits(Box::new(WaitingRequest {
             rules: rules.clone(),
             request: OwnedRequest::from(&request),
-            as_written: as_written(),
+            message_to_repeat: message_to_repeat(),
             wait,
         }))),
     }
@@ -64,17 +64,17 @@ pub(crate) fn answer(service: &Service, message: &[u8], at: Moment) -> Result<Ra
 impl WaitingRequest {
     /// Asks the stores, and answers before `call_ends`, if that is given.
     pub(crate) async fn answer(self, service: &Service, call_ends: Option<Instant>) -> Answer {
-        let WaitingRequest { rules, request, as_written, wait } = self;
+        let WaitingRequest { rules, request, message_to_repeat, wait } = self;
         let (request, began) = (request.as_request(), wait.began());
         let decision = service.decide_after(wait, &rules, &request, call_ends).await;
-        let answer = write(service, &rules, &request, &decision, || as_written);
+        let answer = write(service, &rules, &request, &decision, || message_to_repeat);
         service.conclude(&rules, &request, &decision, began);
         answer
     }
 }
 
 /// The whole message, if metadata is to repeat it: metadata shows the request as it was written, not as it was understood.
-fn as_written(service: &Service, message: &[u8]) -> Option<RateLimitRequest> {
+fn message_to_repeat(service: &Service, message: &[u8]) -> Option<RateLimitRequest> {
     let is_wanted = service.options().answers.dynamic_metadata;
     is_wanted.then(|| RateLimitRequest::decode(message).unwrap_or_default())
 }
@@ -84,9 +84,9 @@ fn write(
     rules: &InForce,
     request: &Request<'_>,
     decision: &Decision<'_>,
-    as_written: impl FnOnce() -> Option<RateLimitRequest>,
+    message_to_repeat: impl FnOnce() -> Option<RateLimitRequest>,
 ) -> Answer {
-    let metadata = as_written().map(|message| {
+    let metadata = message_to_repeat().map(|message| {
         dynamic_metadata(&message, request, decision, &rules.ruleset, service.is_cut_off()).encode_to_vec()
     });
     Answer::write(decision, &service.options().answers, metadata.as_deref())

@@ -64,11 +64,11 @@ impl<'d, 'r> Content<'d, 'r> {
             headers.push(Header::number(RETRY_AFTER, wait_s));
         }
         if let Some(reason) = reason_shown(decision, options) {
-            headers.push(Header { name: REASON, value: StatusText::Words(reason) });
+            headers.push(Header { name: REASON, value: HeaderText::Words(reason) });
         }
         let mut body = Vec::new();
         if options.problem_body && decision.is_over {
-            headers.push(Header { name: "content-type", value: StatusText::Words(problem_body::CONTENT_TYPE) });
+            headers.push(Header { name: "content-type", value: HeaderText::Words(problem_body::CONTENT_TYPE) });
             body = problem_body::problem_body(decision);
         }
         let statuses = &decision.statuses;
@@ -76,7 +76,7 @@ impl<'d, 'r> Content<'d, 'r> {
     }
 
     fn size(&self) -> usize {
-        let statuses: usize = self.statuses.iter().map(|status| bytes_field(StatusNumbers::of(status).size())).sum();
+        let statuses: usize = self.statuses.iter().map(|status| bytes_field(WireStatus::of(status).size())).sum();
         let headers = self.headers.iter().chain(&self.request_headers);
         let headers: usize = headers.map(|header| bytes_field(header.size())).sum();
         let body = if self.body.is_empty() { 0 } else { bytes_field(self.body.len()) };
@@ -87,7 +87,7 @@ impl<'d, 'r> Content<'d, 'r> {
     fn write(&self, buffer: &mut Vec<u8>) {
         buffer.number_field(1, code(self.is_over));
         for status in self.statuses {
-            StatusNumbers::of(status).write(buffer);
+            WireStatus::of(status).write(buffer);
         }
         for header in &self.headers {
             header.write(3, buffer);
@@ -108,8 +108,8 @@ fn code(is_over: bool) -> u64 {
     (if is_over { Code::OverLimit } else { Code::Ok }) as u64
 }
 
-/// The status of a descriptor, as numbers.
-struct StatusNumbers<'d> {
+/// The status of a descriptor, with the numbers that stand in the message.
+struct WireStatus<'d> {
     code: u64,
     current_limit: Option<CurrentLimit<'d>>,
     limit_remaining: u64,
@@ -130,16 +130,16 @@ impl CurrentLimit<'_> {
     }
 }
 
-impl<'d> StatusNumbers<'d> {
+impl<'d> WireStatus<'d> {
     #[inline]
-    fn of(status: &'d Status<'_>) -> StatusNumbers<'d> {
+    fn of(status: &'d Status<'_>) -> WireStatus<'d> {
         let code = code(status.is_over);
         match &status.kind {
-            StatusKind::Unmatched => StatusNumbers { code, current_limit: None, limit_remaining: 0, reset_s: 0 },
+            StatusKind::Unmatched => WireStatus { code, current_limit: None, limit_remaining: 0, reset_s: 0 },
             StatusKind::Unlimited => {
-                StatusNumbers { code, current_limit: None, limit_remaining: u64::from(u32::MAX), reset_s: 0 }
+                WireStatus { code, current_limit: None, limit_remaining: u64::from(u32::MAX), reset_s: 0 }
             }
-            StatusKind::Limited(limited) => StatusNumbers {
+            StatusKind::Limited(limited) => WireStatus {
                 code,
                 current_limit: Some(current_limit(limited)),
                 limit_remaining: u64::from(limited.verdict.remaining),
@@ -185,10 +185,10 @@ fn current_limit<'d>(limited: &'d LimitStatus<'_>) -> CurrentLimit<'d> {
 /// A header to add to the response, or to the request that goes on.
 struct Header<'d> {
     name: &'d str,
-    value: StatusText<'d>,
+    value: HeaderText<'d>,
 }
 
-enum StatusText<'d> {
+enum HeaderText<'d> {
     Words(&'d str),
     Number(Digits),
 }
@@ -204,13 +204,13 @@ impl<'d> Header<'d> {
     }
 
     fn number(name: &'d str, number: u64) -> Header<'d> {
-        Header { name, value: StatusText::Number(Digits::of(number)) }
+        Header { name, value: HeaderText::Number(Digits::of(number)) }
     }
 
     fn value(&self) -> &[u8] {
         match &self.value {
-            StatusText::Words(words) => words.as_bytes(),
-            StatusText::Number(digits) => digits.text(),
+            HeaderText::Words(words) => words.as_bytes(),
+            HeaderText::Number(digits) => digits.text(),
         }
     }
 

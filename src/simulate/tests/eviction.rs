@@ -56,7 +56,7 @@ fn a_key_that_comes_back_goes_on_where_it_was() {
     assert_eq!(world.origin_total(), (10 + others, 0));
 }
 
-/// The same holds when replies are lost. A request that gets no answer is admitted here, and whatever the origin did
+/// Nothing changes when replies are lost. A request that gets no answer is admitted here, and whatever the origin did
 /// for it, its hits are there once. Found by seed 1: the key that the table first made room for was taken for one that
 /// comes back.
 #[test]

@@ -43,6 +43,20 @@ fn a_bucket_holds_its_burst_and_its_rate() {
     }
 }
 
+/// Found by a search over schedules: a process that tells a fast bucket of its hits had drained most of them by itself by then,
+/// as all others had, and so the origin heard of few.
+#[test]
+fn a_bucket_that_drains_between_two_flushes_holds_its_rate() {
+    let limit = "{requests_per_unit: 1000, unit: second, algorithm: gcra, burst: 3000}";
+    let mut world = World::new(Setup::new(7, 9, limit));
+    load(&mut world, 2000, SECOND_US / 100, 8 * SECOND_US);
+    world.run_until(9 * SECOND_US);
+    let admitted = world.oracle.total(0);
+    eprintln!("{admitted} of 11000");
+    // The burst, eight seconds of the rate, and the slack of the burst.
+    assert!((10_800..=3000 + 8000 + 300).contains(&admitted), "{admitted}");
+}
+
 /// Found by review: each clock drained the bucket for itself, so that clocks more than a window apart emptied it.
 #[test]
 fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {

@@ -24,12 +24,12 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const REQUESTS_MAX: usize = 16;
 
 /// Takes rules, or says why it does not.
-pub(crate) trait Taker {
+pub(crate) trait RuleTaker {
     fn take(&self, sources: Vec<RuleText>) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// Listens for rules, for as long as the process runs. Streams that end are opened again.
-pub(crate) async fn follow(settings: XdsSettings, taker: impl Taker) {
+pub(crate) async fn follow(settings: XdsSettings, taker: impl RuleTaker) {
     let mut subscription = Subscription::new(node(&settings));
     let mut pause = settings.retry_interval;
     loop {
@@ -50,7 +50,7 @@ pub(crate) async fn follow(settings: XdsSettings, taker: impl Taker) {
 }
 
 /// One stream, from its beginning to its end.
-async fn listen(settings: &XdsSettings, subscription: &mut Subscription, taker: &impl Taker) -> Result<(), String> {
+async fn listen(settings: &XdsSettings, subscription: &mut Subscription, taker: &impl RuleTaker) -> Result<(), String> {
     let channel = channel(settings).await?;
     let mut client =
         AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(settings.message_bytes_max);

@@ -30,19 +30,20 @@ enum HeaderMeaning {
     Other,
 }
 
+/// The names of headers that mean something to us, and all others as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
+enum KnownName {
     Status,
     GrpcStatus,
     Other,
 }
 
-impl Name {
-    fn of(text: &[u8]) -> Name {
+impl KnownName {
+    fn of(text: &[u8]) -> KnownName {
         match text {
-            b":status" => Name::Status,
-            b"grpc-status" => Name::GrpcStatus,
-            _ => Name::Other,
+            b":status" => KnownName::Status,
+            b"grpc-status" => KnownName::GrpcStatus,
+            _ => KnownName::Other,
         }
     }
 
@@ -50,16 +51,16 @@ impl Name {
     fn field(self, value: &[u8]) -> HeaderMeaning {
         let number = || std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(u16::MAX);
         match self {
-            Name::Status => HeaderMeaning::Status(number()),
-            Name::GrpcStatus => HeaderMeaning::GrpcStatus(number()),
-            Name::Other => HeaderMeaning::Other,
+            KnownName::Status => HeaderMeaning::Status(number()),
+            KnownName::GrpcStatus => HeaderMeaning::GrpcStatus(number()),
+            KnownName::Other => HeaderMeaning::Other,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct HeaderEntry {
-    name: Name,
+    name: KnownName,
     name_bytes: usize,
     field: HeaderMeaning,
     /// How much it counts in the table; 0 for a static entry.
@@ -123,7 +124,7 @@ impl Decoder {
 
     fn literal(&mut self, block: &mut &[u8], prefix_bits: u32, is_kept: bool) -> Option<HeaderMeaning> {
         let (name, name_bytes) = match integer(block, prefix_bits)? {
-            0 => self.string(block, Name::of)?,
+            0 => self.string(block, KnownName::of)?,
             index => {
                 let entry = self.entry(index)?;
                 (entry.name, entry.name_bytes)
@@ -162,8 +163,8 @@ impl Decoder {
         };
         let status = index.checked_sub(STATIC_STATUS_FIRST).and_then(|at| STATIC_STATUSES.get(at));
         let (name, field) = match status {
-            Some(status) => (Name::Status, HeaderMeaning::Status(*status)),
-            None => (Name::Other, HeaderMeaning::Other),
+            Some(status) => (KnownName::Status, HeaderMeaning::Status(*status)),
+            None => (KnownName::Other, HeaderMeaning::Other),
         };
         Some(HeaderEntry { name, name_bytes: name_bytes.into(), field, bytes: 0 })
     }

@@ -76,7 +76,7 @@ impl RegionalPart {
                     *version = heard.sum;
                     // Pending hits that have drained here meanwhile count no more. Refunds are added: they are not in
                     // the level.
-                    let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
+                    let pending = pending.min(bucket.hits_to_tell(&rate).saturating_add(asked));
                     // Counted from now, because the origin's clock may be any time away from this one.
                     let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
                     bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);

@@ -6,10 +6,13 @@
 use crate::engine::reach::{Layers, Reach};
 use crate::rules::limit::{Limit, Rule};
 use crate::rules::policy::{OnOutage, Scope};
-use crate::rules::{Domain, LoadResult, Ruleset, lint};
+use crate::rules::problem::{Problem, Severity};
+use crate::rules::scalar::excerpt;
+use crate::rules::{Domain, LoadResult, Ruleset};
 
+/// What a process shares counts through, as its settings say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Surroundings {
+pub(crate) struct Deployment {
     /// The stores and regions that counts are shared through here.
     pub layers: Layers,
     /// Counts leave the process: to Redis, to MySQL or to the owner of strict limits.
@@ -18,14 +21,14 @@ pub(crate) struct Surroundings {
     pub has_secret: bool,
 }
 
-impl Surroundings {
+impl Deployment {
     /// Refuses rules that would not hold here.
     pub(crate) fn refuse(&self, loaded: &mut LoadResult) {
         if self.has_store && !self.has_secret {
-            lint::refuse_sensitive(loaded);
+            refuse_sensitive(loaded);
         }
         if self.layers.place.regions > 1 && self.layers.owner.is_none() {
-            lint::refuse_strict(loaded);
+            refuse_strict(loaded);
         }
     }
 
@@ -33,6 +36,38 @@ impl Surroundings {
     pub(crate) fn not_honoured(&self, ruleset: &Ruleset) -> Vec<String> {
         not_honoured(ruleset, &self.layers)
     }
+}
+
+/// Refuses rules with sensitive keys, whose values would leave the process and could be guessed from their digests.
+///
+/// Whether a limit counts by such a key does not matter: if a domain has one, the secret goes into the names of all its
+/// keys.
+fn refuse_sensitive(loaded: &mut LoadResult) {
+    let Some(ruleset) = &loaded.ruleset else { return };
+    let places = ruleset.domains().flat_map(|domain| &domain.tree().sensitive_keys);
+    let Some((key, place)) = places.min_by_key(|(_, place)| *place) else { return };
+    loaded.problems.push(Problem {
+        place: place.clone(),
+        severity: Severity::Error,
+        message: format!("{} is sensitive, and counts are shared without a secret to hide its values", excerpt(key)),
+        help: "name a file with --secret-file (TIDEGATE_SECRET_FILE), the same for all processes".into(),
+    });
+    loaded.ruleset = None;
+}
+
+/// Refuses strict rules where several regions have no owner that all of them could ask.
+fn refuse_strict(loaded: &mut LoadResult) {
+    let Some(ruleset) = &loaded.ruleset else { return };
+    let is_strict = |rule: &&Rule| rule.limits().iter().any(|limit| limit.policy.scope == Some(Scope::Strict));
+    let Some(rule) = ruleset.domains().flat_map(Domain::rules).find(is_strict) else { return };
+    loaded.problems.push(Problem {
+        place: rule.at.clone(),
+        severity: Severity::Error,
+        message: format!("rule {} is strict, and no Redis is named that all regions ask", rule.id),
+        help: "name it with --strict-redis-url (STRICT_REDIS_URL), the same in all regions, or write another scope:"
+            .into(),
+    });
+    loaded.ruleset = None;
 }
 
 /// Says what the layers that there are can't do for the rules, a sentence each.
@@ -117,18 +152,18 @@ descriptors:
     }
 
     /// The message about rules that are refused; `None` if they are taken.
-    fn refused(text: &str, surroundings: Surroundings) -> Option<String> {
+    fn refused(text: &str, deployment: Deployment) -> Option<String> {
         let mut loaded = loaded(text);
-        surroundings.refuse(&mut loaded);
+        deployment.refuse(&mut loaded);
         assert_eq!(loaded.ruleset.is_none(), !loaded.problems.is_empty());
         loaded.problems.first().map(ToString::to_string)
     }
 
-    const ALONE: Surroundings = Surroundings { layers: Layers::ALONE, has_store: false, has_secret: false };
+    const ALONE: Deployment = Deployment { layers: Layers::ALONE, has_store: false, has_secret: false };
 
     #[test]
     fn a_sensitive_descriptor_without_a_limit_needs_a_secret_where_counts_are_shared() {
-        let shared = Surroundings { has_store: true, ..ALONE };
+        let shared = Deployment { has_store: true, ..ALONE };
         let said = refused(WHITE_LIST, shared).unwrap();
         assert!(said.starts_with("f.yaml:5:5: error: api_key is sensitive"), "{said}");
         assert!(said.contains("TIDEGATE_SECRET_FILE"), "{said}");
@@ -141,7 +176,7 @@ descriptors:
       - {key: c, rate_limit: {requests_per_unit: 4, unit: hour}}
 ";
         assert!(refused(nested, shared).unwrap().starts_with("f.yaml:6:9: error: b is sensitive"));
-        assert_eq!(refused(WHITE_LIST, Surroundings { has_secret: true, ..shared }), None);
+        assert_eq!(refused(WHITE_LIST, Deployment { has_secret: true, ..shared }), None);
         assert_eq!(refused(WHITE_LIST, ALONE), None, "nothing leaves the process");
         assert_eq!(refused(&WHITE_LIST.replace("true", "false"), shared), None);
     }
@@ -154,10 +189,10 @@ descriptors:
   - {key: a, rate_limit: {requests_per_unit: 4, unit: hour, scope: strict}}
 ";
         let layers = Layers { is_regional: true, place: RegionIndex { region: 0, regions: 2 }, ..Layers::ALONE };
-        let said = refused(strict, Surroundings { layers, has_store: true, ..ALONE }).unwrap();
+        let said = refused(strict, Deployment { layers, has_store: true, ..ALONE }).unwrap();
         assert!(said.contains("STRICT_REDIS_URL"), "{said}");
         let layers = Layers { owner: Some(Store::Owner), ..layers };
-        assert_eq!(refused(strict, Surroundings { layers, has_store: true, ..ALONE }), None);
+        assert_eq!(refused(strict, Deployment { layers, has_store: true, ..ALONE }), None);
     }
 
     #[test]
@@ -173,7 +208,7 @@ descriptors:
         let said = ALONE.not_honoured(&ruleset);
         assert!(said.len() == 1 && said[0].starts_with("scope of rule a has no effect"), "{said:?}");
         let layers = Layers { is_regional: true, owner: Some(Store::Origin), ..Layers::ALONE };
-        let said = Surroundings { layers, ..ALONE }.not_honoured(&ruleset);
+        let said = Deployment { layers, ..ALONE }.not_honoured(&ruleset);
         assert!(said.len() == 1 && said[0].contains("holds for the region only"), "{said:?}");
     }
 }
