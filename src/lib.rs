@@ -65,7 +65,14 @@
 //! | urgent | pending hits that have used up half of their allowance: told at once, not with the next flush |
 //! | allowance | how many hits may be pending on a key before the origin has to be asked |
 //! | slack | the share of a limit that all allowances of a key together stay within |
-//! | holders | the processes that have a field in a key's cell at the origin: they share the slack |
+//! | credit | the most that may ever be pending on a key in a process: its part of the slack |
+//! | open, closed limit | one whose credit is at least one hit, so that memory decides far from the limit; one that is too small for that, so that the origin decides every request |
+//! | usual decider | who decides on a limit's keys far from the limit: memory, the origin or the owner |
+//! | heard of | said of a key: an answer of the origin had its current cell |
+//! | due, held back | pending hits that go with the next flush; those that wait until there are more of them |
+//! | patrol | the slow walk through the table that looks after what is held back |
+//! | farewell | what a key that is given up for another still has to tell its store |
+//! | holders | the processes that have a field in a key's cell at the origin: checks of the key are spaced by their number |
 //! | seated | a cell of which the process knows its own field at the origin |
 //! | epoch, floor | names one making of a cell at the origin; what the cell held at least before it was lost |
 //! | replay, read | from memory to the origin, from the origin to memory (metrics say hydration) |

@@ -108,3 +108,68 @@ descriptors:
     let warning = ran.stdout.find("warning: ").expect("a warning");
     assert!(warning < ran.stdout.find("0 per minute").expect("a table"), "{}", ran.stdout);
 }
+
+#[test]
+fn a_number_of_processes_shows_which_limits_ask_redis_for_every_request() {
+    const RULES: &str = "\
+domain: policy
+descriptors:
+  - key: ip
+    rate_limits:
+      - {requests_per_unit: 10, unit: second}
+      - {requests_per_unit: 1000, unit: minute}
+  - {key: wide, rate_limit: {requests_per_unit: 10, unit: second, slack: 0.3}}
+  - {key: tiny, rate_limit: {requests_per_unit: 2, unit: second}}
+  - {key: never, rate_limit: {requests_per_unit: 100, unit: second, slack: 0}}
+  - {key: part, rate_limit: {requests_per_unit: 100, unit: second, scope: split}}
+  - {key: exact, rate_limit: {requests_per_unit: 100, unit: second, scope: strict}}
+  - {key: bucket, rate_limit: {requests_per_unit: 10, unit: second, algorithm: gcra, burst: 60}}
+  - {key: shadow, shadow_mode: true, rate_limit: {requests_per_unit: 10, unit: second}}
+  - {key: here, rate_limit: {requests_per_unit: 10, unit: second, scope: local}}
+";
+    let (_directory, file) = rule_file(RULES);
+    let checked = |flags: &[&str]| run(tidegate(&["check", "--rules", &file]).args(flags));
+    let text = checked(&["--show-policy", "--processes", "3"]).stdout;
+    assert_eq!(columns(text.lines().next().unwrap()).last(), Some(&"decided by"), "{text}");
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("policy")).collect();
+    let decided = [
+        "asks Redis: slack 10 % of 10 over 3 processes is below one hit; slack >= 0.3 opens it",
+        "memory, up to 33 pending a process",
+        "memory, up to 1 pending a process",
+        "asks Redis: slack 10 % of 2 over 3 processes is below one hit; no slack opens 2 over 3 processes",
+        "asks Redis: the slack is 0; slack >= 0.03 opens it",
+        "asks Redis: the slack is 0; slack >= 0.03 opens it",
+        "asks Redis: strict",
+        "memory, up to 2 pending a process",
+        "memory",
+        "memory",
+    ];
+    assert_eq!(rows.len(), decided.len(), "{text}");
+    for (row, decided) in rows.iter().zip(decided) {
+        assert!(columns(row).contains(&decided), "no '{decided}' in {row}");
+    }
+    assert_eq!(checked(&["--processes", "3"]).stdout, text, "who asks for a fleet asks for the table");
+    let more = checked(&["--processes", "3", "--slack", "0.5"]).stdout;
+    assert!(more.lines().any(|line| columns(line).contains(&"memory, up to 1 pending a process")), "{more}");
+
+    let ran = checked(&["--processes", "3", "--output", "json"]);
+    let document: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let first = &document["policies"][0]["decided_by"];
+    assert_eq!((&first["by"], &first["is_closed"]), (&json!("origin"), &json!(true)), "{first}");
+    assert_eq!((&first["credit"], &first["opening_slack"]), (&json!(0), &json!(0.3)), "{first}");
+    assert_eq!(document["policies"][1]["decided_by"]["credit"], json!(33));
+
+    let without = checked(&["--show-policy"]).stdout;
+    assert!(!without.contains("decided by") && without.contains("--processes N says"), "{without}");
+    assert_eq!(checked(&["--processes", "0"]).code, Some(2), "there is at least one");
+
+    let explained = |flags: &[&str]| {
+        run(tidegate(&["explain", "--rules", &file, "--domain", "policy", "ip=1.2.3.4"]).args(flags)).stdout
+    };
+    let text = explained(&["--processes", "3"]);
+    assert!(text.contains("10 per second, decided by: asks Redis: slack 10 % of 10 over 3"), "{text}");
+    assert!(text.contains("1000 per minute, decided by: memory, up to 33 pending a process"), "{text}");
+    assert!(!explained(&[]).contains("decided by"));
+    let document: Value = serde_json::from_str(&explained(&["--processes", "3", "--output", "json"])).expect("JSON");
+    assert_eq!(document[0]["decided_by"][0]["opening_slack"], json!(0.3), "{document}");
+}

@@ -2,6 +2,7 @@
 
 pub mod accuracy;
 mod clock;
+mod closed;
 mod cluster;
 mod connection;
 pub mod faults;

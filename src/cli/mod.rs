@@ -12,6 +12,7 @@ pub(crate) mod inject;
 pub(crate) mod latency;
 pub(crate) mod migrate;
 pub(crate) mod mysql;
+pub(crate) mod planned_fleet;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod webhook;

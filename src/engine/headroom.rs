@@ -38,6 +38,16 @@ impl Headroom {
         self.credit() > 0
     }
 
+    /// The smallest slack that opens the limit, in thousandths, rounded up. `None`: even the whole limit is too little,
+    /// because more processes are alive than it has hits.
+    pub(crate) fn opening_slack_permille(&self) -> Option<u16> {
+        let least = match u64::from(self.limit) {
+            0 => return None,
+            limit => (u64::from(self.live.max(1)) * 1000).div_ceil(limit),
+        };
+        u16::try_from(least).ok().filter(|permille| *permille <= 1000)
+    }
+
     /// Hits that may be pending on the key while so many are available.
     pub(crate) fn allowance(&self, available: i64) -> u64 {
         let half = available.max(0).unsigned_abs() / 2;
@@ -79,5 +89,21 @@ mod tests {
         assert!(is_open(10, 1) && !is_open(10, 2) && !is_open(9, 1));
         assert!(!Headroom { slack_permille: 0, ..headroom(1000, 1) }.is_open());
         assert_eq!(headroom(1000, 9).credit(), 11);
+    }
+    #[test]
+    fn the_slack_that_opens_is_the_smallest_that_does() {
+        let opening = |limit, live| headroom(limit, live).opening_slack_permille();
+        assert_eq!(
+            [opening(10, 3), opening(10, 9), opening(10, 10), opening(10, 11)],
+            [Some(300), Some(900), Some(1000), None]
+        );
+        assert_eq!([opening(7, 3), opening(1_000_000, 1), opening(0, 1)], [Some(429), Some(1), None]);
+        for (limit, live) in (1..200).flat_map(|limit| (1..50).map(move |live| (limit, live))) {
+            let is_open = |slack_permille| Headroom { slack_permille, ..headroom(limit, live) }.is_open();
+            match opening(limit, live) {
+                Some(permille) => assert!(is_open(permille) && !is_open(permille - 1), "{limit} over {live}"),
+                None => assert!(!is_open(1000), "{limit} over {live}"),
+            }
+        }
     }
 }

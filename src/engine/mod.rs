@@ -18,6 +18,7 @@ mod store_request;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod usual_decider;
 
 use std::collections::HashMap;
 

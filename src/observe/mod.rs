@@ -3,6 +3,7 @@
 //! Nothing here makes a request wait: counters are striped over threads, and labels are put together when somebody looks.
 
 pub(crate) mod by_value;
+pub(crate) mod closed_limits;
 pub(crate) mod global;
 pub mod hits;
 pub(crate) mod label_name;

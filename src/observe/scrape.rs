@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::engine::table::TableStats;
 use crate::global::metrics::GlobalFigures;
 use crate::measure::times::Times;
+use crate::observe::closed_limits::ClosedLimits;
 use crate::observe::hits::{HitCounter, HitCounts};
 use crate::observe::label_name::LabelName;
 use crate::observe::labels::Labels;
@@ -123,6 +124,8 @@ pub(crate) struct Figures {
     pub config: LoadReport,
     /// The region's Redis; `None` if counts are not shared through one.
     pub regional: Option<RegionalFigures>,
+    /// Limits that ask Redis about every request, because they are small for the fleet; `None` without a region's Redis.
+    pub closed_limits: Option<ClosedLimits>,
     /// The owner of strict limits; `None` if it is not a Redis of its own.
     pub owner: Option<RegionalFigures>,
     /// The exchange with other regions; `None` if nothing is shared with them.
@@ -159,6 +162,7 @@ impl Collector for Scrape {
         self.of_config(&mut page)?;
         self.of_outages(&mut page)?;
         self.figures.regional.iter().try_for_each(|figures| regional::write(figures, &mut page))?;
+        self.of_closed_limits(&mut page)?;
         self.figures.owner.iter().try_for_each(|figures| regional::write_as_owner(figures, &mut page))?;
         self.figures.global.iter().try_for_each(|figures| global::write(figures, &mut page))?;
         self.of_the_process(&mut page)
@@ -281,6 +285,15 @@ impl Scrape {
         let Some(strict_wait_time) = strict_wait_time else { return Ok(()) };
         let help = "How long requests have waited for the owner of strict limits";
         page.histogram("tidegate_strict_duration_seconds", help, &[], strict_wait_time)
+    }
+
+    fn of_closed_limits(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
+        let Some(closed) = &self.figures.closed_limits else { return Ok(()) };
+        page.gauge(
+            "tidegate_regional_closed_limits",
+            "Limits that are small for the number of processes, so that Redis decides every request",
+            closed.count,
+        )
     }
 
     fn of_config(&self, page: &mut MetricsPage<'_>) -> fmt::Result {

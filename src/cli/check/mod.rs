@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::cli::check::policy::PolicyRow;
 use crate::cli::check::written_limits::WrittenLimits;
+use crate::cli::planned_fleet::{FleetFlags, PlannedFleet};
 use crate::cli::{Exit, Output};
 use crate::rules::LoadResult;
 use crate::rules::problem::{LISTED_MAX, Problem, Severity};
@@ -27,8 +28,11 @@ pub struct CheckFlags {
     pub sharing: SharingFlags,
 
     /// Show the policy of every limit too: its class, scope, outage policy and slack, defaults filled in
-    #[arg(long)]
+    #[arg(long, default_value_if("processes", clap::builder::ArgPredicate::IsPresent, "true"))]
     pub show_policy: bool,
+
+    #[command(flatten)]
+    pub fleet: FleetFlags,
 
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
@@ -46,7 +50,10 @@ pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
         remarks.extend(sharing.deployment().not_honoured(ruleset));
     }
     let policies = match &loaded.ruleset {
-        Some(ruleset) if flags.show_policy => policy::rows(ruleset, &WrittenLimits::read(ruleset, options.strictness)?),
+        Some(ruleset) if flags.show_policy => {
+            let fleet = PlannedFleet::new(flags.fleet, sharing.layers(), flags.sharing.redis.slack);
+            policy::rows(ruleset, &WrittenLimits::read(ruleset, options.strictness)?, fleet)
+        }
         _ => Vec::new(),
     };
     let exit = if loaded.ruleset.is_some() { Exit::Success } else { Exit::Failure };

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 use crate::cli::check::table::table as aligned;
 use crate::cli::check::written_limits::{WrittenFields, WrittenLimits};
+use crate::cli::planned_fleet::PlannedFleet;
+use crate::engine::usual_decider::{UsualDecider, share};
 use crate::rules::explain_text::window;
 use crate::rules::limit::{Demand, Limit, Rule, Terms};
 use crate::rules::policy::{Class, Policy, Scope, Word};
@@ -63,10 +65,12 @@ struct LimitPolicy<'r> {
     limit: &'r Limit,
     scope: PolicyWord,
     on_outage: PolicyWord,
+    /// `None` if it is not known how many processes there will be.
+    decider: Option<UsualDecider>,
 }
 
 impl<'r> LimitPolicy<'r> {
-    fn new(limit: &'r Limit, fields: WrittenFields) -> LimitPolicy<'r> {
+    fn new(limit: &'r Limit, fields: WrittenFields, decider: Option<UsualDecider>) -> LimitPolicy<'r> {
         let policy = &limit.policy;
         let of_class = |is_written: bool| match (is_written, policy.class) {
             (true, _) => PolicySource::Written,
@@ -83,16 +87,20 @@ impl<'r> LimitPolicy<'r> {
             },
         };
         let on_outage = PolicyWord { word: policy.on_outage.word(), source: of_class(fields.on_outage) };
-        LimitPolicy { limit, scope, on_outage }
+        LimitPolicy { limit, scope, on_outage, decider }
     }
 }
 
-/// Every limit of every rule, domains by name, rules in the order of declaration.
-pub(super) fn rows<'r>(ruleset: &'r Ruleset, written: &WrittenLimits) -> Vec<PolicyRow<'r>> {
-    ruleset.domains().flat_map(|domain| rows_of(domain, written)).collect()
+/// Every limit of every rule, domains by name, rules in the order of declaration. Says who decides them if the fleet is known.
+pub(super) fn rows<'r>(
+    ruleset: &'r Ruleset,
+    written: &WrittenLimits,
+    fleet: Option<PlannedFleet>,
+) -> Vec<PolicyRow<'r>> {
+    ruleset.domains().flat_map(|domain| rows_of(domain, written, fleet)).collect()
 }
 
-fn rows_of<'r>(domain: &'r Domain, written: &WrittenLimits) -> Vec<PolicyRow<'r>> {
+fn rows_of<'r>(domain: &'r Domain, written: &WrittenLimits, fleet: Option<PlannedFleet>) -> Vec<PolicyRow<'r>> {
     let mut replacing: HashMap<&str, Vec<&str>> = HashMap::new();
     for rule in domain.rules() {
         rule.replaces().for_each(|name| replacing.entry(name).or_default().push(&rule.id));
@@ -105,7 +113,8 @@ fn rows_of<'r>(domain: &'r Domain, written: &WrittenLimits) -> Vec<PolicyRow<'r>
             Demand::Unlimited { name, .. } => rows.push(row(name, None)),
             Demand::Limits(limits) => rows.extend(limits.iter().map(|limit| {
                 let fields = written.fields(&rule.at, limit.terms.window_ms);
-                row(&limit.name, Some(LimitPolicy::new(limit, fields)))
+                let decider = fleet.map(|fleet| fleet.decider(rule, limit));
+                row(&limit.name, Some(LimitPolicy::new(limit, fields, decider)))
             })),
         }
     }
@@ -116,7 +125,7 @@ impl PolicyRow<'_> {
     pub(super) fn to_json(&self) -> Value {
         let limit = self.limit.as_ref();
         let terms = limit.map(|it| &it.limit.terms);
-        json!({
+        let mut document = json!({
             "domain": self.domain,
             "rule": &*self.rule.id,
             "at": self.rule.at,
@@ -131,12 +140,16 @@ impl PolicyRow<'_> {
             "scope_from": limit.map(|it| it.scope.source),
             "on_outage": limit.map(|it| it.on_outage.word),
             "on_outage_from": limit.map(|it| it.on_outage.source),
-            "slack": limit.and_then(|it| it.limit.policy.slack_permille()).map(|permille| f64::from(permille) / 1000.0),
+            "slack": limit.and_then(|it| it.limit.policy.slack_permille()).map(share),
             "shadow_mode": self.rule.shadow_mode,
             "quota_mode": self.rule.quota_mode,
             "replaces": self.replaces(),
             "replaced_by": self.replaced_by,
-        })
+        });
+        if let Some(decider) = limit.and_then(|it| it.decider) {
+            document["decided_by"] = decider.to_json();
+        }
+        document
     }
 
     fn name(&self) -> &str {
@@ -154,14 +167,14 @@ impl PolicyRow<'_> {
         }
     }
 
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; 10] {
         let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         let limit = self.limit.as_ref();
         let policy = limit.map(|it| &it.limit.policy);
         let slack = |policy: &Policy| match (policy.scope, policy.slack_permille()) {
             // A local limit asks nobody, and a strict one always asks.
             (Some(Scope::Local | Scope::Strict), _) => "-".to_owned(),
-            (_, Some(permille)) => (f64::from(permille) / 1000.0).to_string(),
+            (_, Some(permille)) => share(permille).to_string(),
             (_, None) => "default".to_owned(),
         };
         [
@@ -173,6 +186,7 @@ impl PolicyRow<'_> {
             or_none(limit.map(|it| it.scope.to_string())),
             or_none(limit.map(|it| it.on_outage.to_string())),
             or_none(policy.map(slack)),
+            or_none(limit.and_then(|it| it.decider).map(|decider| decider.to_string())),
             self.notes(),
         ]
         // A rule may name any characters, and a row is one line.
@@ -217,9 +231,20 @@ impl PolicyRow<'_> {
 
 /// The rows for people.
 pub(super) fn table(rows: &[PolicyRow<'_>]) -> String {
-    let head = ["domain", "rule", "limit", "algorithm", "class", "scope", "on_outage", "slack", ""];
-    let cells: Vec<[String; 9]> = rows.iter().map(PolicyRow::cells).collect();
-    aligned(head, &cells)
+    let [domain, rule, limit, algorithm, class, scope, on_outage, slack, notes] =
+        ["domain", "rule", "limit", "algorithm", "class", "scope", "on_outage", "slack", ""];
+    let cells: Vec<[String; 10]> = rows.iter().map(PolicyRow::cells).collect();
+    if is_for_a_fleet(rows) {
+        return aligned([domain, rule, limit, algorithm, class, scope, on_outage, slack, "decided by", notes], &cells);
+    }
+    let without_decider = |[a, b, c, d, e, f, g, h, _, notes]: [String; 10]| [a, b, c, d, e, f, g, h, notes];
+    let cells: Vec<[String; 9]> = cells.into_iter().map(without_decider).collect();
+    aligned([domain, rule, limit, algorithm, class, scope, on_outage, slack, notes], &cells)
+}
+
+/// Whether it is known how many processes there will be.
+fn is_for_a_fleet(rows: &[PolicyRow<'_>]) -> bool {
+    rows.iter().filter_map(|row| row.limit.as_ref()).any(|it| it.decider.is_some())
 }
 
 /// Explains the words of the table that are in no rule file, a line each; empty if there are none.
@@ -239,6 +264,10 @@ pub(super) fn legend(rows: &[PolicyRow<'_>]) -> String {
              regional with REDIS_URL, otherwise local",
         );
     }
+    let is_shared = |it: &LimitPolicy<'_>| it.limit.policy.scope != Some(Scope::Local);
+    if !is_for_a_fleet(rows) && limits().any(is_shared) {
+        lines.push("--processes N says which limits ask Redis for every request in a region of N processes");
+    }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
@@ -255,7 +284,7 @@ mod tests {
         let ruleset = loaded.ruleset.unwrap_or_else(|| panic!("{:?}", loaded.problems));
         let mut written = WrittenLimits::default();
         written.gather_file(&source.name, &source.text, Strictness::Strict);
-        then(rows(&ruleset, &written));
+        then(rows(&ruleset, &written, None));
     }
 
     /// Scope and outage policy of a limit of so many a minute, as the table shows them.
@@ -305,16 +334,17 @@ mod tests {
             assert_eq!(
                 cells,
                 [
-                    "d|a|10 per second|sliding_window|-|local|local|-|",
-                    "d|a|100 per 1m 30s (slow)|sliding_window|cost|widest (class)|deny (class)|default|replaced by c=1\u{fffd}2",
-                    "d|a/b=x|3 per hour, burst 2|gcra|-|regional (algorithm)|local|default|shadow_mode: never denies",
-                    "d|c=1\u{fffd}2|unlimited|-|-|-|-|-|replaces slow",
+                    "d|a|10 per second|sliding_window|-|local|local|-|-|",
+                    "d|a|100 per 1m 30s (slow)|sliding_window|cost|widest (class)|deny (class)|default|-|replaced by c=1\u{fffd}2",
+                    "d|a/b=x|3 per hour, burst 2|gcra|-|regional (algorithm)|local|default|-|shadow_mode: never denies",
+                    "d|c=1\u{fffd}2|unlimited|-|-|-|-|-|-|replaces slow",
                 ]
             );
             assert_eq!(table(&rows).lines().count(), 5);
             let legend = legend(&rows);
             let marks: Vec<&str> = legend.lines().filter_map(|line| line.split(':').next()).collect();
-            assert_eq!(marks, ["(class)", "(algorithm)", "widest"]);
+            assert_eq!(marks[..3], ["(class)", "(algorithm)", "widest"]);
+            assert!(marks[3].starts_with("--processes N says"), "{legend}");
             let json = rows[1].to_json();
             assert_eq!((&json["scope"], &json["scope_from"]), (&json!("widest"), &json!("class")));
             assert_eq!((&json["requests_per_unit"], &json["window_ms"]), (&json!(100), &json!(90_000)));

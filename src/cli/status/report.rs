@@ -11,6 +11,7 @@ use crate::cli::check::plural;
 use crate::cli::latency::millis;
 use crate::cli::status::layers::Layer;
 use crate::cli::status::regions::GlobalReport;
+use crate::rules::explain_text::window;
 
 /// The part of `/stats` that is shown.
 #[derive(Debug, Deserialize)]
@@ -63,6 +64,9 @@ struct RegionalReport {
     redis: RedisReport,
     breakers: BTreeMap<String, BreakerReport>,
     decisions: Decisions,
+    /// Absent from pages of processes that do not tell.
+    #[serde(default)]
+    closed_limits: ClosedLimitsReport,
     calls: BTreeMap<String, CallReport>,
     pending_hits: u64,
     #[serde(default)]
@@ -71,6 +75,22 @@ struct RegionalReport {
     heals: u64,
     lag_s: f64,
     clock_offset_ms: i64,
+}
+
+/// Limits that are small for the number of processes.
+#[derive(Debug, Default, Deserialize)]
+struct ClosedLimitsReport {
+    count: usize,
+    first: Vec<ClosedLimitReport>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ClosedLimitReport {
+    domain: String,
+    rule: String,
+    limit: u32,
+    window_ms: u64,
+    opening_slack: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -235,6 +255,7 @@ impl RegionalReport {
         });
         writeln!(out, "  breakers  {}", breakers.collect::<Vec<_>>().join(", "))?;
         writeln!(out, "  decided   {}", self.decisions.describe())?;
+        self.closed_limits.print(out)?;
         let RegionalReport { pending_hits, held_hits, lost_hits, lag_s, heals, .. } = self;
         writeln!(
             out,
@@ -247,6 +268,35 @@ impl RegionalReport {
             writeln!(out, "  {operation:8}  {}", calls.describe())?;
         }
         Ok(())
+    }
+}
+
+impl ClosedLimitsReport {
+    /// Nothing if there are none.
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let limits = plural(self.count, "limit");
+        writeln!(out, "  closed    {limits} with less than one hit of slack a process: Redis decides every request")?;
+        self.first.iter().try_for_each(|closed| writeln!(out, "            {}", closed.describe()))?;
+        match self.count.saturating_sub(self.first.len()) {
+            0 => Ok(()),
+            more => writeln!(out, "            and {more} more"),
+        }
+    }
+}
+
+impl ClosedLimitReport {
+    fn describe(&self) -> String {
+        let opens = match self.opening_slack {
+            Some(slack) => format!("slack >= {slack} opens it"),
+            None => "no slack opens it".to_owned(),
+        };
+        let ClosedLimitReport { domain, rule, limit, window_ms, .. } = self;
+        let line = format!("{rule} in {domain}: {limit} per {}; {opens}", window(*window_ms));
+        // A rule may name any characters, and this is one line.
+        line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
     }
 }
 
@@ -372,6 +422,23 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   regions   none: without MYSQL_URL counts stay in the region
 ";
         assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn closed_limits_are_named_and_no_problem() {
+        let mut document = page(region());
+        let closed = |rule: &str, opening: Value| json!({"domain": "d", "rule": rule, "limit": 10, "window_ms": 1000, "opening_slack": opening});
+        document["regional"]["closed_limits"] =
+            json!({"count": 5, "first": [closed("ip", json!(0.3)), closed("a\nb", Value::Null)]});
+        let (problems, text) = printed(&document);
+        assert_eq!(problems, Vec::<String>::new());
+        let expected = "
+  closed    5 limits with less than one hit of slack a process: Redis decides every request
+            ip in d: 10 per second; slack >= 0.3 opens it
+            a\u{fffd}b in d: 10 per second; no slack opens it
+            and 3 more
+  pending ";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

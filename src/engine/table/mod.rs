@@ -42,7 +42,6 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::farewell::{Farewell, Farewells};
-use crate::engine::table::foreign::Foreign;
 use crate::engine::table::ledger::KeyUpdate;
 use crate::engine::table::missing_counts::MissingCounts;
 use crate::engine::table::pinned::PinnedSlots;
@@ -234,12 +233,12 @@ impl Table {
     }
 
     /// A copy of a key's counter and of its part in the world, without marking the key as used.
-    pub(in crate::engine) fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<Foreign>)> {
+    pub(in crate::engine) fn peek(&self, key: &Key<'_>) -> Option<(Counter, Option<RegionalPart>)> {
         let hash = self.hash(key);
         let mut shard = self.lock(self.shard_of(hash));
         let slot = shard.find(key, hash)?;
         let (slot, part) = shard.both(slot);
-        Some((slot.counter.clone(), part.and_then(|part| part.foreign().cloned())))
+        Some((slot.counter.clone(), part.map(|part| part.clone())))
     }
 
     /// A key's part in the region, before anything is known of it.

@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::clock::wall_ms;
 use crate::engine::peek::Peek;
 use crate::engine::reach::{Enforcement, Reach};
+use crate::engine::usual_decider::UsualDecider;
 use crate::request::typed::TypedDescriptor;
 use crate::request::{Descriptor, Hits, Request, RequestError};
 use crate::rules::explain::explain as explain_rule;
@@ -59,6 +60,96 @@ struct DescriptorReport {
     limits: Vec<LimitState>,
 }
 
+/// Who decides hits on a key that is shared through Redis, and why.
+#[derive(Clone, Copy, Debug)]
+struct KeyDecider {
+    usual: UsualDecider,
+    /// Hits of the limit never ask whether they fit.
+    is_exempt: bool,
+    /// This process may not know how many are alive.
+    is_new: bool,
+    /// Hits of this process that Redis does not know of.
+    pending: u64,
+    /// How many of these there may be now; `None` unless the limit is open.
+    allowance: Option<u64>,
+    /// The hits that were asked about fit, as far as memory knows.
+    fits: bool,
+    /// Together with them, no more are pending than may be.
+    is_within: bool,
+}
+
+impl KeyDecider {
+    /// `None` if nobody shares the count.
+    fn of(peek: &Peek<'_>, hits: u64, service: &Service) -> Option<KeyDecider> {
+        peek.held.reach.store()?;
+        let view = service.regional().map(|regional| regional.view());
+        let is_exempt = peek.is_exempt || service.options().modes.shadow;
+        let usual = UsualDecider::new(&peek.held, is_exempt, view.map_or(1, |view| view.live));
+        let available = i64::try_from(peek.remaining).unwrap_or(i64::MAX);
+        let allowance = match usual {
+            UsualDecider::MemoryWithin(headroom) => Some(headroom.allowance(available)),
+            UsualDecider::Memory | UsualDecider::Origin(_) | UsualDecider::Owner(_) => None,
+        };
+        Some(KeyDecider {
+            usual,
+            is_exempt,
+            is_new: view.is_some_and(|view| view.is_new),
+            pending: peek.pending,
+            allowance,
+            fits: peek.fits,
+            is_within: allowance.is_some_and(|allowance| peek.pending.saturating_add(hits) <= allowance),
+        })
+    }
+
+    fn asks(&self) -> bool {
+        match self.usual {
+            UsualDecider::Memory => false,
+            _ if !self.fits => false,
+            UsualDecider::MemoryWithin(_) => self.is_new || !self.is_within,
+            UsualDecider::Origin(_) | UsualDecider::Owner(_) => true,
+        }
+    }
+
+    fn to_json(self) -> Value {
+        let mut document = self.usual.to_json();
+        document["asks_now"] = json!(self.asks());
+        document["is_new_process"] = json!(self.is_new);
+        document["pending"] = json!(self.pending);
+        document["allowance"] = json!(self.allowance);
+        document
+    }
+}
+
+impl fmt::Display for KeyDecider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KeyDecider { usual, pending, .. } = self;
+        match usual {
+            UsualDecider::Memory if self.is_exempt => write!(f, "decided by memory: hits never ask whether they fit"),
+            _ if !self.fits => write!(f, "decided by memory: it denies without asking"),
+            UsualDecider::Memory => write!(f, "decided by memory"),
+            // How many are alive is not known yet, so nobody knows whether the limit is closed.
+            UsualDecider::MemoryWithin(_) | UsualDecider::Origin(_) if self.is_new => {
+                write!(
+                    f,
+                    "asks Redis: this process has just started or come back, and may not know how many others there are"
+                )
+            }
+            UsualDecider::Origin(_) | UsualDecider::Owner(_) => write!(f, "{usual}"),
+            UsualDecider::MemoryWithin(headroom) => {
+                let (live, may) = (headroom.live, self.allowance.unwrap_or_default());
+                match self.is_within {
+                    true => write!(f, "decided by memory: {pending} of at most {may} hits are pending here")?,
+                    false => write!(f, "asks Redis: {pending} hits are pending here, and {may} may be at most")?,
+                }
+                match live {
+                    1 => write!(f, "; 1 live process"),
+                    _ => write!(f, "; {live} live processes"),
+                }
+            }
+        }
+    }
+}
+
 /// How a limit stands. The figures are those of [`Peek`].
 #[derive(Debug)]
 struct LimitState {
@@ -69,6 +160,8 @@ struct LimitState {
     on_outage: OnOutage,
     /// Why `on_outage` decides: who gives no answer or can't be heard. `None` while nobody is missing.
     unheard: Option<&'static str>,
+    /// `None` if nobody shares the count.
+    decider: Option<KeyDecider>,
     is_known: bool,
     counted: u64,
     foreign: u64,
@@ -79,7 +172,7 @@ struct LimitState {
 }
 
 impl LimitState {
-    fn of(peek: &Peek<'_>, service: &Service) -> LimitState {
+    fn of(peek: &Peek<'_>, hits: u64, service: &Service) -> LimitState {
         let Enforcement { scope, on_outage, reach, is_cut_off, .. } = peek.held;
         let unheard = match reach {
             Reach::Strict(_) if service.is_out(reach) => Some("the owner of strict limits gives no answer"),
@@ -90,6 +183,7 @@ impl LimitState {
             scope,
             on_outage,
             unheard,
+            decider: KeyDecider::of(peek, hits, service),
             limit: peek.terms.limit,
             window_ms: peek.terms.window_ms,
             name: peek.limit.map_or_else(String::new, |limit| limit.name.to_string()),
@@ -111,6 +205,7 @@ impl LimitState {
             "scope": self.scope.word(),
             "on_outage": self.on_outage.word(),
             "outage": self.unheard,
+            "decided_by": self.decider.map(KeyDecider::to_json),
             "is_known": self.is_known,
             "counted": self.counted,
             "of_other_regions": self.foreign,
@@ -167,8 +262,12 @@ impl fmt::Display for ExplainPage {
             write!(f, "{}", explained.in_words)?;
             for limit in &explained.limits {
                 writeln!(f, "    {limit}")?;
-                if let Some(unheard) = limit.unheard {
-                    writeln!(f, "    outage: {unheard}, so that on_outage: {} decides", limit.on_outage.word())?;
+                match (limit.unheard, limit.decider) {
+                    (Some(unheard), _) => {
+                        writeln!(f, "    outage: {unheard}, so that on_outage: {} decides", limit.on_outage.word())?;
+                    }
+                    (None, Some(decider)) => writeln!(f, "    {decider}")?,
+                    (None, None) => {}
                 }
             }
         }
@@ -207,7 +306,7 @@ pub(crate) fn explain(service: &Service, query: &Query) -> Result<ExplainPage, E
         DescriptorReport {
             in_words: explanation.to_string(),
             as_json: explanation.to_json(),
-            limits: limits.iter().map(|peek| LimitState::of(peek, service)).collect(),
+            limits: limits.iter().map(|peek| LimitState::of(peek, query.hits, service)).collect(),
         }
     });
     Ok(ExplainPage(explained.collect()))

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::measure::times::Times;
+use crate::observe::closed_limits::ClosedLimits;
 use crate::observe::layers::LayerFigures;
 use crate::observe::process::ProcessFigures;
 use crate::observe::scrape::{self, ConnectionFigures, Figures, OutcomeFigures, ScrapeOptions};
@@ -100,6 +101,16 @@ impl Admin {
         tracing::warn!(%method, path, origin, host, left_out, "refused a request to the admin port");
     }
 
+    /// Limits that are closed at the present fleet; `None` if counts are not shared through a Redis.
+    fn closed_limits(&self) -> Option<ClosedLimits> {
+        let service = &self.service;
+        let live = service.regional()?.region().live();
+        let in_force = service.in_force();
+        // In shadow mode nothing is denied, so nobody asks.
+        let ruleset = in_force.as_ref().filter(|_| !service.options().modes.shadow).map(|in_force| &in_force.ruleset);
+        Some(ruleset.map_or_else(ClosedLimits::default, |it| ClosedLimits::of(it, service.engine().layers(), live)))
+    }
+
     fn figures(&self) -> Figures {
         let service = &self.service;
         let table = service.engine().table();
@@ -123,6 +134,7 @@ impl Admin {
             },
             config: self.config.read(),
             regional: service.regional().map(|regional| regional.figures(table.stats().lost_hits)),
+            closed_limits: self.closed_limits(),
             owner: service.owner().map(|owner| owner.figures(0)),
             global: service.global().map(|global| global.figures()),
             process: ProcessFigures::of("self").unwrap_or_default(),
@@ -221,6 +233,10 @@ async fn stats(State(admin): State<Admin>) -> Response {
     let named = |pairs: &mut dyn Iterator<Item = (&'static str, u64)>| {
         Value::Object(pairs.map(|(name, count)| (name.to_owned(), count.into())).collect())
     };
+    let mut regional = figures.regional.as_ref().map(regional::to_json);
+    if let (Some(regional), Some(closed)) = (&mut regional, &figures.closed_limits) {
+        regional["closed_limits"] = closed.to_json();
+    }
     page_json(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "now_s": now_s(),
@@ -256,7 +272,7 @@ async fn stats(State(admin): State<Admin>) -> Response {
             "handshake_failures": figures.connections.handshake_failures,
         },
         "layers": figures.layers.iter().map(LayerFigures::to_json).collect::<Vec<_>>(),
-        "regional": figures.regional.as_ref().map(regional::to_json),
+        "regional": regional,
         "strict": figures.owner.as_ref().map(regional::to_json),
         "global": figures.global.as_ref().map(global::to_json),
         "process": {
