@@ -43,6 +43,11 @@ impl Presence {
         self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)
     }
 
+    /// It has been heard from the beginning of its clock on.
+    pub(crate) fn was_always_there(&mut self) {
+        self.since_us = Some(0);
+    }
+
     /// Since when it has been heard without a break, if it has ever been.
     pub(crate) fn since_us(&self) -> Option<u64> {
         self.since_us

@@ -393,6 +393,12 @@ impl Region {
         is_healing || !state.under_way.is_empty() || self.ledger().is_any_unsent()
     }
 
+    /// It is taken to be older than everything that counts, unless it is gone for a while: for simulations.
+    pub fn was_always_there(&self) {
+        self.state.lock().presence.was_always_there();
+        self.joined_us.store(0, Ordering::Relaxed);
+    }
+
     /// Hits that were pending when the last flush began.
     pub fn pending_hits(&self) -> u64 {
         self.pending_hits.load(Ordering::Relaxed)

@@ -15,7 +15,7 @@ use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::model::Rows;
 use crate::regional::model::Origin;
-use crate::regional::region::ProbeResult;
+use crate::regional::region::{ProbeResult, Region};
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
@@ -29,7 +29,7 @@ use crate::simulate::world::event::{Event, To};
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
 /// Monotonic clocks start here, because zero stands for never, and because processes that are there from the start have
 /// been there for a while.
-const MONO_START_US: u64 = 3_000_000;
+const MONO_START_US: u64 = 10 * 3_600_000_000;
 /// How often a copy of each origin is made, and how many are kept, for failovers to an older one.
 const COPY_EVERY_US: u64 = 20_000;
 const COPIES_MAX: usize = 50;
@@ -173,6 +173,7 @@ impl World {
                 let then = Now { wall_ms: world.now_ms(), mono_us: MONO_START_US - ago_us };
                 started.stores().for_each(|region| region.heartbeat_ended(true, then));
             }
+            started.stores().for_each(Region::was_always_there);
             world.processes.push(started);
             world.plan_exchange(process);
             // After two heartbeats each process knows of everyone.
