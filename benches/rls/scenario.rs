@@ -1,6 +1,7 @@
 //! What is asked of the servers, and what should come of it.
 
-use crate::figures::{Bound, Figure};
+use crate::bound::Bound;
+use crate::figures::Figure;
 use crate::servers::{TIDEGATE, TIDEGATE_WITH_STORES, TONIC};
 
 /// As many as Tidegate holds by default.
