@@ -100,16 +100,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
         }
         all.extend(fleets);
     }
-    options.results.save_figures("ordinary", &document(options, &all))?;
+    options.results.save_figures("ordinary", document(options, &all))?;
     options.results.save_chart("ordinary", &report::chart(&all))
 }
 
 fn document(options: &Options, fleets: &[Figures]) -> Value {
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "date": humantime::format_rfc3339_seconds(tidegate::clock::wall_time()).to_string(),
-        "machine": machine::as_json(),
-        "command": std::env::args().skip(1).collect::<Vec<_>>(),
         "window_ms": options.window().as_millis() as u64,
         "fleets": fleets.iter().map(Figures::as_json).collect::<Vec<_>>(),
     })

@@ -1,7 +1,5 @@
 //! Whose figures they are.
 
-use serde_json::{Value, json};
-
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -10,8 +8,4 @@ pub fn cpu_model() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     model.map_or("unknown CPU", |(_, name)| name).to_owned()
-}
-
-pub fn as_json() -> Value {
-    json!({ "cpu": cpu_model(), "cores": cores() })
 }

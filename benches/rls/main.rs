@@ -155,7 +155,7 @@ fn start_servers(options: &Options, rules: &Path) -> anyhow::Result<Vec<Server>>
 }
 
 fn save(options: &Options, outcomes: &[Outcome]) -> anyhow::Result<()> {
-    options.results.save_figures("rls", &document(options, outcomes))?;
+    options.results.save_figures("rls", document(options, outcomes))?;
     let groups: Vec<Group> = outcomes.iter().filter(|it| CHARTED.contains(&it.scenario.name)).map(group).collect();
     if groups.is_empty() {
         return Ok(());
@@ -172,10 +172,6 @@ fn save(options: &Options, outcomes: &[Outcome]) -> anyhow::Result<()> {
 
 fn document(options: &Options, outcomes: &[Outcome]) -> Value {
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "date": humantime::format_rfc3339_seconds(tidegate::clock::wall_time()).to_string(),
-        "machine": machine::as_json(),
-        "command": std::env::args().skip(1).collect::<Vec<_>>(),
         "rounds": options.rounds,
         "duration_ms": options.duration.as_millis() as u64,
         "rules": scenario::rule_file(),

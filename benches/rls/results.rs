@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::machine::{cores, cpu_model};
 use crate::plot::{Chart, draw};
 
 #[derive(Debug, Args)]
@@ -30,7 +31,15 @@ pub enum Output {
 }
 
 impl Results {
-    pub fn save_figures(&self, bench: &str, document: &Value) -> anyhow::Result<()> {
+    /// Says of which program, when and where they are, too.
+    pub fn save_figures(&self, bench: &str, results: Value) -> anyhow::Result<()> {
+        let document = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "date": humantime::format_rfc3339_seconds(tidegate::clock::wall_time()).to_string(),
+            "machine": { "cpu": cpu_model(), "cores": cores() },
+            "command": std::env::args().skip(1).collect::<Vec<_>>(),
+            "results": results,
+        });
         if self.output == Output::Json {
             println!("{document:#}");
         }
