@@ -1,9 +1,9 @@
-//! What a decision costs in process: beside governor's keyed limiter, with more keys in a request, on more threads.
+//! The cost of a decision in process: compared with governor's keyed limiter, with more keys in a request, on more threads.
 //!
 //! `cargo bench --bench decide`, or with a word to run only the parts named with it: `cargo bench --bench decide -- hot`.
-//! What is compared takes turns in short rounds, and a ratio is the median of the rounds' ratios, so that a machine that
-//! is busy for a while slows both sides. Rounds in which a thread had to give up its processor do not count. Read the
-//! ratios; the times depend on the machine.
+//! The two sides of a comparison take turns in short rounds, and a ratio is the median of the rounds' ratios, so that a
+//! machine that is busy for a while slows both sides. Rounds in which a thread had to give up its processor do not count.
+//! Read the ratios; the times depend on the machine.
 
 use std::fmt;
 use std::hint::black_box;
@@ -105,14 +105,14 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// How often the system has taken this thread's processor away, if it tells.
+/// How often the system has taken this thread's processor away; 0 if it does not tell.
 fn times_interrupted() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
     line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// When so many runs began and ended; `None` if the thread was interrupted.
+/// When [`DECISIONS`] runs began and ended; `None` if the thread was interrupted.
 fn span(mut run: impl FnMut()) -> Option<(Instant, Instant)> {
     let interrupted = times_interrupted();
     let began = Instant::now();
@@ -121,13 +121,13 @@ fn span(mut run: impl FnMut()) -> Option<(Instant, Instant)> {
     (times_interrupted() == interrupted).then_some((began, ended))
 }
 
-/// Nanoseconds for each of them.
+/// Nanoseconds for each run; `None` if the thread was interrupted.
 fn timed(run: impl FnMut()) -> Option<f64> {
     let (began, ended) = span(run)?;
     Some((ended - began).as_nanos() as f64 / DECISIONS as f64)
 }
 
-/// What two sides took in turns: the medians of both, and of the first over the second.
+/// How long two sides took that ran in turns: the median of each, and of the first divided by the second.
 struct Turns {
     first_ns: f64,
     second_ns: f64,
@@ -135,7 +135,7 @@ struct Turns {
 }
 
 fn in_turns(mut first: impl FnMut() -> Option<f64>, mut second: impl FnMut() -> Option<f64>) -> Turns {
-    /// On a machine that is too busy for any round to count, there is no figure.
+    /// If the machine is too busy for any round to count, there is no figure.
     const ATTEMPTS_MAX: usize = 20 * ROUNDS;
     first();
     second();
@@ -200,7 +200,7 @@ fn hot_key() -> Vec<Figure> {
     vec![Figure { what: "one hot key", figure, ratio: Some(ratio), aim: Aim::AtMost(1.5) }]
 }
 
-/// In a table that is full, and in one that is half empty, whose index is twice as large.
+/// Measures a table that is full, and one that is half empty, whose index is twice as large.
 fn million_keys() -> Vec<Figure> {
     vec![
         random_keys("1M keys of 32 bytes at random", KEYS, Aim::AtMost(1.0)),
@@ -208,7 +208,7 @@ fn million_keys() -> Vec<Figure> {
     ]
 }
 
-/// Both sides are given ready keys, each an allocation of its own, in the same random order.
+/// Both sides get ready keys, each an allocation of its own, in the same random order.
 fn random_keys(what: &'static str, keys_max: usize, aim: Aim) -> Figure {
     let order = shuffled(KEYS);
     let (table, space) = (Table::new(keys_max), Space::new("d", "k"));
@@ -249,13 +249,13 @@ fn several_keys() -> Vec<Figure> {
     ]
 }
 
-/// Nanoseconds for each run on a thread, while as many threads run the same number at once; `None` if one of them was
-/// interrupted, or they did not run at the same time.
+/// Nanoseconds for each run on a thread while this many threads run at once; `None` if one of them was interrupted, or if they
+/// did not run at the same time.
 fn on_threads(threads: usize, run: impl Fn(usize, usize) + Sync) -> Option<f64> {
     let ready = AtomicUsize::new(0);
     let of_thread = |thread: usize| {
         let mut n = 0;
-        // Awake when they start: a thread that has to be woken first is late by as long as all of its runs take.
+        // All threads are awake when they start: to wake a thread takes as long as all of its runs.
         ready.fetch_add(1, Ordering::SeqCst);
         while ready.load(Ordering::SeqCst) < threads {
             std::hint::spin_loop();
@@ -277,7 +277,7 @@ fn on_threads(threads: usize, run: impl Fn(usize, usize) + Sync) -> Option<f64> 
     are_together.then(|| whole.as_nanos() as f64 / DECISIONS as f64)
 }
 
-/// What two threads do in the time of one: two when they are not in each other's way.
+/// How much two threads do, compared with one: twice as much if they are not in each other's way.
 fn scaling(what: &'static str, aim: Aim, run: impl Fn(usize, usize) + Sync) -> Figure {
     let Turns { first_ns, second_ns, ratio } = in_turns(|| on_threads(1, &run), || on_threads(2, &run));
     let figure = format!("{second_ns:.0} ns each, alone {first_ns:.0} ns");
@@ -291,7 +291,7 @@ fn threads() -> Vec<Figure> {
     let distinct = |thread: usize, n: usize| {
         decide_one(&table, space, &identifiers[thread * OWN_KEYS + n % OWN_KEYS]);
     };
-    // What the machine itself gives: arithmetic that shares nothing, about as much of it.
+    // The most that the machine itself allows: about as much work in arithmetic, which shares nothing.
     let nothing = |thread: usize, n: usize| {
         let mut state = (thread + n) as u64;
         (0..32).for_each(|_| state = black_box(state.wrapping_mul(6_364_136_223_846_793_005)));
@@ -305,8 +305,8 @@ fn threads() -> Vec<Figure> {
     ]
 }
 
-/// From a request to its decision: matching, naming the key, deciding. Measured: with all that is counted of it, both
-/// readings of the clock included.
+/// From a request to its decision: matching, naming the key, deciding. "Measured" adds everything that is counted about it,
+/// with both readings of the clock.
 fn whole_requests() -> Vec<Figure> {
     let text = "
 domain: edge

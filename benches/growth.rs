@@ -1,10 +1,10 @@
-//! What a decision costs as everything around it grows: keys, rules, descriptors, regions, processes.
+//! The cost of a decision as everything around it grows: keys, rules, descriptors, regions, processes.
 //!
-//! `cargo bench --bench growth` takes some minutes and 3 GB, and prints a Markdown table for each. A decision is all from a
-//! request to its answer, before that is put into anybody's format: rules found, keys named, judged, charged. Keys are asked
-//! for at random, so that the larger tables are seldom in a cache. Requests are written down just before, out of the time.
-//! The cases of a table take turns, a round each, and the lower quartiles of many short batches are shown: so little of what
-//! else the machine does is in the figures.
+//! `cargo bench --bench growth` takes some minutes and 3 GB, and prints a Markdown table for each. A decision is everything
+//! from a request to its answer, before that is written in any format: to find rules, name keys, judge and charge. Keys are
+//! asked for at random, so that the larger tables are seldom in a cache. Requests are prepared just before, outside of the
+//! measured time. The cases of a table take turns, a round each, and the figures are the lower quartiles of many short
+//! batches: so they contain little of what else the machine does.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -32,7 +32,7 @@ const LIMIT: &str = "rate_limit: {requests_per_unit: 4000000000, unit: day}";
 const SECOND_US: u64 = 1_000_000;
 const ROUNDS: usize = 15;
 const BATCHES: usize = 200;
-/// Requests that are written down at once.
+/// Requests that are prepared at once.
 const BATCH: usize = 128;
 
 /// Numbers that are the same in every run.
@@ -50,7 +50,7 @@ struct Case {
     engine: Engine,
     rules: Ruleset,
     key: &'static str,
-    /// Different values that are asked for.
+    /// How many different values are asked for.
     values: usize,
     value: fn(usize) -> String,
     descriptors: usize,
@@ -73,7 +73,7 @@ fn identifier(n: usize) -> String {
 }
 
 impl Case {
-    /// One rule that leaves its values open, so that each is a key.
+    /// A case with one rule that leaves its values open, so that each value is a key.
     fn of_keys(values: usize, descriptors: usize, layers: Layers) -> Case {
         let rules = ruleset(["key: api_key".to_owned()].into_iter());
         let engine = Engine::with(values.max(1000), layers);
@@ -124,7 +124,7 @@ impl Case {
         }
     }
 
-    /// As every 50 ms: what has grown is taken, to be told.
+    /// Does what a process does every 50 ms: takes counts that have grown, to tell them.
     fn flush(&self) {
         self.engine.table().ledger(Store::Origin).unsent(false, NOW).for_each(drop);
     }
@@ -148,7 +148,7 @@ impl Case {
         self.times_ns[self.times_ns.len() / 4]
     }
 
-    /// The origin has answered for every key, and other regions have counted it, too.
+    /// Brings in the origin's answer for every key, and the counts of other regions.
     fn hear(&self, regions: u32) {
         let table = self.engine.table();
         let rule = self.rules.domains().flat_map(|domain| domain.rules()).next();
@@ -175,7 +175,7 @@ impl Case {
     }
 }
 
-/// Runs the cases in turns; their times.
+/// Runs the cases in turns. Returns the time of each.
 fn measure(name: &str, cases: &mut [Case]) -> Vec<f64> {
     eprintln!("{name}");
     let mut random = Random(1);
@@ -185,7 +185,7 @@ fn measure(name: &str, cases: &mut [Case]) -> Vec<f64> {
     cases.iter_mut().map(Case::lower_quartile_ns).collect()
 }
 
-/// Thousands apart.
+/// A number with commas between thousands.
 fn number(n: usize) -> String {
     let digits = n.to_string();
     let parts: Vec<&str> =
@@ -249,7 +249,7 @@ fn regions() {
 fn rows(regions: usize) -> (f64, f64) {
     const KEYS: usize = 100;
     const SECONDS: u64 = 20;
-    // As much as they come to: each region soon has a part that others should know of.
+    // As much as all regions ask for: each soon has counts that the others should know of.
     let limit = 100 * regions as u64;
     let setup = Setup { regions, ..Setup::new(1, 1, &format!("{{requests_per_unit: {limit}, unit: minute}}")) };
     let world = simulated(setup, KEYS, 500 * regions as u64, SECONDS);
@@ -261,11 +261,11 @@ fn rows(regions: usize) -> (f64, f64) {
     (each(published), each(imported))
 }
 
-/// A world with requests for keys at random, each to any process.
+/// A world with requests for random keys to random processes.
 fn simulated(setup: Setup, keys: usize, per_second: u64, seconds: u64) -> World {
     let mut world = World::new(setup);
     let processes = world.processes.len() as u64;
-    // The heartbeats come first.
+    // Requests start after the first heartbeats.
     for n in 0..per_second * seconds {
         let at_us = SECOND_US / 100 + n * SECOND_US / per_second;
         let process = world.random().below(processes) as usize;
@@ -287,7 +287,7 @@ fn processes() {
     println!("|---:|---:|---:|---:|---:|---:|---:|");
     for keys in [1, 1000] {
         for processes in [1, 10, 100] {
-            // Nine tenths of the limit.
+            // Such that the requests use nine tenths of the limit.
             let limit = PER_SECOND * 10 / 9 * 60 / keys as u64;
             let setup = Setup::new(1, processes, &format!("{{requests_per_unit: {limit}, unit: minute}}"));
             let began = Instant::now();

@@ -1,11 +1,12 @@
-//! What finding the rule costs, and that it does not depend on how many there are.
+//! The cost of finding a rule, which does not depend on how many rules there are.
 //!
 //! `cargo bench --bench matching`. Read the ratios; the times depend on the machine. `cargo bench --bench matching -- NAME`
 //! runs only the cases whose names contain it, `perf stat -e instructions,L1-dcache-load-misses` says more about one.
 //!
-//! The cases take turns, a round each, and the lower quartiles of many short batches are shown: whatever else the machine does
-//! meets all of them, and little of it is in the figures. Requests are written down just before they are looked up, as a service reads them. *Random* asks for all rules
-//! evenly, so that little of a large table is in the nearest cache; *hot* asks for the same one again and again.
+//! The cases take turns, a round each, and the figures are the lower quartiles of many short batches: whatever else the
+//! machine does slows all cases, and the figures contain little of it. Requests are prepared just before they are looked up, as
+//! a service reads them. *Random* asks for all rules evenly, so that little of a large table is in the nearest cache; *hot*
+//! asks for the same rule again and again.
 
 use std::fmt::{self, Write as _};
 use std::hint::black_box;
@@ -19,7 +20,7 @@ const LIMIT: &str = "rate_limit: {requests_per_unit: 10, unit: second}";
 const ROUNDS: usize = 41;
 /// Batches of a round.
 const ROUND: usize = 400;
-/// Requests that are written down at once.
+/// Requests that are prepared at once.
 const BATCH: usize = 128;
 
 /// Writes the entries of a request for the rule of that number: keys and values in turn.
@@ -30,13 +31,13 @@ struct Case {
     rules: Ruleset,
     count: usize,
     request: Box<Writing>,
-    /// What the figure may be at most, as a multiple of the case of that name.
+    /// The most that the figure may be, as a multiple of the case with this name.
     target: Option<(f64, &'static str)>,
     random_ns: Vec<f64>,
     hot_ns: Vec<f64>,
 }
 
-/// Texts one behind the other.
+/// Texts, one after the other in one string.
 #[derive(Default)]
 struct Written {
     text: String,
@@ -45,7 +46,7 @@ struct Written {
 
 impl Written {
     fn push(&mut self, text: fmt::Arguments<'_>) {
-        // A string takes everything.
+        // Writing to a string can't fail.
         let _ = self.text.write_fmt(text);
         self.ends.push(self.text.len());
     }
@@ -83,7 +84,7 @@ impl Case {
         Case { name, rules, count, request: Box::new(request), target, random_ns: vec![], hot_ns: vec![] }
     }
 
-    /// The times of a lookup among those that `next` picks, for each batch.
+    /// Looks up the rules that `next` picks. Returns the time of a lookup for each batch.
     fn round(&self, mut next: impl FnMut(usize) -> usize) -> Vec<f64> {
         let mut times_ns = Vec::with_capacity(ROUND);
         let mut written = Written::default();
@@ -122,7 +123,7 @@ fn lower_quartile(times: &mut [f64]) -> f64 {
     times[times.len() / 4]
 }
 
-/// Values of the same length for any number of rules, so that only their number differs.
+/// Values have the same length for any number of rules, so that only the number differs.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for count in [10, 1000, 10_000, 100_000] {

@@ -1,5 +1,5 @@
-//! What a key costs in memory: resident bytes per key, for a million and ten million keys, short and long windows and values,
-//! and every algorithm; and what the cap in bytes takes it for.
+//! The cost of a key in memory: resident bytes per key, for a million and ten million keys, short and long windows and values,
+//! and every algorithm. Beside it, how many bytes the cap counts for a key.
 //!
 //! `cargo bench --bench memory`. Each case runs in a process of its own, because freed memory is not given back.
 
@@ -17,7 +17,7 @@ use tidegate::rules::policy::{Algorithm, Word};
 use tidegate::rules::tree::Identifier;
 
 const NOW_MS: u64 = 1_800_000_000_000;
-/// Keys that wait to be told at once: those of one flush.
+/// How many keys wait to be told at the same time: those of one flush.
 const FLUSH_KEYS: usize = 10_000;
 const MILLION: usize = 1_000_000;
 const CASE: &str = "TIDEGATE_MEMORY_CASE";
@@ -37,7 +37,7 @@ enum With {
     Regions,
 }
 
-/// What is measured.
+/// A kind of key to measure.
 #[derive(Clone, Copy)]
 struct Case {
     keys: usize,
@@ -45,9 +45,9 @@ struct Case {
     algorithm: &'static str,
     with: With,
     value_bytes: usize,
-    /// Sixteenths of the window in which each key is used.
+    /// In how many sixteenths of the window each key is used.
     parts: u64,
-    /// Hits of each use.
+    /// How many hits each use has.
     hits: u64,
 }
 
@@ -80,7 +80,7 @@ impl Case {
                 if self.with == With::Regions && n % 10 == 0 {
                     count_abroad(&table, &key, &terms, now_ms);
                 }
-                // As a flush does, every 50 ms.
+                // Does what a flush does every 50 ms.
                 if n % FLUSH_KEYS == 0 {
                     let now = Now { wall_ms: now_ms, mono_us: 0 };
                     table.ledger(Store::Origin).unsent(false, now).for_each(drop);
@@ -94,7 +94,7 @@ impl Case {
 
     fn use_key(&self, table: &Table, key: Key<'_>, now_ms: u64) {
         let reach = if self.with == With::Nobody { Reach::Process } else { Reach::Region { slack_permille: 100 } };
-        // Charged whatever anybody says, so that nobody has to be asked.
+        // Always charged, so that no store has to be asked.
         let charging = ChargeMode::Always;
         let check = Check { reach, charging, hits: self.hits, ..Check::local(key, self.terms()) };
         let (checks, groups) = ([check], [Group::default()]);

@@ -1,11 +1,11 @@
 //! The longest that a decision takes while the table grows, is swept, or is full.
 //!
-//! `cargo bench --bench pauses` takes some minutes and 2 GB. Every decision is timed by itself, ten million keys are new to
-//! the table one after the other, and that several times. What the machine takes away, now and then, is milliseconds and
-//! falls anywhere; what the table does comes again in every round at about the same number of keys. So of every thousand
-//! decisions the slowest is kept, of the rounds the one where it was least, and of those the worst is shown. Beside it stand
-//! governor's keyed limiter, whose map grows by rehashing, and the same loop around arithmetic and around memory that is used
-//! for the first time.
+//! `cargo bench --bench pauses` takes some minutes and 2 GB. Every decision is timed by itself, while ten million new keys come
+//! one after the other, in several rounds. Now and then the machine takes milliseconds away, at any moment. Pauses of the
+//! table come again in every round, at about the same number of keys. So of every thousand decisions the slowest is kept, then
+//! the least of these over all rounds, and the worst of the thousands is shown. For comparison there are governor's keyed
+//! limiter, whose map grows by rehashing, and the same loop around arithmetic and around memory that is used for the first
+//! time.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -24,19 +24,19 @@ use tidegate::rules::tree::Identifier;
 const NOW_MS: u64 = 1_800_000_000_000;
 const KEYS: usize = 10_000_000;
 const DAY_MS: u64 = 86_400_000;
-/// As many as ten million keys take.
+/// As many pages as ten million keys take.
 const PAGES: usize = 400_000;
 const PAGE_BYTES: usize = 4096;
 const FEWER_KEYS: usize = KEYS / 10;
 const ROUNDS: usize = 5;
-/// Decisions in a row of which the slowest counts.
+/// Of this many decisions in a row, the slowest counts.
 const ROW: usize = 1000;
 
 fn terms(window_ms: u64) -> Terms {
     Terms { limit: 100, window_ms, algorithm: Algorithm::SlidingWindow, burst: 100 }
 }
 
-/// One hit on the key of a number, 32 bytes long.
+/// Counts one hit on a key.
 fn hit(table: &Table, space: Space, identifier: &[u8], terms: Terms, now_ms: u64) {
     let check = Check::local(Key::new(space, &terms, identifier), terms);
     let (checks, groups) = ([check], [Group::default()]);
@@ -44,17 +44,18 @@ fn hit(table: &Table, space: Space, identifier: &[u8], terms: Terms, now_ms: u64
     black_box(case.decide());
 }
 
+/// The key of a number, 32 bytes long.
 fn identifier(n: usize) -> IdentifierBuffer {
     let mut buffer = IdentifierBuffer::default();
     buffer.push(&format!("{n:032x}"));
     buffer
 }
 
-/// What was timed in all rounds.
+/// The times of one kind of run, over all rounds.
 struct Stage {
     what: &'static str,
     times_ns: Histogram<u64>,
-    /// Of every thousand in a row, in the round in which it was least.
+    /// The slowest run of every thousand in a row, in the round in which it was least.
     slowest_ns: Vec<u64>,
 }
 
@@ -101,7 +102,7 @@ fn of_table(stage: &mut Stage, table: &Table, keys: Range<usize>, window_ms: u64
     });
 }
 
-/// When all that was counted in windows of a second has expired.
+/// When everything that was counted in windows of a second has expired.
 const LATER_MS: u64 = NOW_MS + 10_000;
 
 fn growing_and_swept([growing, swept]: &mut [Stage; 2]) {
@@ -115,7 +116,7 @@ fn growing_and_swept([growing, swept]: &mut [Stage; 2]) {
     assert_eq!(table.stats().keys, FEWER_KEYS);
 }
 
-/// At the cap, where each key comes for another.
+/// Times a table at its cap, where each new key replaces another.
 fn full([evicting, expiring]: &mut [Stage; 2]) {
     let new_keys = FEWER_KEYS..2 * FEWER_KEYS;
     for (stage, window_ms, now_ms) in [(evicting, DAY_MS, NOW_MS), (expiring, 1000, LATER_MS)] {

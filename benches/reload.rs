@@ -1,7 +1,7 @@
-//! What a reload of 10,000 rules costs those who call meanwhile, how soon it is live, and how long a cold start takes.
+//! How much a reload of 10,000 rules slows calls, how soon its rules are in force, and how long a cold start takes.
 //!
-//! Calls are made at a steady rate, each timed from the moment it was due. Rounds without and with reloads alternate in one
-//! run of one process, so that the ratio of their p99 says what reloads cost, whatever else the machine does.
+//! Calls are made at a steady rate, and each is timed from the moment it was due. Rounds without and with reloads alternate in
+//! one run of one process, so that the ratio of their p99 shows the cost of reloads, whatever else the machine does.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -23,7 +23,7 @@ const RULES: usize = 10_000;
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_secs(3);
 const CALLS_PER_S: u64 = 2_000;
-/// About as often as anybody edits rules, and much more.
+/// Much more often than anybody edits rules.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
 const STARTS: usize = 15;
 
@@ -59,7 +59,7 @@ impl Served {
     }
 }
 
-/// Ten thousand rules, half of them with two levels; the first has the limit by which versions are told apart.
+/// Ten thousand rules, half of them with two levels. The limit of the first one tells versions apart.
 fn rules(version: u32) -> String {
     let mut text = format!(
         "domain: d\ndescriptors:\n- {{key: version, rate_limit: {{requests_per_unit: {version}, unit: year}}}}\n"
@@ -114,7 +114,7 @@ async fn calls(client: &Client) -> Histogram<u64> {
 
 async fn reloads(file: &Path, texts: &[String; 2]) {
     for turn in 0..(ROUND.as_millis() / RELOAD_EVERY.as_millis()) as usize {
-        // A disk that takes its time must not keep the calls waiting, which are made on this thread.
+        // A slow disk must not hold up the calls, which are made on this thread.
         let (file, text) = (file.to_owned(), texts[turn % 2].clone());
         tokio::task::spawn_blocking(move || replace(&file, &text)).await.unwrap();
         tokio::time::sleep(RELOAD_EVERY).await;

@@ -1,5 +1,5 @@
-//! What the tree itself has to keep: every file says why it exists, imports point one way, decisions are pure, tests stand
-//! in folders, and whoever ships the binary may.
+//! Rules that the tree itself has to keep: every file says why it exists, imports point one way, decisions are pure, tests
+//! stand in folders, and licenses allow anybody to ship the binary.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,20 +51,20 @@ fn tests_stand_in_folders_and_rule_directories_hold_rules() {
     }
 }
 
-/// What everybody may use, and which uses nothing of the crate.
+/// Every part may use these, and they use nothing of the crate.
 const LEAVES: [&str; 7] = ["clock", "complaints", "flag_value", "measure", "pem_file", "proto", "secret"];
-/// Each may use those before it, and the leaves.
+/// Each part may use those before it, and the leaves.
 const ORDER: [&str; 11] =
     ["request", "rules", "engine", "regional", "global", "sources", "observe", "server", "settings", "cli", "main"];
-/// Runs what decides under virtual time, so it stands beside the order: it uses what comes up to here, and only the command
-/// line and tests use it.
+/// The simulator, the last part that it may use, and the only part that may use it besides tests. It runs the parts that decide
+/// under virtual time, so it has no place in the order.
 const SIMULATOR: (&str, &str, &str) = ("simulate", "global", "cli");
-/// These are given the time, and talk to nobody.
+/// These parts get the time as an argument, and talk to nobody.
 const PURE: [&str; 6] = ["engine", "global", "regional", "request", "rules", "simulate"];
-/// What connects the pure folders to clocks, servers and logs, by the beginning of its path.
+/// The files that connect pure folders to clocks, servers and logs, by the beginning of their paths.
 const DRIVERS: [&str; 6] =
     ["global/driver", "global/metrics.rs", "global/mysql", "regional/driver", "regional/metrics.rs", "regional/redis"];
-/// What reads a clock, waits, talks to somebody or depends on chance.
+/// Code that reads a clock, waits, talks to somebody or depends on chance.
 const IMPURE: [&str; 13] = [
     "tokio::",
     "tracing::",
@@ -81,9 +81,9 @@ const IMPURE: [&str; 13] = [
     "async ",
 ];
 
-/// A line of the program, as somebody who runs it gets it: tests and comments are left out.
+/// A line of the program that people run, without tests and comments.
 struct Line {
-    /// Below `src/`.
+    /// The path below `src/`.
     file: String,
     number: usize,
     text: String,
@@ -107,7 +107,7 @@ impl Line {
     }
 }
 
-/// Where the modules are that only tests have: `tests.rs`, folders called `tests`, and what is declared under `#[cfg(test)]`.
+/// Whether only tests have a file: `tests.rs`, files in folders called `tests`, and modules declared under `#[cfg(test)]`.
 fn is_test_file(file: &str, declared: &[String]) -> bool {
     file.ends_with("/tests.rs")
         || file.contains("/tests/")
@@ -127,8 +127,8 @@ fn test_modules(file: &str, text: &str) -> Vec<String> {
     declared.filter_map(name).map(|name| format!("{below}{name}")).collect()
 }
 
-/// The lines of a file without comments and without what stands under `#[cfg(test)]`. rustfmt puts the end of an item under
-/// its beginning, so it is found by the indentation.
+/// The lines of a file without comments and without items under `#[cfg(test)]`. rustfmt puts the end of an item under its
+/// beginning, so the indentation shows where it is.
 fn lines_of(file: &str, text: &str) -> Vec<Line> {
     let mut lines = (1..).zip(text.lines());
     let mut kept = Vec::new();
@@ -156,13 +156,13 @@ fn program() -> Vec<Line> {
     let files: Vec<(String, String)> =
         sources.map(|path| (name(&path), std::fs::read_to_string(&path).unwrap())).collect();
     let declared: Vec<String> = files.iter().flat_map(|(file, text)| test_modules(file, text)).collect();
-    // Generated: its modules name each other as they like.
+    // proto.rs is generated: its modules name each other as they like.
     let is_written = |file: &str| file != "proto.rs" && !is_test_file(file, &declared);
     let program = files.iter().filter(|(file, _)| is_written(file));
     program.flat_map(|(file, text)| lines_of(file, text)).collect()
 }
 
-/// Why a part may not use another.
+/// Why a part may not use another; `None` if it may.
 fn objection(part: &str, other: &str) -> Option<String> {
     let place = |name: &str| ORDER.iter().position(|part| *part == name);
     let (simulator, last, user) = SIMULATOR;
@@ -250,7 +250,7 @@ fn the_order_allows_what_comes_before_and_nothing_else() {
     }
 }
 
-/// One place says what a key takes, and the program goes by it.
+/// The pages say the same about the bytes of a key as the program, where the constants are.
 #[test]
 fn what_a_key_takes_is_said_as_the_cap_counts_it() {
     let page = |name: &str| std::fs::read_to_string(Path::new(ROOT).join(name)).unwrap();
@@ -269,14 +269,14 @@ fn what_a_key_takes_is_said_as_the_cap_counts_it() {
     }
 }
 
-/// The licenses that `deny.toml` allows: the texts in quotes of its list.
+/// The licenses that `deny.toml` allows: the quoted texts in its list.
 fn allowed_licenses() -> Vec<String> {
     let text = std::fs::read_to_string(Path::new(ROOT).join("deny.toml")).unwrap();
     let list = text.split_once("allow = [").expect("a list of licenses").1.split_once(']').expect("its end").0;
     list.lines().filter_map(|line| Some(line.trim().strip_prefix('"')?.split_once('"')?.0.to_owned())).collect()
 }
 
-/// Whether somebody who keeps the allowed licenses keeps this expression. Old manifests write `/` for OR.
+/// Whether the allowed licenses are enough for this expression. Old manifests write `/` for OR.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
@@ -328,7 +328,7 @@ fn expressions_of_licenses_are_understood() {
     }
 }
 
-/// What `cargo deny check licenses sources` says, without ten minutes of compiling it first; `make deny` runs the real one.
+/// Checks the same as `cargo deny check licenses sources`, which takes ten minutes to compile; `make deny` runs the real one.
 #[test]
 fn dependencies_come_from_crates_io_under_licenses_that_anybody_may_ship() {
     let arguments = ["metadata", "--locked", "--format-version=1", "--filter-platform=x86_64-unknown-linux-gnu"];
@@ -350,7 +350,7 @@ fn dependencies_come_from_crates_io_under_licenses_that_anybody_may_ship() {
     }
 }
 
-/// An invariant that no test names is one that nobody holds.
+/// If no test names an invariant, nobody holds it.
 #[test]
 fn every_invariant_is_held_by_a_test() {
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/develop.md")).unwrap();
@@ -367,7 +367,7 @@ fn every_invariant_is_held_by_a_test() {
     }
 }
 
-/// A doc comment is read where its item is used, far from the one before it.
+/// Readers see a doc comment where its item is used, far from the comment before it.
 #[test]
 fn no_doc_comment_says_the_same() {
     let folders = ["src", "integration", "benches"].map(|folder| Path::new(ROOT).join(folder));

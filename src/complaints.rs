@@ -1,14 +1,14 @@
-//! Complaints that last: each is made once a minute, however often there is reason for it.
+//! Limits what is logged about lasting trouble: each complaint is made once a minute, however often there is reason for it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How long a complaint that was made is not made again.
+/// How long a complaint rests after it was made.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// When each kind of complaint was last made. There are few kinds: none is forgotten.
+/// When each kind of complaint was last made. There are few kinds, so entries stay for ever.
 #[derive(Debug)]
 pub(crate) struct Complaints<K>(Mutex<BTreeMap<K, Instant>>);
 
@@ -19,7 +19,7 @@ impl<K> Default for Complaints<K> {
 }
 
 impl<K: Ord> Complaints<K> {
-    /// Whether to complain of this now. If so, the caller does.
+    /// Whether to complain of this now. After true the complaint counts as made, so the caller has to make it.
     pub(crate) fn is_due(&self, what: K, now: Instant) -> bool {
         let mut made = self.0.lock();
         let is_due = made.get(&what).is_none_or(|at| now.saturating_duration_since(*at) >= INTERVAL);

@@ -1,4 +1,4 @@
-//! Values as they are typed: booleans, durations and addresses in the forms that envoyproxy/ratelimit takes, too.
+//! How values of flags are typed. Booleans, durations and addresses may also have the forms that envoyproxy/ratelimit takes.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// The words that envoyproxy/ratelimit takes for booleans.
+/// Reads a boolean, in the words that envoyproxy/ratelimit takes.
 pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -16,7 +16,7 @@ pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// `500ms`, `2s`, `1h30m`, `1.5h`: Go's syntax, and days.
+/// Reads a duration, such as `500ms`, `2s`, `1h30m` or `1.5h`: Go's syntax, and days.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parts_of_duration(text).ok_or_else(|| "write a duration such as 500ms, 2s, 10m or 1h".into())
 }
@@ -49,7 +49,7 @@ fn parts_of_duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(sum)
 }
 
-/// A duration that a setting does not allow.
+/// A duration outside of the range that its setting allows.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "--{flag} ({env}) is {}: write a duration from {} to {}",
@@ -64,7 +64,7 @@ pub struct DurationError {
     range: RangeInclusive<Duration>,
 }
 
-/// The duration that a flag, or its variable in the environment, has, if it is one of those allowed.
+/// Checks the duration of a flag, or of its environment variable, against the allowed range.
 pub(crate) fn duration_within(
     (flag, env): (&'static str, &'static str),
     value: Duration,
@@ -73,7 +73,7 @@ pub(crate) fn duration_within(
     if range.contains(&value) { Ok(value) } else { Err(DurationError { flag, env, value, range }) }
 }
 
-/// A share between nothing and everything.
+/// Reads a share from 0 to 1.
 pub(crate) fn ratio(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
@@ -81,7 +81,7 @@ pub(crate) fn ratio(text: &str) -> Result<f32, String> {
     }
 }
 
-/// A share between nothing and everything, in thousandths: exact, so that all processes of a region agree on it.
+/// Reads a share from 0 to 1 as thousandths: a whole number, so that all processes of a region agree on it exactly.
 pub(crate) fn thousandths(text: &str) -> Result<u16, String> {
     let help = || "write a number from 0 to 1 with at most three decimals, such as 0.1".to_owned();
     let scaled = text.parse::<f64>().map_err(|_| help())? * 1000.0;
@@ -89,7 +89,7 @@ pub(crate) fn thousandths(text: &str) -> Result<u16, String> {
     if (0.0..=1000.0).contains(&scaled) && (scaled - whole).abs() < 1e-6 { Ok(whole as u16) } else { Err(help()) }
 }
 
-/// `address:port`; without an address, every address of both families.
+/// `address:port`, or `:port` for every address of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAddress(pub SocketAddr);
 

@@ -1,4 +1,4 @@
-//! PEM files that a setting names: read once at the start, so that a wrong path is refused there.
+//! PEM files that settings name. They are read once, at the start, so that a wrong path is refused there.
 
 use std::path::{Path, PathBuf};
 
@@ -6,17 +6,18 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 
-/// A file that does not hold what its setting says.
+/// A file that does not hold what its setting asks for.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("--{flag} is '{file}', which {fault}: name a PEM file with a line {line}")]
 pub struct PemFileError {
     flag: &'static str,
     file: PathBuf,
     fault: String,
+    /// The line that the file should have: it begins what the setting asks for.
     line: &'static str,
 }
 
-/// A PEM file with certificates in it.
+/// Reads a PEM file that has at least one certificate in it.
 pub(crate) fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
     let error = |fault| PemFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN CERTIFICATE-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;
@@ -28,7 +29,7 @@ pub(crate) fn certificates(file: &Path, flag: &'static str) -> Result<Vec<u8>, P
     }
 }
 
-/// A PEM file with a private key in it.
+/// Reads a PEM file that has a private key in it.
 pub(crate) fn key(file: &Path, flag: &'static str) -> Result<Vec<u8>, PemFileError> {
     let error = |fault| PemFileError { flag, file: file.to_owned(), fault, line: "-----BEGIN PRIVATE KEY-----" };
     let pem = std::fs::read(file).map_err(|fault| error(format!("can't be read: {fault}")))?;

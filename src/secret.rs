@@ -10,10 +10,10 @@ use std::str::FromStr;
 use clap::Args;
 use thiserror::Error;
 
-/// Shorter ones can be tried out.
+/// Somebody could guess a shorter secret by trying all of them.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Read with [`Secret::expose`], and never shown.
+/// Text that only [`Secret::expose`] gives away.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -22,12 +22,12 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// One that nobody else knows.
+    /// A secret that nobody else knows: 128 random bits in hex.
     pub fn random() -> Secret {
         Secret(format!("{:032x}", rand::random::<u128>()))
     }
 
-    /// The text itself. What is made of it must not be shown either.
+    /// The text itself. Never show anything that is made of it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -54,6 +54,7 @@ pub struct SecretFlags {
     pub secret_file: Option<PathBuf>,
 }
 
+/// Why the secret can't be read. `bytes` is its length without the whitespace around it.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SecretError {
     #[error(
@@ -68,7 +69,7 @@ pub enum SecretError {
     TooShort { file: PathBuf, bytes: usize },
 }
 
-/// Reads the secret, if one is set. What surrounds it, such as the newline of an editor, is no part of it.
+/// Reads the secret, if a file is set. Drops whitespace around it, such as the newline of an editor.
 pub fn read(flags: &SecretFlags) -> Result<Option<Secret>, SecretError> {
     let set = flags.secret_file.as_deref().filter(|file| !file.as_os_str().is_empty());
     set.map(secret).transpose()

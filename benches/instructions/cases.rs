@@ -1,4 +1,4 @@
-//! What is counted. A case is prepared once and then done again and again; only the doing is counted.
+//! The cases that are counted. A case is prepared once and then run again and again; only the runs are counted.
 
 use std::hint::black_box;
 
@@ -21,17 +21,17 @@ use tidegate::server::rls::write::Answer;
 
 pub struct Case {
     pub name: &'static str,
-    /// Prepares it, and does it so many times.
+    /// Prepares the case, and runs it this many times.
     pub run: fn(usize),
 }
 
-/// Only what happens in here is counted: valgrind knows it by its name.
+/// Only instructions in here are counted: valgrind knows the function by its name.
 #[inline(never)]
 fn counted(times: usize, work: &mut dyn FnMut(usize)) {
     (0..times).for_each(work);
 }
 
-/// Does the work some times before it counts, so that everything is where it will be.
+/// Warms up with some runs that are not counted, so that everything is where it will be.
 fn repeat(times: usize, mut work: impl FnMut(usize)) {
     (0..1000).for_each(&mut work);
     counted(times, &mut work);
@@ -68,7 +68,7 @@ fn ruleset(descriptors: impl Iterator<Item = String>) -> Ruleset {
     }
 }
 
-/// Looks the lists of entries up in turns.
+/// Looks up the lists of entries in turns.
 fn match_each(rules: &Ruleset, requests: &[Vec<DescriptorEntry<'_>>], times: usize) {
     repeat(times, |turn| {
         let mut identifier = IdentifierBuffer::default();
@@ -78,7 +78,7 @@ fn match_each(rules: &Ruleset, requests: &[Vec<DescriptorEntry<'_>>], times: usi
     });
 }
 
-/// Values that are spread over all of them: as many as are asked for, whatever their number.
+/// A hundred values, spread over all `count` of them: always as many are asked for.
 fn spread(count: usize, value: impl Fn(usize) -> String) -> Vec<String> {
     (0..100).map(|n| value(n * 7919 % count)).collect()
 }

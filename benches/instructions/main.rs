@@ -1,10 +1,10 @@
 //! Has anything on the way of a request become slower? Counted in instructions, which are the same on a busy machine.
 //!
-//! `make instructions` counts every case with valgrind and holds it against `baseline.txt`; `make instructions-accept`
-//! writes a new one. Preparing a case is not counted, see [`cases`]. The program is built as a release is: what is
-//! counted is what people run.
+//! `make instructions` counts every case with valgrind and compares it with `baseline.txt`; `make instructions-accept`
+//! writes a new baseline. The preparation of a case is not counted, see [`cases`]. The program is built like a release, so
+//! the same code is counted that people run.
 //!
-//! Instructions say nothing of waiting for memory or for other threads: `cargo bench` does.
+//! Instructions do not show how long a program waits for memory or for other threads: `cargo bench` does.
 
 mod cases;
 
@@ -14,21 +14,21 @@ use std::process::{Command, ExitCode, Stdio};
 
 use cases::{CASES, Case};
 
-/// How much more than the baseline fails, and how much less asks for a new one, in percent. Compilers of the same version
-/// give the same code, and random hash keys change a count by less than one percent.
+/// In percent: a count that is higher than the baseline by more than this fails, and one that is lower by more asks for a new
+/// baseline. Compilers of the same version give the same code, and random hash keys change a count by less than one percent.
 const MARGIN_PERCENT: f64 = 8.0;
 
-/// How often a case that seems slower is counted again: once in some hundred runs, hash keys are such that two keys of a
-/// request share a shard, which is another way of deciding.
+/// How often a case that seems slower is counted again: once in some hundred runs, the hash keys put two keys of a request into
+/// one shard, which is decided in another way.
 const AGAIN: usize = 2;
 
-/// How often a case is done: as often as it takes to even out where keys fall in their table.
+/// How often a case is run: often enough that it does not matter where keys fall in their table.
 const TIMES: usize = 2000;
 
-/// The C library picks its copying and comparing by processor, so it is told to take what every processor has.
+/// The C library picks functions to copy and compare by the processor. This makes it take those that every processor has.
 const TUNABLES: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-AVX2_Usable,-ERMS,-FSRM,-SSE4_2";
 
-/// The function that is counted, in whatever way its name is written.
+/// The function that is counted, however the compiler writes its name.
 const COUNTED: &str = "--toggle-collect=*cases*counted*";
 
 fn baseline_path() -> PathBuf {
@@ -40,7 +40,7 @@ fn compiler() -> String {
     version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// Instructions of a case, each time.
+/// Instructions of one run of a case.
 fn measure(case: &Case) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
@@ -59,7 +59,7 @@ fn measure(case: &Case) -> Result<f64, String> {
     }
 }
 
-/// A line for each case: its name and its count. What begins with `#` is for people.
+/// Reads a line for each case: its name and its count. Lines that begin with `#` are for people.
 fn read_baseline() -> BTreeMap<String, f64> {
     let text = std::fs::read_to_string(baseline_path()).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -138,7 +138,7 @@ fn advice() -> String {
 }
 
 fn main() -> ExitCode {
-    // What `cargo bench` says to every bench.
+    // `cargo bench` gives this argument to every bench.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {

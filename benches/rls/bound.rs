@@ -1,4 +1,4 @@
-//! What a figure should be.
+//! The bound that a figure should keep.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {

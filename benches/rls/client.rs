@@ -1,4 +1,4 @@
-//! Who asks: `tidegate bench`, and h2load as a check by a client that is not ours.
+//! The clients: `tidegate bench`, and h2load as a check by a client that is not ours.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -20,10 +20,10 @@ use crate::servers::Server;
 const STREAMS: u64 = 32;
 /// The only error that is forgiven: at the end of a paced run a few requests may still be due.
 const UNSENT: &str = "unsent";
-/// Answers that are errors have no message at all.
+/// The least bytes of an answer. An error has no message at all.
 const ANSWER_BYTES_MIN: u64 = 10;
 
-/// One call of a client.
+/// One turn of a client.
 pub struct Ask<'a> {
     pub scenario: &'a Scenario,
     pub rule: &'a Rule,
@@ -48,7 +48,7 @@ impl Ask<'_> {
         Ok(run)
     }
 
-    /// What would have to be typed.
+    /// The command as one would type it.
     pub fn command_line(&self, server: &Server) -> String {
         let (program, command) = match self.scenario.load {
             Load::H2load => ("h2load", self.h2load_command(server, "request.bin")),
@@ -115,7 +115,7 @@ impl Ask<'_> {
     fn h2load_command(&self, server: &Server, body: &str) -> Command {
         let mut command = Command::new("h2load");
         command.args(["-c", &self.scenario.connections.to_string(), "-m", &STREAMS.to_string()]);
-        // Its times are whole seconds; what it does before that is not counted in them.
+        // h2load takes whole seconds, and does not count what it does before them.
         command.args(["-D", &self.duration.as_secs().max(1).to_string(), "-d", body]);
         command.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
         command.arg(format!("http://{}/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", server.address));
@@ -134,7 +134,7 @@ impl Ask<'_> {
             stdout.read_to_string(&mut said)?;
         }
         let server_cpu = cpu(server.pid).zip(before).and_then(|(after, before)| after.checked_sub(before));
-        // It has ended, and is known until somebody waits for it.
+        // h2load has ended, but the system knows its figures until somebody waits for it.
         let client_cpu = cpu(Some(child.id()));
         ensure!(child.wait()?.success(), "h2load failed: {said}");
         let (requests, requests_per_s) = read_h2load(&said)?;
@@ -165,7 +165,7 @@ fn framed_request(key: &str) -> Vec<u8> {
     framed
 }
 
-/// How many requests h2load made and how many in a second, if all of them went well.
+/// How many requests h2load made, and how many a second. An error if not all of them went well.
 fn read_h2load(said: &str) -> anyhow::Result<(u64, f64)> {
     let line = |start: &str| {
         said.lines().find_map(|line| line.strip_prefix(start)).with_context(|| format!("no '{start}' in {said}"))
@@ -190,11 +190,11 @@ fn read_h2load(said: &str) -> anyhow::Result<(u64, f64)> {
 
 /// Asks for many keys at once, until nearly all of them have been asked for.
 pub fn fill(server: &Server, scenario: &Scenario) -> anyhow::Result<()> {
-    /// As many as a request may have by default.
+    /// As many descriptors as a request may have by default.
     const DESCRIPTORS: u64 = 32;
-    /// At random, 1 - e^-4 of all are met: 98 %.
+    /// At random, this meets 1 - e^-4 of all keys: 98 %.
     const EACH_KEY_TIMES: u64 = 4;
-    // All alike, also where the load itself favours some.
+    // All keys alike, even if the load itself favours some.
     let scenario = &Scenario { zipf: None, ..*scenario };
     let (warmup, duration) = (Duration::ZERO, Duration::from_secs(1));
     let rule = &Rule::far();

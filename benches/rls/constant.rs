@@ -1,7 +1,7 @@
 //! Servers that decode the request and answer a constant: what is left of a rate limit service when nothing is limited.
 //!
-//! They are processes of their own, which are this program again. An answer is as long as a real one, with a status for
-//! each descriptor.
+//! Each is a process of its own, which runs this program again. An answer is as long as a real one, with a status for each
+//! descriptor.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -27,10 +27,10 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-/// The first argument of a process that is to be one of these; the second says which.
+/// The first argument of a process that runs one of these servers; the second says which.
 pub const ARGUMENT: &str = "constant-server";
 
-/// The flags and the length of a message, which come before it.
+/// The flags and the length before a message.
 const PREFIX_BYTES: usize = 5;
 /// More connections than any scenario opens at once.
 const BACKLOG: i32 = 1024;
@@ -39,7 +39,7 @@ const BACKLOG: i32 = 1024;
 pub enum Constant {
     /// As everybody writes it: tonic on tokio's multi-thread runtime.
     Tonic,
-    /// A runtime for each core, among which the kernel shares out the connections.
+    /// tonic on a runtime for each core; the kernel shares out the connections among them.
     TonicPerCore,
     /// hyper alone, on a runtime for each core.
     HyperPerCore,
@@ -84,7 +84,7 @@ fn announce(address: SocketAddr) -> anyhow::Result<()> {
     Ok(std::io::stdout().flush()?)
 }
 
-/// One of several on the same port.
+/// One of several listeners on the same port.
 fn reusable_listener(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_port(true)?;
@@ -144,7 +144,7 @@ async fn serve_hyper(listener: TcpListener) -> anyhow::Result<()> {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        // A connection that breaks is the client's to notice.
+        // If a connection breaks, the client notices.
         tokio::spawn(server.serve_connection(TokioIo::new(stream), service_fn(call)));
     }
 }

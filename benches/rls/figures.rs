@@ -1,6 +1,6 @@
-//! What runs came to: medians, ranges, and ratios between runs of the same round.
+//! The results of runs: medians, ranges, and ratios between runs of the same round.
 //!
-//! Only neighbours had the same machine, so that ratios are taken round by round, and their median is what counts.
+//! Only runs of the same round met the machine in the same state. So ratios are taken round by round, and their median counts.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct Run {
     pub requests: u64,
     pub requests_per_s: f64,
-    /// CPU of the server's process; unknown for one that runs elsewhere.
+    /// CPU time of the server's process for each request; unknown for a server that runs elsewhere.
     pub server_us: Option<f64>,
     pub client_us: Option<f64>,
     /// h2load has no percentiles.
@@ -17,13 +17,13 @@ pub struct Run {
     pub p99_ms: Option<f64>,
     /// The share of answers that were OK; h2load does not look into them.
     pub passed: Option<f64>,
-    /// Threads of the client that can be busy at once.
+    /// How many threads of the client can be busy at once.
     pub client_threads: u64,
-    /// What Redis and MySQL used meanwhile, of one core.
+    /// How much of one core Redis and MySQL used meanwhile.
     pub stores_cores: Option<f64>,
-    /// What the server said of a store that it could not reach when the turn ended.
+    /// What the server said about a store that it could not reach when the turn ended.
     pub lost: Option<String>,
-    /// Requests that were due and never sent, because earlier ones were late.
+    /// How many requests were due but never sent, because earlier ones were late.
     pub unsent: u64,
 }
 
@@ -62,7 +62,7 @@ impl Figure {
     }
 }
 
-/// The middle of several values, and how far they are apart.
+/// The median of several values, and their range.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -86,7 +86,7 @@ impl Spread {
         Spread::of(runs.iter().map(|run| figure.of(run)))
     }
 
-    /// Of the quotients of both sides' figures in each round.
+    /// The spread of the ratios of both sides' figures in each round.
     pub fn of_ratios(runs: &[Run], to: &[Run], figure: Figure) -> Option<Spread> {
         let ratio = |(run, to): (&Run, &Run)| Some(figure.of(run)? / figure.of(to).filter(|to| *to > 0.0)?);
         Spread::of(runs.iter().zip(to).map(ratio))

@@ -1,10 +1,10 @@
-//! How many requests per second, how fast, and what each costs: Tidegate against servers that answer a constant.
+//! How many requests per second, how fast, and at what cost for each: Tidegate against servers that answer a constant.
 //!
-//! `cargo bench --bench rls`. The constant servers are what is left of a rate limit service when nothing is limited; tonic
-//! on tokio's multi-thread runtime, as everybody writes it, is the one that all others are compared with. Each server is
-//! a process of its own. They take turns under the same load, each round the other way round, so that a machine that gets
-//! slower does so for all. From outside in: `scenario` says what is asked, `servers` who answers (`constant`, `stores`),
-//! `client` who asks, `figures` what came of it, `report` and `plot` show it.
+//! `cargo bench --bench rls`. The constant servers are what is left of a rate limit service when nothing is limited. All servers
+//! are compared with tonic on tokio's multi-thread runtime, which is how everybody writes a service. Each server is a process
+//! of its own. They take turns under the same load, in the opposite order every other round, so that a machine that gets slower
+//! does so for all. From outside in: `scenario` says what is asked, `servers` who answers (`constant`, `stores`), `client` who
+//! asks, `figures` has the results, `report` and `plot` show them.
 //!
 //! It fails when a server fails or answers wrongly, never because of a figure: machines are noisy.
 
@@ -43,7 +43,7 @@ use crate::scenario::{SCENARIOS, Scenario};
 use crate::servers::{Kind, Server, TONIC};
 use crate::stores::Stores;
 
-/// What the chart shows, as far as it was measured.
+/// The scenarios that the chart shows, as far as they were measured.
 const CHARTED: [&str; 3] = ["hot", "descriptors-4", "uniform"];
 
 /// Requests per second, latency and CPU of Tidegate, of constant servers and of others

@@ -1,30 +1,30 @@
 //! A chart with two columns of bars, as SVG.
 //!
-//! It has no background, and greys that can be read on white and on black: pages show it in light and dark themes, and an
-//! image does not know in which.
+//! It has no background, and its greys can be read on white and on black: pages show it in light and dark themes, and an image
+//! does not know in which one it is.
 
 use std::fmt::Write;
 
 pub struct Chart {
-    /// What stands above the columns.
+    /// The words above the columns.
     pub heads: [String; 2],
     /// From top to bottom.
     pub groups: Vec<Group>,
-    /// What has to be known about all figures.
+    /// A line about all figures.
     pub footer: String,
 }
 
 /// A scenario: its bars are drawn one below the other.
 pub struct Group {
-    /// What stands above its rows.
+    /// The words above its rows.
     pub title: String,
     /// From top to bottom.
     pub rows: Vec<Row>,
 }
 
-/// A server, with a bar in each column where its figure is known.
+/// One server, with a bar in each column where its figure is known.
 pub struct Row {
-    /// What stands before its bars.
+    /// The words before its bars.
     pub name: String,
     /// Ours stand out.
     pub is_ours: bool,
@@ -32,18 +32,18 @@ pub struct Row {
     pub bars: [Option<Bar>; 2],
 }
 
-/// Of a column, the largest figure has the longest bar.
+/// The largest figure of a column has the longest bar.
 pub struct Bar {
-    /// Decides how long it is.
+    /// Its length, in whatever unit the column has.
     pub figure: f64,
-    /// What stands beside it.
+    /// The words beside it.
     pub label: String,
 }
 
 const WIDTH: u32 = 900;
 const MARGIN: u32 = 10;
 const NAMES: u32 = 220;
-/// Each of the two columns of bars, and the part of it where labels stand beside the longest bar.
+/// The width of each of the two columns of bars, and of its part where labels stand beside the longest bar.
 const COLUMN: u32 = 335;
 const LABEL: u32 = 110;
 const LINE: u32 = 22;
@@ -54,7 +54,7 @@ const TEXT: &str = "#6e7781";
 const OURS: &str = "#1f883d";
 const OTHERS: &str = "#8c959f";
 
-/// Equal figures always give equal bytes.
+/// Draws the chart. Equal figures always give equal bytes.
 pub fn draw(chart: &Chart) -> String {
     let Chart { heads, groups, footer } = chart;
     let lines: u32 = groups.iter().map(|group| 1 + group.rows.len() as u32).sum();

@@ -20,7 +20,7 @@ impl Process {
         self.0.id()
     }
 
-    /// What the first line says that has something to say.
+    /// Reads standard output until `find` finds something in a line.
     pub fn first_on_stdout<T>(&mut self, find: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
         first(self.0.stdout.take().context("its output is not read")?, find)
     }
@@ -46,7 +46,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail for a process that has ended, which is as well.
+        // Both fail for a process that has ended, which does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -57,7 +57,7 @@ fn first<T>(stream: impl Read + Send + 'static, find: impl Fn(&str) -> Option<T>
     let mut said = String::new();
     for line in lines.by_ref() {
         if let Some(found) = find(&line) {
-            // Nobody reads the rest, but a full pipe would stop the process.
+            // The rest is read and dropped, because a full pipe would stop the process.
             std::thread::spawn(move || lines.for_each(drop));
             return Ok(found);
         }

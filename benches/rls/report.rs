@@ -1,4 +1,4 @@
-//! What came of a scenario, for people and programs.
+//! The results of a scenario, for people and programs.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub struct Measured {
     pub runs: Vec<Run>,
 }
 
-/// One server's rounds against another's.
+/// One server's rounds compared with another's.
 struct Comparison<'a> {
     of: &'a Measured,
     to: &'a Measured,
@@ -37,25 +37,25 @@ impl Comparison<'_> {
         self.aims.iter().find(|aim| aim.figure == figure)
     }
 
-    /// Why the ratios say nothing about an aim, however good they look.
+    /// Why the ratios can't say whether an aim is met, however good they look. `None` if they can.
     fn flaw(&self) -> Option<&'static str> {
         let runs = || self.of.runs.iter().chain(&self.to.runs);
         if runs().any(|run| run.lost.is_some()) {
             return Some("a store was not reached");
         }
-        // Their latency is unknown, and would have been the longest.
+        // The latency of requests that were never sent is unknown, and would have been the longest.
         let is_late = |run: &Run| run.unsent as f64 > UNSENT_MAX * run.requests as f64;
         runs().any(is_late).then_some("too many requests were due and not sent")
     }
 
-    /// `None` without a figure, or with one that says nothing.
+    /// Whether an aim is met. `None` if there is no ratio, or if the ratio has a flaw.
     fn is_met(&self, aim: &Aim) -> Option<bool> {
         let ratio = self.ratio(aim.figure).filter(|_| self.flaw().is_none())?;
         Some(aim.bound.is_met(ratio.median))
     }
 }
 
-/// The share of requests without a latency from which on a 99th percentile is not one.
+/// If more than this share of requests has no latency, a 99th percentile is not one.
 const UNSENT_MAX: f64 = 0.001;
 
 const NAME: usize = 28;
@@ -67,7 +67,7 @@ impl Outcome {
         self.servers.iter().find(|server| server.name == name)
     }
 
-    /// Everybody to tonic, and what the stores cost Tidegate.
+    /// Compares every server with tonic, and Tidegate with stores with Tidegate alone.
     fn comparisons(&self) -> Vec<Comparison<'_>> {
         let all_aims = self.scenario.aims();
         let compare = |of: &str, to: &str| {
@@ -138,7 +138,7 @@ impl Outcome {
     }
 }
 
-/// The name that fits where two of them stand.
+/// A name that is short enough for two of them to fit.
 fn short(name: &str) -> &str {
     if name == TIDEGATE_WITH_STORES { "Redis and MySQL" } else { name }
 }

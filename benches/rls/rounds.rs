@@ -10,21 +10,22 @@ use crate::report::{Measured, Outcome};
 use crate::scenario::{Limit, Load, MANY_KEYS, Rule, Scenario};
 use crate::servers::{Kind, Server, TONIC};
 
-/// At the begin of each turn: connections are new, and caches belong to whoever came before.
+/// At the beginning of each turn, connections are new and caches are full of the server before. This long is not counted.
 const WARMUP: Duration = Duration::from_millis(200);
-/// Where a limit is reached: until then, what passes is what was left of it before.
+/// The warm-up if a limit is reached: until then, requests pass on what was left of the limit before.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How far what passes in a second may be from the limit of a sliding window, which weighs what it has not counted exactly.
+/// By which factor the requests that pass in a second may differ from the limit: a sliding window weighs the window before, and
+/// so is not exact.
 const INEXACT: f64 = 1.5;
 const SATURATION_ROUNDS: u32 = 3;
-/// The share of a thread's time from which on it is what limits the figures.
+/// If the client's threads are busy for more than this share of their time, they limit the figures.
 const BUSY: f64 = 0.9;
 
 pub struct Rounds<'a> {
     servers: &'a [Server],
     count: u32,
     duration: Duration,
-    /// Whether servers have been asked for many keys already.
+    /// Whether servers were asked for many keys already.
     is_filled: bool,
 }
 
@@ -47,7 +48,7 @@ impl<'a> Rounds<'a> {
         let mut runs = vec![Vec::new(); self.servers.len()];
         for round in 0..self.count {
             for turn in 0..self.servers.len() {
-                // Each round the other way round, so that nobody always comes after the same.
+                // Every other round goes the other way round, so that no server always comes after the same one.
                 let at = if round % 2 == 0 { turn } else { self.servers.len() - 1 - turn };
                 eprintln!("{}: round {} of {}, {}", scenario.name, round + 1, self.count, self.servers[at].name);
                 let run = asks[at].run(&self.servers[at])?;
@@ -71,7 +72,7 @@ impl<'a> Rounds<'a> {
         Ask { scenario, rule, descriptors: scenario.descriptors, rate, warmup, duration: self.duration }
     }
 
-    /// Constants have no memory that would have to be filled.
+    /// Makes the keys of all servers but the constant ones, which hold none.
     fn fill(&mut self, scenario: &Scenario) -> anyhow::Result<()> {
         for server in self.servers.iter().filter(|server| server.kind != Kind::Constant) {
             eprintln!("{}: making the keys of {}", scenario.name, server.name);
@@ -81,7 +82,7 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
-    /// The load for everybody, from what the constant server can do at this time on this machine.
+    /// The load for all servers: half of what the constant server can do at this time on this machine.
     fn half_of_tonic(&self, scenario: &Scenario) -> anyhow::Result<f64> {
         let tonic = self.servers.iter().find(|server| server.name == TONIC).context("no tonic server")?;
         let full = Scenario { load: Load::Full, ..*scenario };
@@ -96,7 +97,7 @@ impl<'a> Rounds<'a> {
         Ok((saturation.median / 2.0).round())
     }
 
-    /// The rule that a server is asked to decide by, after a turn that is not counted.
+    /// Chooses the rule by which a server is asked to decide, in turns that are not counted.
     fn warm_up(&self, scenario: &Scenario, server: &Server, rate: Option<f64>) -> anyhow::Result<Rule> {
         eprintln!("{}: warming up {}", scenario.name, server.name);
         let turn = |rule: &Rule| self.ask(scenario, rule, rate).run(server);
@@ -106,7 +107,7 @@ impl<'a> Rounds<'a> {
             Limit::Near => Rule::near_for(turn(&Rule::far())?.requests_per_s),
         };
         let run = turn(&rule)?;
-        // A server can be slower where a limit is near, and then another one is.
+        // A server can be slower near a limit, and then another limit is the nearest.
         Ok(if scenario.limit == Limit::Near { Rule::near_for(run.requests_per_s) } else { rule })
     }
 
@@ -144,7 +145,7 @@ impl<'a> Rounds<'a> {
 
 /// A server that passes what it should deny, or the other way round, is fast for the wrong reason.
 fn check(rule: &Rule, server: &Server, run: &Run) -> anyhow::Result<()> {
-    // h2load does not look, and nobody knows what rules a peer has.
+    // h2load does not look at answers, and nobody knows what rules a peer has.
     let Some(passed) = run.passed.filter(|_| server.kind != Kind::Peer) else { return Ok(()) };
     let is_right = match (server.kind, rule.limit_per_s) {
         (Kind::Tidegate, Some(limit)) => {

@@ -1,10 +1,10 @@
-//! What is asked of the servers, and what should come of it.
+//! What is asked of the servers, and the results that we aim at.
 
 use crate::bound::Bound;
 use crate::figures::Figure;
 use crate::servers::{TIDEGATE, TIDEGATE_WITH_STORES, TONIC};
 
-/// As many as Tidegate holds by default.
+/// As many keys as Tidegate holds by default.
 pub const MANY_KEYS: u64 = 1_000_000;
 
 /// One load, under which all servers take turns.
@@ -30,18 +30,18 @@ pub enum Load {
     H2load,
 }
 
-/// Which of the rules is met.
+/// How near the requests come to the limit of their rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Nobody comes near it.
+    /// They never come near it.
     Far,
-    /// About half of the requests pass, and never many more.
+    /// About half of them pass, and never many more.
     Near,
-    /// Nearly nobody passes.
+    /// Nearly none of them pass.
     Exceeded,
 }
 
-/// One of Tidegate's or the stores' ratios, and what it should be.
+/// What the ratio between two servers should be.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
     pub of: &'static str,
@@ -61,13 +61,13 @@ const HOT: Scenario = Scenario {
     connections: 4,
 };
 
-/// Those with a million keys come last, so that the others do not run with a full memory.
+/// The scenarios with a million keys come last, so that the others do not run with full tables.
 pub const SCENARIOS: [Scenario; 10] = [
     HOT,
     Scenario { name: "h2load", title: "one hot key, asked by h2load", load: Load::H2load, ..HOT },
     Scenario { name: "connections-1", title: "one hot key, 1 connection", connections: 1, ..HOT },
     Scenario { name: "connections-2", title: "one hot key, 2 connections", connections: 2, ..HOT },
-    // With one key, all four would be the same.
+    // With one key, all four descriptors would be the same.
     Scenario { name: "descriptors-4", title: "4 descriptors, 1000 keys", descriptors: 4, keys: 1000, ..HOT },
     Scenario { name: "near", title: "one key near its limit", limit: Limit::Near, ..HOT },
     Scenario { name: "denied", title: "one key, mostly denied", limit: Limit::Exceeded, ..HOT },
@@ -81,7 +81,7 @@ impl Scenario {
         SCENARIOS.iter().find(|scenario| scenario.name == name)
     }
 
-    /// What the project aims at; the machine decides whether it is met.
+    /// The aims of the project. Whether they are met depends on the machine.
     pub fn aims(&self) -> Vec<Aim> {
         let aim = |of, to, figure, bound| Aim { of, to, figure, bound };
         if self.load == Load::HalfOfTonic {
@@ -99,15 +99,15 @@ impl Scenario {
     }
 }
 
-/// A rule by which a server decides: any value of a key has this limit.
+/// A rule by which a server decides: every value of a key has this limit.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub key: String,
-    /// `None` is one that nobody reaches.
+    /// `None`: a limit that nobody reaches.
     pub limit_per_s: Option<u64>,
 }
 
-/// All keys have the same length, so that all requests have.
+/// All keys have the same length, so that all requests have it, too.
 impl Rule {
     pub fn far() -> Rule {
         Rule { key: "remote_address".into(), limit_per_s: None }
@@ -121,8 +121,8 @@ impl Rule {
         Rule { key: format!("near__{limit:08}"), limit_per_s: Some(limit) }
     }
 
-    /// The one whose limit is nearest to half of what is asked. How fast a server is shows only when it runs, so that there
-    /// is a limit for any speed.
+    /// The rule whose limit is nearest to half of the requests. How fast a server is shows only when it runs, so there is a
+    /// limit for any speed.
     pub fn near_for(requests_per_s: f64) -> Rule {
         let distance = |limit: &u64| (*limit as f64 - requests_per_s / 2.0).abs();
         let nearest = near_limits().min_by(|one, other| distance(one).total_cmp(&distance(other)));

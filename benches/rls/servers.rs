@@ -17,14 +17,14 @@ use crate::scenario::Rule;
 use crate::stores::Stores;
 use crate::tidegate_server::TidegateServer;
 
-/// What all others are compared with.
+/// The server that all others are compared with.
 pub const TONIC: &str = "tonic";
 pub const TIDEGATE: &str = "tidegate";
 pub const TIDEGATE_WITH_STORES: &str = "tidegate, Redis and MySQL";
 
-/// How much longer or shorter than a real answer a constant one may be: numbers have as many bytes as they need.
+/// By how many bytes a constant answer may differ from a real one, for each descriptor: numbers take as many as they need.
 const ANSWER_BYTES_APART_MAX: usize = 4;
-/// More than half of the limit that is never reached: from there on a region tells the others about the key through MySQL,
+/// More than half of the limit that is never reached. Beyond half of it, a region tells the others about the key through MySQL
 /// every second.
 const HITS_AT_FIRST: u32 = 2_200_000_000;
 
@@ -32,7 +32,7 @@ const HITS_AT_FIRST: u32 = 2_200_000_000;
 pub enum Kind {
     Constant,
     Tidegate,
-    /// Somebody else's; what it has for rules is not known.
+    /// Somebody else's, whose rules are not known.
     Peer,
 }
 
@@ -40,7 +40,7 @@ pub struct Server {
     pub name: String,
     pub kind: Kind,
     pub address: String,
-    /// Whose CPU is looked at.
+    /// The process whose CPU time is measured. `None`: it is elsewhere, or nobody has named it.
     pub pid: Option<u32>,
     pub stores: Option<Stores>,
     _constant: Option<Process>,
@@ -64,6 +64,7 @@ impl Server {
         })
     }
 
+    /// Starts Tidegate with all defaults, except for free ports.
     pub fn tidegate(rules: &Path, stores: Option<Stores>) -> anyhow::Result<Server> {
         let tidegate = match &stores {
             Some(stores) => TidegateServer::start(rules, &stores.settings(), &["regional", "global"])?,
@@ -92,18 +93,18 @@ impl Server {
         }
     }
 
-    /// What it says itself of the stores that it should have, if one of them is not up.
+    /// What the server says about a store that is not up; `None` if all that it should have are up.
     pub fn lost_store(&self) -> anyhow::Result<Option<String>> {
         self.tidegate.as_ref().map_or(Ok(None), TidegateServer::lost_layer)
     }
 }
 
-/// Asks every server, so that nobody is measured who answers something else than the others.
+/// Asks every server, so that none is measured that answers something else than the others.
 pub fn compare_answers(servers: &[Server]) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for (descriptors, hits) in [(1, HITS_AT_FIRST), (4, 0)] {
         let mut real_bytes = None;
-        // A real answer comes first.
+        // The last server gives a real answer, which the others are compared with.
         for server in servers.iter().rev() {
             let asked = runtime.block_on(ask(&server.address, descriptors, hits));
             let answer = asked.with_context(|| format!("{} at {} does not answer", server.name, server.address))?;

@@ -1,4 +1,4 @@
-//! A Redis and a MariaDB of our own, with nothing in them, on sockets in a directory that goes away with them.
+//! An empty Redis and an empty MariaDB of our own, on sockets in a directory that is removed with them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::redis_server::RedisServer;
 
 const DATABASE: &str = "tidegate";
 
-/// Quick rather than safe from power failures, as what is measured is not the disk.
+/// Settings that are quick rather than safe from power failures, because the disk is not what is measured.
 const MARIADB: [&str; 8] = [
     "--no-defaults",
     "--user=root",
@@ -44,7 +44,7 @@ impl Stores {
         [self.redis.pid(), self.mariadb.pid()]
     }
 
-    /// What makes a process of Tidegate share its counts through both, as one of two regions.
+    /// The settings with which Tidegate shares its counts through both, as one of two regions.
     pub fn settings(&self) -> [(&'static str, String); 4] {
         let path = |name: &str| self.directory.path().join(name).display().to_string();
         [
@@ -60,7 +60,7 @@ fn start_mariadb(directory: &Path) -> anyhow::Result<Process> {
     let flag = |name: &str, file: &str| format!("--{name}={}", directory.join(file).display());
     let mut install = Command::new("mariadb-install-db");
     install.args(MARIADB).args(["--auth-root-authentication-method=normal", "--skip-test-db"]);
-    // One that starts deletes the temporary tables of others where they are kept together.
+    // A server that starts deletes all temporary tables in this directory, so each has its own.
     let temporary = format!("--tmpdir={}", directory.display());
     complete(install.arg(flag("datadir", "data")).arg(&temporary))?;
 
@@ -82,7 +82,7 @@ fn start_mariadb(directory: &Path) -> anyhow::Result<Process> {
     Ok(process)
 }
 
-/// Debian has it where not everybody's path leads.
+/// Debian has it in a directory that is not in everybody's path.
 fn mariadbd() -> PathBuf {
     let debian = PathBuf::from("/usr/sbin/mariadbd");
     if debian.exists() { debian } else { "mariadbd".into() }

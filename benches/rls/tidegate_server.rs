@@ -1,4 +1,4 @@
-//! A process of `tidegate serve` on free ports, and what it says of its layers.
+//! A process of `tidegate serve` on free ports. It says itself whether its layers are up.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,16 +14,16 @@ const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct TidegateServer {
     process: Process,
-    /// Of the gRPC port.
+    /// The address of its gRPC port.
     address: String,
-    /// Of the HTTP port.
+    /// The address of its HTTP port.
     http: String,
     /// Those that have to be up.
     layers: &'static [&'static str],
 }
 
 impl TidegateServer {
-    /// With all defaults but for these settings, and ports that are free. Returns when the layers are up.
+    /// Starts Tidegate with all defaults, except for these settings and free ports. Returns when the layers are up.
     pub fn start(
         rules: &Path,
         settings: &[(&str, String)],
@@ -47,7 +47,7 @@ impl TidegateServer {
         self.process.pid()
     }
 
-    /// What it says itself of a layer that should be up and is not.
+    /// What the server says about a layer that is not up; `None` if all that it should have are up.
     pub fn lost_layer(&self) -> anyhow::Result<Option<String>> {
         if self.layers.is_empty() {
             return Ok(None);
@@ -71,7 +71,7 @@ impl TidegateServer {
     }
 }
 
-/// From `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
+/// Reads the addresses in `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
 fn addresses(line: &str) -> Option<(String, String)> {
     let before = |mark: &str| Some(line.split(mark).next()?.rsplit(' ').next()?.to_owned());
     (line.contains(" (gRPC)") && line.contains(" (HTTP)")).then(|| Some((before(" (gRPC)")?, before(" (HTTP)")?)))?

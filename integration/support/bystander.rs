@@ -1,4 +1,4 @@
-//! Another client, which calls all the while, and must not notice what happens beside it.
+//! Another client, which calls all the time, and must not notice what happens beside it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::support::harness::{PATIENCE, Service, answer, ask_one};
 use crate::support::promise::Promise;
 
-/// The pace of the calls.
+/// The pause between an answer and the next call.
 const INTERVAL: Duration = Duration::from_millis(1);
 const P99_MAX: Duration = Duration::from_millis(10);
 
@@ -35,7 +35,7 @@ impl Bystander {
             while left_after > 0 {
                 let sent = Instant::now();
                 assert_eq!(answer(&mut client, ask_one("a=x")).await.overall_code, 1);
-                // One late answer stands for all the calls that were not made meanwhile.
+                // A late answer stands for all the calls that it has held up.
                 latencies_us.record_correct(micros(sent.elapsed()), micros(INTERVAL)).expect("it grows");
                 counted.add_permits(1);
                 left_after -= u32::from(seen.load(Ordering::Relaxed));
@@ -46,14 +46,14 @@ impl Bystander {
         Bystander { is_over, answered, calls }
     }
 
-    /// Waits until it has been answered so many times more.
+    /// Waits until it has been answered this many times more.
     pub async fn goes_on(&self, times: u32) {
         self.answered.forget_permits(usize::MAX);
         let more = timeout(PATIENCE, self.answered.acquire_many(times)).await.expect("the other client is answered");
         more.expect("nobody closes it").forget();
     }
 
-    /// Some calls more, after whatever happened: all were answered, and it tells how soon.
+    /// Makes a few more calls, after whatever happened, and asserts that all were answered. Returns how soon they were.
     pub async fn finish(self) -> Promise {
         self.is_over.store(true, Ordering::Relaxed);
         let latencies_us = self.calls.await.expect("no call of the other client failed");

@@ -1,4 +1,4 @@
-//! Certificates, good and bad ones, and clients that bring them along.
+//! Certificates, good and bad, and clients that have them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::support::harness::{Client, PATIENCE, answer, ask_one};
 
-/// The name that servers have here.
+/// The name that servers have in tests.
 pub const SERVER: &str = "tidegate.test";
 
-/// Who signs certificates.
+/// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -83,7 +83,7 @@ impl Pair {
     }
 }
 
-/// The three files of a service with TLS, as they lie in a directory.
+/// The three files of a service with TLS, in a directory.
 pub struct Files {
     pub directory: PathBuf,
 }
@@ -113,7 +113,7 @@ impl Files {
         self.directory.join(name).to_str().expect("temporary paths are UTF-8").to_owned()
     }
 
-    /// The flags for TLS without a look at clients.
+    /// The flags for TLS that does not ask clients for certificates.
     pub fn tls_flags(&self) -> Vec<String> {
         let [certificate, key] = [self.path("tls.crt"), self.path("tls.key")];
         ["--grpc-server-use-tls", "--grpc-server-tls-cert", &certificate, "--grpc-server-tls-key", &key]
@@ -121,7 +121,7 @@ impl Files {
             .to_vec()
     }
 
-    /// The flags for TLS where clients need a certificate.
+    /// The flags for TLS that asks clients for certificates.
     pub fn mtls_flags(&self) -> Vec<String> {
         let mut flags = self.tls_flags();
         flags.extend(["--grpc-client-tls-cacert".to_owned(), self.path("ca.crt")]);
@@ -147,7 +147,7 @@ impl Target {
     }
 }
 
-/// How a client connects. Remembers what it has seen.
+/// Connects a client, and remembers the certificate that the server showed.
 #[derive(Clone)]
 pub struct Connector {
     target: Target,
@@ -194,7 +194,7 @@ impl Connector {
         Connector { server_name, ..self }
     }
 
-    /// A copy that counts its own connections.
+    /// A copy that counts its connections from zero.
     pub fn anew(&self) -> Connector {
         Connector { connects: Arc::default(), seen: Arc::default(), ..self.clone() }
     }

@@ -1,8 +1,8 @@
-//! What lies between Tidegate and Redis, when it misbehaves: replies that are lost after the script was applied, that stop
-//! half way, that come late, that never come.
+//! A network between Tidegate and Redis that misbehaves: replies are lost after the script was applied, stop half way, come
+//! late, or never come.
 //!
-//! It reads commands and replies as the protocol frames them, so that a fault hits a reply and not just some bytes. Only
-//! replies to scripts are cut: a connection is always made.
+//! The proxy reads commands and replies as the protocol frames them, so that a fault hits a reply and not just some bytes. Only
+//! replies to scripts are cut, so that a connection can always be made.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::support::harness::{PATIENCE, until};
 
-/// A proxy on a port of its own. It ends with its value.
+/// A proxy on a port of its own. It ends when it is dropped.
 pub struct CuttingProxy {
     address: SocketAddr,
     control: watch::Sender<Control>,
@@ -32,7 +32,7 @@ pub struct CuttingProxy {
 #[derive(Clone)]
 struct Control {
     upstream: SocketAddr,
-    /// Connections of an earlier one are closed.
+    /// Connections of an earlier generation are closed.
     generation: u64,
     is_frozen: bool,
     is_refusing: bool,
@@ -47,16 +47,16 @@ struct Shared {
     cuts: AtomicU64,
 }
 
-/// What happens to replies of scripts.
+/// Which replies to scripts are cut, and how.
 struct Fault {
     when: When,
     how: How,
 }
 
 enum When {
-    /// The reply after this many, once.
+    /// The last of this many replies, once.
     After(u64),
-    /// So many of a thousand.
+    /// This many of a thousand replies, at random.
     Permille(u32, Box<StdRng>),
 }
 
@@ -69,7 +69,7 @@ enum How {
 }
 
 impl Shared {
-    /// Whether the reply that is here now is cut.
+    /// Whether and how the current reply is cut.
     fn cut(&self) -> Option<How> {
         let mut fault = self.fault.lock().unwrap();
         let Fault { when, how } = fault.as_mut()?;
@@ -92,7 +92,7 @@ impl Shared {
 }
 
 impl CuttingProxy {
-    /// Forwards everything, for now.
+    /// Starts a proxy that forwards everything, for now.
     pub fn before(upstream: SocketAddr) -> CuttingProxy {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -118,12 +118,12 @@ impl CuttingProxy {
         self.address
     }
 
-    /// What `REDIS_URL` says of it.
+    /// The value of `REDIS_URL` that leads here.
     pub fn url(&self) -> String {
         self.address.to_string()
     }
 
-    /// Ends every fault. Connections that stood still go on.
+    /// Ends every fault. Frozen connections go on.
     pub fn forward(&self) {
         *self.shared.fault.lock().unwrap() = None;
         self.control.send_modify(|control| {
@@ -135,32 +135,32 @@ impl CuttingProxy {
         *self.shared.fault.lock().unwrap() = Some(Fault { when, how });
     }
 
-    /// Of the next replies to scripts, the last is lost, and the connection with it.
+    /// Loses the last of the next `scripts` replies to scripts, and the connection with it.
     pub fn swallow_after(&self, scripts: u64) {
         self.fault(When::After(scripts), How::Swallow);
     }
 
-    /// So many of a thousand replies to scripts are lost, and their connections with them.
+    /// Loses this many of a thousand replies to scripts, and their connections with them.
     pub fn swallow_at_random(&self, permille: u32, seed: u64) {
         self.fault(When::Permille(permille, Box::new(StdRng::seed_from_u64(seed))), How::Swallow);
     }
 
-    /// So many of a thousand replies to scripts end half way, with a reset.
+    /// Ends this many of a thousand replies to scripts half way, with a reset.
     pub fn reset_at_random(&self, permille: u32, seed: u64) {
         self.fault(When::Permille(permille, Box::new(StdRng::seed_from_u64(seed))), How::Reset);
     }
 
-    /// Every reply comes so much later.
+    /// Delays every reply by this much.
     pub fn delay(&self, delay: Duration) {
         self.control.send_modify(|control| control.delay = delay);
     }
 
-    /// Nothing moves in either direction.
+    /// Lets nothing move in either direction.
     pub fn freeze(&self) {
         self.control.send_modify(|control| control.is_frozen = true);
     }
 
-    /// Every connection is closed, and new ones too.
+    /// Closes every connection, and new ones as they come.
     pub fn refuse(&self) {
         self.control.send_modify(|control| {
             control.is_refusing = true;
@@ -176,7 +176,7 @@ impl CuttingProxy {
         });
     }
 
-    /// Commands that have been sent on to Redis, a script as one.
+    /// How many commands were sent on to Redis; a script is one.
     pub fn commands(&self) -> u64 {
         self.shared.commands.load(Ordering::Relaxed)
     }
@@ -185,7 +185,7 @@ impl CuttingProxy {
         self.shared.scripts.load(Ordering::Relaxed)
     }
 
-    /// Replies that were cut.
+    /// How many replies were cut.
     pub fn cuts(&self) -> u64 {
         self.shared.cuts.load(Ordering::Relaxed)
     }
@@ -195,7 +195,7 @@ async fn accept(listener: std::net::TcpListener, seen: watch::Receiver<Control>,
     let listener = TcpListener::from_std(listener).unwrap();
     while let Ok((client, _)) = listener.accept().await {
         let link = Link { seen: seen.clone(), shared: shared.clone() };
-        // A connection that ends in an error has ended, and that is all there is to it.
+        // It does not matter whether a connection ends with an error.
         tokio::spawn(async move { link.carry(client).await.ok() });
     }
 }
@@ -236,7 +236,7 @@ impl Link {
             if is_copying {
                 return self.copy(client, server, start.generation).await;
             }
-            // What was to come late comes at once when the delay ends.
+            // Delayed replies come at once when the delay ends.
             let due = late.front().map(|(due, _)| if control.delay.is_zero() { Instant::now() } else { *due });
             tokio::select! {
                 changed = self.seen.changed() => changed.map_err(io::Error::other)?,
@@ -268,7 +268,7 @@ impl Link {
                     while let Some(length) = value_length(&told) {
                         let reply: Vec<u8> = told.drain(..length).collect();
                         let is_push = reply[0] == b'>';
-                        // What a script that was not there says is not worth losing: nothing was applied.
+                        // An error, as for a script that is not loaded, is not worth losing: nothing was applied.
                         let is_applied = !is_push && waiting.pop_front() == Some(true) && reply[0] != b'-';
                         let cut = if is_applied { self.shared.cut() } else { None };
                         match cut {
@@ -326,7 +326,7 @@ impl Link {
         }
     }
 
-    /// What came in after everything was told to stand still does not move on, even if it was noticed first.
+    /// Waits while the proxy is frozen: bytes that came in after the freeze must not move on, even if they were noticed first.
     async fn thawed(&mut self) -> io::Result<()> {
         while self.seen.borrow_and_update().is_frozen {
             self.changed().await?;
@@ -343,13 +343,13 @@ fn is_script(command: &[u8]) -> bool {
     is_named(command, &[b"EVALSHA\r", b"EVAL\r", b"FCALL\r"])
 }
 
-/// Whether a command has one of these names, each as its line is.
+/// Whether a command has one of these names, each with the carriage return that ends its line.
 fn is_named(command: &[u8], names: &[&[u8]]) -> bool {
     let name = command.split(|byte| *byte == b'\n').nth(2).unwrap_or_default();
     names.iter().any(|known| name.eq_ignore_ascii_case(known))
 }
 
-/// The length of the first value of the protocol, `None` while it is not complete.
+/// The length of the first value in the bytes; `None` while it is not complete.
 fn value_length(bytes: &[u8]) -> Option<usize> {
     let line = bytes.iter().position(|byte| *byte == b'\n')? + 1;
     let number = || std::str::from_utf8(&bytes[1..line.max(3) - 2]).ok().and_then(|number| number.parse::<i64>().ok());
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
     use crate::support::redis::{RedisServer, replica_of};
 
-    /// Adds one, as a script.
+    /// Adds one, by a script.
     fn add(connection: &mut ::redis::Connection) -> ::redis::RedisResult<u64> {
         ::redis::cmd("EVAL").arg("return redis.call('INCR', KEYS[1])").arg(1).arg("k").query(connection)
     }

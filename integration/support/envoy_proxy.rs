@@ -1,7 +1,7 @@
-//! A real Envoy: what it is told, how it is asked, and what it reports.
+//! A real Envoy: how it is configured, how it is asked, and what it reports.
 //!
-//! Most tests need one listener with routes and filters of their own, which is what a `Bootstrap` writes. `Envoy::start`
-//! takes any complete bootstrap.
+//! Most tests need one listener with routes and filters of their own, and a `Bootstrap` writes that. `Envoy::start` takes any
+//! complete bootstrap.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ use crate::support::upstream::Upstream;
 /// The listener of a `Bootstrap`.
 pub const FRONT: &str = "front";
 
-/// More at once than Envoy lets through by default.
+/// Lets more requests through at once than Envoy does by default.
 const CROWDED: &str = "
 circuit_breakers:
   thresholds:
@@ -46,7 +46,7 @@ fn command(bootstrap: &str) -> (TempDir, Command) {
     (directory, command)
 }
 
-/// A running Envoy. It is gone with the value.
+/// A running Envoy. It ends when it is dropped.
 pub struct Envoy {
     pub process: Process,
     admin: SocketAddr,
@@ -61,7 +61,7 @@ impl Envoy {
         let admin_path = directory.path().join("admin");
         let any_port = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
         command.args(["--config-yaml", any_port, "--log-level", "info"]).arg("--admin-address-path").arg(&admin_path);
-        // What it writes to files, its access log above all, is there at once.
+        // Files that it writes, above all its access log, are complete at once.
         command.args(["--file-flush-interval-msec", "20"]);
         let mut process = Process::start(command);
         process.line_with("starting main dispatch loop");
@@ -70,7 +70,7 @@ impl Envoy {
         Envoy { process, admin, listeners: listeners(admin), _directory: directory }
     }
 
-    /// What Envoy says of a bootstrap that it does not run: `Ok` if it would.
+    /// Has Envoy check a bootstrap without running it. Returns what it says; `Ok` if it would run it.
     pub fn validate(bootstrap: &str) -> Result<String, String> {
         let (_directory, mut command) = command(bootstrap);
         let ran = run(command.args(["--mode", "validate"]));
@@ -83,7 +83,7 @@ impl Envoy {
         *self.listeners.get(name).unwrap_or_else(|| panic!("no listener '{name}': {:?}", self.listeners))
     }
 
-    /// A figure that Envoy keeps, by its full name.
+    /// A statistic of Envoy, by its full name.
     pub fn stat(&self, name: &str) -> u64 {
         let page = http(self.admin, "GET", &format!("/stats?filter=^{name}$"), "").body;
         let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -120,7 +120,7 @@ fn listeners(admin: SocketAddr) -> HashMap<String, SocketAddr> {
     page["listener_statuses"].as_array().into_iter().flatten().filter_map(listener).collect()
 }
 
-/// Where Envoy finds a cluster, and how it talks to it.
+/// Where Envoy finds a cluster, and how it speaks with it.
 pub struct Cluster {
     endpoints: String,
     more: String,
@@ -146,7 +146,7 @@ impl Cluster {
         self
     }
 
-    /// Further fields.
+    /// Adds fields.
     pub fn with(mut self, yaml: &str) -> Cluster {
         self.more += &indented(0, yaml);
         self
@@ -164,7 +164,7 @@ typed_extension_protocol_options:
         )
     }
 
-    /// TLS as Envoy has it by default, with a certificate of its own. The files are expected in the directory.
+    /// Adds TLS with Envoy's defaults and a certificate of its own. The directory has to have the files.
     pub fn tls(self, files: &Path) -> Cluster {
         let directory = files.display();
         self.with(&format!(
@@ -218,13 +218,13 @@ impl Bootstrap {
         Bootstrap { routes: routes.to_owned(), filters, access_log, upstream, service: service.with(CROWDED).grpc() }
     }
 
-    /// Another HTTP filter, after those that are there and before the router.
+    /// Adds an HTTP filter after the others, before the router.
     pub fn filter(mut self, yaml: &str) -> Bootstrap {
         self.filters += &indented(0, yaml);
         self
     }
 
-    /// Tells of every request in a line on Envoy's standard error.
+    /// Has Envoy write a line for every request to its standard error.
     pub fn access_log(mut self, format: &str) -> Bootstrap {
         self.access_log = format!(
             "
@@ -299,19 +299,18 @@ pub fn rate_limit_filter(more: &str) -> String {
     )
 }
 
-/// The rate limit filter that denies when it gets no answer: a call that fails is a 500 instead of a request that passes.
+/// The rate limit filter that denies when it gets no answer: after a failed call, a request gets a 500 instead of passing.
 pub fn denying_filter() -> String {
     rate_limit_filter("failure_mode_deny: true")
 }
 
-/// A route with rate limits, which are a YAML list.
+/// A route with rate limits, given as a YAML list.
 pub fn route(path: &str, rate_limits: &str) -> String {
     let rate_limits = indented(4, rate_limits);
     format!("- match: {{path: {path}}}\n  route:\n    cluster: upstream\n    rate_limits:\n{rate_limits}")
 }
 
-/// A route with rate limits in the form that may name a cost: elsewhere Envoy takes `hits_addend` without a word, and sends
-/// none.
+/// A route with rate limits in the form that can name a cost. Elsewhere Envoy silently accepts `hits_addend`, and sends none.
 pub fn route_with_costs(path: &str, rate_limits: &str) -> String {
     format!(
         "
@@ -326,7 +325,7 @@ pub fn route_with_costs(path: &str, rate_limits: &str) -> String {
     )
 }
 
-/// A block of YAML further to the right, whole lines only.
+/// Moves a block of YAML to the right, and drops blank lines.
 fn indented(by: usize, yaml: &str) -> String {
     yaml.lines().filter(|line| !line.trim().is_empty()).map(|line| format!("{:by$}{line}\n", "")).collect()
 }

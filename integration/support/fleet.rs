@@ -7,8 +7,8 @@ use crate::support::harness::{PATIENCE, Service, until};
 use crate::support::ledger::Ledger;
 use crate::support::load::{Load, Traffic};
 
-/// For tests of what holds while Redis answers in time: on a busy machine an answer may take much longer than the 10 ms that a
-/// request waits otherwise. Half of what can be set: where Redis is made to stand still, it is waited for.
+/// For tests that need Redis to answer in time: on a busy machine an answer may take much longer than the 10 ms that a request
+/// waits by default. It is half of the most that can be set, because tests that stop Redis wait for that long.
 pub const PATIENT: (&str, &str) = ("TIDEGATE_ORIGIN_DEADLINE", "5s");
 
 pub struct Fleet {
@@ -17,7 +17,7 @@ pub struct Fleet {
     env: Vec<(String, String)>,
 }
 
-/// Waits until a process is no newcomer to a store: after two seconds of heartbeats, which come every second.
+/// Waits until a process is no newcomer to a store, which takes two seconds of heartbeats, one every second.
 pub fn until_settled(service: &Service, store: &str) {
     let beats = format!("tidegate_{store}_calls_total{{operation=\"beat\"}}");
     until(PATIENCE, "some heartbeats", || service.metric(&beats).filter(|beats| *beats >= 4.0));
@@ -49,7 +49,7 @@ impl Fleet {
         self.services.iter().for_each(|service| until_settled(service, "origin"));
     }
 
-    /// One process more.
+    /// Adds a process. Returns the address of its gRPC port.
     pub fn add(&mut self) -> SocketAddr {
         let service = self.another();
         let address = service.grpc;
@@ -57,7 +57,7 @@ impl Fleet {
         address
     }
 
-    /// A process like the others, on its own.
+    /// Starts a process like the others, which does not become part of the fleet.
     pub fn another(&self) -> Service {
         let env: Vec<(&str, &str)> = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         Service::start_with(&self.rules, &[], &env)
@@ -75,17 +75,17 @@ impl Fleet {
         Load::run(&self.addresses(), traffic, time)
     }
 
-    /// Sends so many requests, however long that takes.
+    /// Sends this many requests, however long that takes.
     pub fn send(&self, traffic: Traffic, requests: u64) -> Ledger {
         Load::send(&self.addresses(), traffic, requests)
     }
 
-    /// A metric over all processes, 0 where it is not there.
+    /// The sum of a metric over all processes. A process without it counts as 0.
     pub fn metric(&self, series: &str) -> f64 {
         self.services.iter().map(|service| service.metric(series).unwrap_or(0.0)).sum()
     }
 
-    /// Waits until every process says that the breaker is open, or that it is not. Says how long that took.
+    /// Waits until every process says that the breaker is open, or that it is closed. Returns how long that took.
     pub fn until_breaker(&self, limit: Duration, breaker: &str, is_open: bool) -> Duration {
         let began = Instant::now();
         let series = format!("tidegate_origin_breaker_open{{breaker=\"{breaker}\"}}");
@@ -154,7 +154,7 @@ descriptors:
         load.goes_on(100);
         services[0].process.signal("KILL");
         until(PATIENCE, "the end of the connections is noticed", || (!load.routes_to(0)).then_some(()));
-        // What was being sent just then is sent.
+        // Lets the requests go out that were being sent at that moment.
         load.goes_on(100);
         let since_us = load.now_us();
         load.goes_on(100);

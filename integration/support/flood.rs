@@ -1,4 +1,4 @@
-//! A flood of distinct keys. Written as frames by hand: a full client would need more of the machine than the service does.
+//! A flood of distinct keys, in frames written by hand: a full client would need more of the machine than the service does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 use crate::support::frames::{Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, RST_STREAM, SETTINGS};
 use crate::support::harness::{ask, descriptor};
 
-/// Descriptors in a request, as many as are allowed.
+/// Descriptors in a request: as many as are allowed.
 pub const BATCH: u64 = 32;
 const CONNECTIONS: usize = 3;
 /// Streams that are open at once on a connection, and the bytes on them: half of a connection's first window, so that
@@ -18,7 +18,7 @@ const CONNECTIONS: usize = 3;
 const STREAMS: usize = 16;
 const BYTES: usize = 32_000;
 
-/// Keys that the server has not seen, each asked for once.
+/// Keys that the server has not seen. Each is asked for once.
 #[derive(Clone, Copy)]
 pub struct Flood {
     /// The descriptor's key; its value is a number.
@@ -42,12 +42,12 @@ impl Flood {
         assert_eq!(answered, self.keys.div_ceil(BATCH));
     }
 
-    /// A value of the flood, as others may ask for it.
+    /// A value of the flood, for others to ask for.
     pub fn value(&self, number: u64) -> String {
         format!("{number:0width$}", width = self.value_bytes)
     }
 
-    /// Sends requests, some at a time, until all have been sent. Returns how many were answered.
+    /// Sends requests, some at a time, until all are sent. Returns how many were answered.
     fn send(&self, address: SocketAddr, next: &AtomicU64) -> u64 {
         let mut connection = Connection::open(address);
         connection.read_to(SETTINGS).expect("a greeting");
@@ -88,11 +88,11 @@ impl Flood {
     }
 }
 
-/// A request that is encoded once; later ones differ in the digits only.
+/// A request that is encoded once. Later requests differ only in the digits of their values.
 struct Template {
     flood: Flood,
     bytes: Vec<u8>,
-    /// Where the values are.
+    /// Where in `bytes` the values begin.
     places: Vec<usize>,
 }
 
@@ -108,7 +108,7 @@ impl Template {
         Template { flood, bytes, places }
     }
 
-    /// The request of the values from this number on.
+    /// The request for the values from this number on.
     fn of(&mut self, first: u64) -> &[u8] {
         for (place, number) in self.places.iter().zip(first..) {
             let value = self.flood.value(number);

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for what a well-behaved client can't be made to do.
+//! HTTP/2 by hand, to do what no well-behaved client can be made to do.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -46,7 +46,7 @@ impl Frame {
         Frame::new(RST_STREAM, 0, stream, CANCEL.to_be_bytes().to_vec())
     }
 
-    /// The message of a call that was opened, and the end of what we have to say.
+    /// The message of a call that was opened, and the end of our side of the call.
     pub fn message(stream: u32, message: &[u8]) -> Frame {
         let mut payload = vec![0];
         payload.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -178,17 +178,17 @@ impl Connection {
         Connection(BufReader::new(stream))
     }
 
-    /// Writes, unless the other side has had enough.
+    /// Writes bytes. False if the other side has closed the connection.
     pub fn send(&mut self, bytes: &[u8]) -> bool {
         self.0.get_mut().write_all(bytes).is_ok()
     }
 
-    /// The connection itself, for those who stop speaking in frames.
+    /// The connection itself, for tests that stop speaking in frames.
     pub fn stream(&self) -> &TcpStream {
         self.0.get_ref()
     }
 
-    /// The next frame, `None` when the connection is closed.
+    /// Reads the next frame; `None` when the connection is closed. Acknowledges settings and pings.
     pub fn read(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         fill(&mut self.0, &mut head)?;
@@ -204,7 +204,7 @@ impl Connection {
         Some(frame)
     }
 
-    /// Reads on to the first frame of a kind, `None` when the connection closes before.
+    /// Reads up to the first frame of a kind; `None` when the connection closes before.
     pub fn read_to(&mut self, kind: u8) -> Option<Frame> {
         loop {
             let frame = self.read()?;
@@ -215,7 +215,7 @@ impl Connection {
     }
 }
 
-/// Fills the buffer, `None` when the connection is closed. Silence is neither.
+/// Fills the buffer; `None` when the connection is closed. Panics if the server stays silent.
 fn fill(stream: &mut impl Read, buffer: &mut [u8]) -> Option<()> {
     match stream.read_exact(buffer) {
         Ok(()) => Some(()),

@@ -1,6 +1,6 @@
-//! What the tests stand on: a running service, clients for its ports, and words for what they ask and hear.
+//! What the tests stand on: a running service, clients for its ports, and short words for what they ask and hear.
 //!
-//! Every wait is bounded, and every process that is started dies with the value that stands for it.
+//! Every wait is bounded, and every process is killed when the value that stands for it is dropped.
 
 use std::fs::{DirEntry, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,12 +24,12 @@ use tonic::transport::{Channel, Endpoint};
 
 pub type Client = RateLimitServiceClient<Channel>;
 
-/// How long anything may take that normally takes milliseconds. Generous, because all tests share two cores with whoever else
-/// uses the machine: only what never comes may fail a test.
+/// How long anything may take that normally takes milliseconds. Generous, because all tests share two cores with whatever else
+/// runs on the machine: a test may fail only for something that never comes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The binary, in the package's directory and without the environment of whoever runs the tests. Many run at once, so the
-/// admin port is any free one.
+/// The binary, in the package's directory and with an empty environment. Many processes run at once, so the admin port is any
+/// free one.
 pub fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(args).env_clear().current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
@@ -37,7 +37,7 @@ pub fn tidegate(args: &[&str]) -> Command {
     command
 }
 
-/// A process that was started, and what it says on standard error.
+/// A process, and what it says on standard error.
 pub struct Process {
     child: Killed,
     lines: Receiver<String>,
@@ -73,7 +73,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end. Standard error closes with the process, so there is nothing to poll.
+    /// Waits for the end; `None` if it does not come. Standard error closes with the process, so there is nothing to poll.
     pub fn ends_within(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -91,8 +91,8 @@ impl Process {
         self.child.0.id()
     }
 
-    /// Sends a signal. One that stops the process has done so when this returns: on a busy machine its threads run on for a
-    /// while after the signal was sent.
+    /// Sends a signal. After STOP, waits until the process has stopped: on a busy machine its threads run on for a while after
+    /// the signal was sent.
     pub fn signal(&self, name: &str) {
         let pid = self.child.0.id().to_string();
         let status = Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill runs");
@@ -104,7 +104,7 @@ impl Process {
 
     fn stands_still(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.0.id())).expect("the process runs");
-        // One that ends meanwhile does not run either.
+        // A thread that ends meanwhile does not run either.
         let state = |thread: DirEntry| std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
         threads
             .flatten()
@@ -149,15 +149,15 @@ impl Service {
         std::fs::write(directory.path().join("rules.yaml"), rules).unwrap();
     }
 
-    /// Serves a rule file on a gRPC port, so that what has ended can start again where it was. A stop is announced for so long
-    /// that a busy Envoy notices.
+    /// Serves a rule file on a given gRPC port, so that a service that has ended can start again where it was. Announces a stop
+    /// for so long that a busy Envoy notices.
     pub fn on_port(rule_file: &str, grpc_port: u16) -> Service {
         let mut command = tidegate(&["serve", "--rules", rule_file, "--host", "127.0.0.1", "--port", "0"]);
         command.args(["--grpc-host", "127.0.0.1", "--grpc-port", &grpc_port.to_string(), "--drain-delay", "4s"]);
         Service::of(command)
     }
 
-    /// The service that a command makes, once it serves.
+    /// Runs a command, and waits until it serves.
     pub fn of(command: Command) -> Service {
         let mut process = Process::start(command);
         let line = process.line_with("tidegate: serving");
@@ -205,7 +205,7 @@ impl Service {
         http(self.admin, "GET", path, "").json()
     }
 
-    /// How many hits a descriptor has in its window. The text is that of `explain`.
+    /// How many hits a descriptor has in its window. The descriptor is written as for `explain`.
     pub fn counted(&self, domain: &str, descriptor: &str) -> u64 {
         let page = self.page_json(&format!("/explain?domain={domain}&descriptor={descriptor}&output=json"));
         page[0]["now"][0]["counted"].as_u64().unwrap_or_else(|| panic!("{descriptor} is not counted: {page}"))
@@ -228,8 +228,8 @@ pub fn rule_file(rules: &str) -> (TempDir, String) {
     (directory, name)
 }
 
-/// A port that nobody has, and that nobody is given who asks for any: the system gives out those from 32768 on. It stays this
-/// process' to its end, also while nobody listens there: other runs of the tests on the machine see the lock.
+/// A free port that the system never gives to a process that asks for any port: it gives those from 32768 on. The port belongs
+/// to this process until it ends, even while nobody listens there: other runs of the tests on the machine see the lock.
 pub fn free_port() -> u16 {
     static CLAIMED: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let claims = std::env::temp_dir().join("tidegate-test-ports");
@@ -241,7 +241,7 @@ pub fn free_port() -> u16 {
             continue;
         }
         let is_free = TcpListener::bind(("127.0.0.1", port)).is_ok() && TcpListener::bind(("0.0.0.0", port)).is_ok();
-        // One that a stranger has stays claimed, so that it is not looked at again.
+        // A port that somebody else uses stays claimed, so that it is not tried again.
         claimed.push(claim);
         if is_free {
             return port;
@@ -262,7 +262,7 @@ pub fn until<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>
     }
 }
 
-/// Waits until a figure is as it should be, and tells what it was if it never is.
+/// Waits until a figure is as it should be. Panics with the last one if it never is.
 pub fn until_equal<T: PartialEq + std::fmt::Debug>(limit: Duration, expected: T, mut figure: impl FnMut() -> T) {
     let deadline = Instant::now() + limit;
     loop {
@@ -275,7 +275,7 @@ pub fn until_equal<T: PartialEq + std::fmt::Debug>(limit: Duration, expected: T,
     }
 }
 
-/// What a command that ends by itself came to.
+/// How a command ended, and what it printed.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -283,12 +283,12 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// Runs a command to its end. One that should end and serves instead is killed, and fails the test.
+/// Runs a command to its end. If it does not end, for instance because it serves, it is killed and the test fails.
 pub fn run(command: &mut Command) -> Ran {
     Running::start(command).end()
 }
 
-/// A command on its way to its end.
+/// A command that runs.
 pub struct Running {
     child: Killed,
     stdout: Receiver<Vec<u8>>,
@@ -305,7 +305,7 @@ impl Running {
         Running { child, stdout, stderr, name: format!("{command:?}") }
     }
 
-    /// What Ctrl-C does.
+    /// Sends the signal that Ctrl-C sends.
     pub fn interrupt(&self) {
         let pid = self.child.0.id().to_string();
         let status = Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
@@ -395,7 +395,7 @@ pub fn send_http(stream: &mut impl Write, method: &str, path: &str, headers: &[(
     let _ = stream.write_all(body);
 }
 
-/// Reads the answer to it, to its end.
+/// Reads an answer to the end of its connection.
 pub fn receive_http(mut stream: impl Read) -> HttpAnswer {
     let mut answer = Vec::new();
     let ended = stream.read_to_end(&mut answer);
@@ -415,7 +415,7 @@ pub fn receive_http(mut stream: impl Read) -> HttpAnswer {
     answer
 }
 
-/// A body that came as pieces, each after its length.
+/// Joins a body that came in pieces, each after its length.
 fn unchunked(mut body: &str) -> Option<String> {
     let mut whole = String::new();
     loop {
@@ -432,7 +432,7 @@ fn unchunked(mut body: &str) -> Option<String> {
 /// The path of ShouldRateLimit.
 pub const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Calls a method with bytes as they are.
+/// Calls a method with bytes that nobody encodes or decodes.
 pub async fn send_bytes(channel: &Channel, method: &'static str, message: Bytes) -> Result<Bytes, Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.expect("the connection is open");
@@ -440,7 +440,7 @@ pub async fn send_bytes(channel: &Channel, method: &'static str, message: Bytes)
     grpc.unary(tonic::Request::new(message), path, AsIs).await.map(tonic::Response::into_inner)
 }
 
-/// Leaves messages as they are.
+/// A codec that leaves messages as they are.
 struct AsIs;
 
 impl Codec for AsIs {
@@ -494,12 +494,12 @@ pub fn refund(text: &str, hits: u64) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..descriptor_for(text, hits) }
 }
 
-/// A descriptor with a limit that the request brings along.
+/// A descriptor with a limit of its own.
 pub fn overridden(text: &str, requests_per_unit: u32, unit: i32) -> RateLimitDescriptor {
     RateLimitDescriptor { limit: Some(RateLimitOverride { requests_per_unit, unit }), ..descriptor(text) }
 }
 
-/// A request of the domain `d`, which most rules here are for.
+/// A request of the domain `d`, which most rules of tests are for.
 pub fn ask(descriptors: impl IntoIterator<Item = RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest {
         domain: "d".into(),

@@ -1,5 +1,4 @@
-//! Workloads as people write them and as the API server sends them, and whether Kubernetes' schemas take what became of
-//! them.
+//! Workloads as people write them and as the API server sends them, and a check of the results by Kubernetes' schemas.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::harness::run;
 
-/// Kinds that have pods, with the place of the pods in them.
+/// Kinds that have pods, each with its API version and the place of the pods in it.
 pub const KINDS: [(&str, &str, &str); 6] = [
     ("Pod", "v1", ""),
     ("Deployment", "apps/v1", "/spec/template"),
@@ -47,7 +46,7 @@ pub fn workload(kind: &str, annotations: &Value) -> Value {
     json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec})
 }
 
-/// As the API server asks about an object.
+/// The question that the API server asks about an object.
 pub fn review(object: &Value, operation: &str) -> Value {
     let kind = object["kind"].as_str().expect("a kind");
     let api_version = object["apiVersion"].as_str().expect("a version");
@@ -69,7 +68,7 @@ pub fn review(object: &Value, operation: &str) -> Value {
     })
 }
 
-/// Holds objects against the schemas of Kubernetes, no field unknown.
+/// Checks objects by the schemas of Kubernetes. Unknown fields are faults.
 pub fn assert_valid(objects: &[Value]) {
     let directory = tempfile::tempdir().unwrap();
     let files: Vec<_> = (0..objects.len()).map(|number| directory.path().join(format!("{number}.yaml"))).collect();

@@ -1,6 +1,6 @@
-//! What a client remembers of its own requests: the oracle that every count is held against.
+//! What a client remembers of its own requests: the oracle that every count is compared with.
 //!
-//! Times are the machine's wall time, which all processes share, so that a request can be assigned to a window.
+//! Times are the machine's wall time, which all processes share, so that each request can be assigned to a window.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,15 +13,15 @@ use tidegate::clock::wall_time;
 pub enum Outcome {
     Admitted,
     Denied,
-    /// Not answered, or with an error.
+    /// Not answered, or answered with an error.
     Failed,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Into the keys of the traffic.
+    /// Index into the requests of the traffic.
     pub key: usize,
-    /// In the order in which processes were added.
+    /// The number of the process, in the order in which processes were added.
     pub process: usize,
     pub hits: u64,
     pub outcome: Outcome,
@@ -46,7 +46,7 @@ impl Ledger {
         Ledger { entries }
     }
 
-    /// The part that the condition picks.
+    /// The entries that the condition picks.
     pub fn only(&self, pick: impl Fn(&Entry) -> bool) -> Ledger {
         Ledger { entries: self.entries.iter().filter(|entry| pick(entry)).copied().collect() }
     }
@@ -55,16 +55,16 @@ impl Ledger {
         self.only(|entry| entry.key == key)
     }
 
-    /// The part that was sent at these times.
+    /// The entries that were sent at these times.
     pub fn sent_in(&self, times_us: Range<u64>) -> Ledger {
         self.only(|entry| times_us.contains(&entry.sent_us))
     }
 
-    /// How many requests were without an answer at once, at most, at some moment of these times.
+    /// The most requests that waited for an answer at one moment of these times.
     pub fn under_way_max(&self, times_us: Range<u64>) -> u64 {
         let is_under_way = |entry: &&Entry, at_us: u64| entry.sent_us <= at_us && entry.answered_us >= at_us;
         let at = |at_us: u64| self.entries.iter().filter(|entry| is_under_way(entry, at_us)).count() as u64;
-        // It grows when one is sent, and only then.
+        // The number grows only when a request is sent.
         let sent = self.entries.iter().map(|entry| entry.sent_us).filter(|sent_us| times_us.contains(sent_us));
         sent.chain([times_us.start]).map(at).max().unwrap_or(0)
     }
@@ -96,8 +96,8 @@ impl Ledger {
         answered as f64 * 1e6 / (last.sent_us - first.sent_us).max(1) as f64
     }
 
-    /// Hits admitted in each window. What was sent in one and answered in the next could belong to either, and is counted
-    /// in neither: a test that finds too many is right, whatever the clocks did.
+    /// Hits admitted in each window. A request that was sent in one window and answered in the next could belong to either, and
+    /// is counted in neither: a test that finds too many is right, whatever the clocks did.
     pub fn windows(&self, window: Duration) -> BTreeMap<u64, u64> {
         let window_us = micros(window);
         let mut windows = BTreeMap::new();
@@ -110,12 +110,12 @@ impl Ledger {
         windows
     }
 
-    /// The most that a window admitted, as a part of the limit.
+    /// The most hits that a window admitted, divided by the limit.
     pub fn worst_window(&self, limit: u64, window: Duration) -> f64 {
         self.windows(window).into_values().max().unwrap_or(0) as f64 / limit as f64
     }
 
-    /// Hits that one limiter for all would have admitted of the requests of one key, had it decided when they were sent.
+    /// How many hits of one key a single limiter for all processes would have admitted, deciding each request when it was sent.
     pub fn exact(&self, limit: u64, window: Duration) -> u64 {
         let window_us = micros(window);
         let (mut at, mut current, mut previous, mut admitted) = (0, 0, 0, 0);
@@ -136,7 +136,7 @@ impl Ledger {
         admitted
     }
 
-    /// How long answers took, at this part of them.
+    /// How long answers took, at a quantile from 0 to 1.
     pub fn latency(&self, quantile: f64) -> Duration {
         let mut took_us: Vec<u64> = self.entries.iter().map(|entry| entry.answered_us - entry.sent_us).collect();
         took_us.sort_unstable();
@@ -154,7 +154,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A request of one hit at a time in milliseconds that took one.
+    /// A request of one hit, sent at a time in milliseconds and answered a millisecond later.
     fn entry(sent_ms: u64, outcome: Outcome) -> Entry {
         let sent_us = sent_ms * 1000;
         Entry { key: 0, process: 0, hits: 1, outcome, sent_us, answered_us: sent_us + 1000 }
@@ -177,7 +177,7 @@ mod tests {
     fn the_exact_limiter_weighs_the_window_before() {
         let ledger = |times: &[u64]| Ledger::of(times.iter().map(|at| entry(*at, Outcome::Denied)).collect());
         assert_eq!(ledger(&[5000, 5001, 5002]).exact(2, SECOND), 2);
-        // Two of before weigh 2 at once, floor(1.998) = 1 after a millisecond, and 0 after half of the window.
+        // Two hits of the window before weigh 2 at first, floor(1.998) = 1 after a millisecond, and 0 after half of the window.
         assert_eq!(ledger(&[5000, 5001, 6000]).exact(2, SECOND), 2);
         assert_eq!(ledger(&[5000, 5001, 6001]).exact(2, SECOND), 3);
         assert_eq!(ledger(&[5000, 5001, 6001, 6002, 6501]).exact(2, SECOND), 4);

@@ -1,7 +1,7 @@
-//! Traffic at a chosen pace over the processes of a fleet, and the ledger of it.
+//! Traffic at a chosen pace to the processes of a fleet, and its ledger.
 //!
-//! Requests are sent when they are due, whether or not earlier ones have been answered, on frames made by hand: a full
-//! client would need more of the machine than the services do.
+//! Requests are sent when they are due, whether or not earlier ones have been answered, in frames made by hand: a full client
+//! would need more of the machine than the services do.
 
 use std::collections::HashMap;
 use std::io::{BufReader, ErrorKind, Read, Write};
@@ -24,16 +24,17 @@ use crate::support::ledger::{Entry, Ledger, Outcome, wall_us};
 
 /// Connections to each process.
 const LANES: usize = 2;
-/// Below the 1,024 streams that the service allows, and so few small messages that flow control never holds them.
+/// How many requests may be open on a connection: fewer than the 1,024 streams that the service allows, and so few small
+/// messages that flow control never holds them up.
 const OPEN_MAX: usize = 900;
 const TICK: Duration = Duration::from_millis(1);
-/// What was not sent for longer than this is given up: the machine does not give the pace.
+/// Requests that are late by more than this are never sent: the machine is too slow for the pace.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
-/// What is sent.
+/// Which requests are sent, and how fast.
 #[derive(Clone)]
 pub struct Traffic {
-    /// One of these at random.
+    /// Each request is one of these, at random.
     pub requests: Vec<RateLimitRequest>,
     /// Requests per second in all, evenly paced.
     pub rate: u64,
@@ -41,19 +42,19 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// On one key of the domain `d`.
+    /// Requests for one key of the domain `d`.
     pub fn on(descriptor: &str, rate: u64) -> Traffic {
         Traffic { requests: vec![ask_one(descriptor)], rate, seed: 1 }
     }
 
-    /// On so many keys, `a=0`, `a=1` and so on.
+    /// Requests for this many keys: `a=0`, `a=1` and so on for `a`.
     pub fn over(key: &str, count: usize, rate: u64) -> Traffic {
         let requests = (0..count).map(|number| ask_one(&format!("{key}={number}"))).collect();
         Traffic { requests, rate, seed: 1 }
     }
 }
 
-/// Traffic under way.
+/// Traffic that is being sent.
 pub struct Load {
     shared: Arc<Shared>,
     sender: Option<JoinHandle<()>>,
@@ -80,7 +81,7 @@ impl Clock {
     }
 }
 
-/// A connection.
+/// A connection to a process.
 struct Lane {
     process: usize,
     stream: Mutex<TcpStream>,
@@ -114,21 +115,21 @@ impl Load {
         load
     }
 
-    /// Sends for so long.
+    /// Sends for this long.
     pub fn run(addresses: &[SocketAddr], traffic: Traffic, time: Duration) -> Ledger {
         let load = Load::start(addresses, traffic);
         std::thread::sleep(time);
         load.finish()
     }
 
-    /// Sends so many requests, however long that takes.
+    /// Sends this many requests, however long that takes.
     pub fn send(addresses: &[SocketAddr], traffic: Traffic, requests: u64) -> Ledger {
         let load = Load::start(addresses, traffic);
         load.goes_on(requests);
         load.finish()
     }
 
-    /// Sends to one process more, and says its number in the ledger.
+    /// Sends to one more process. Returns its number in the ledger.
     pub fn add(&self, address: SocketAddr) -> usize {
         let process = self.shared.lanes.read().unwrap().iter().map(|lane| lane.process + 1).max().unwrap_or(0);
         for _ in 0..LANES {
@@ -140,20 +141,20 @@ impl Load {
         process
     }
 
-    /// Sends no more to a process; what is open there is still waited for.
+    /// Sends no more to a process, but still waits for its open requests.
     pub fn leave(&self, process: usize) {
         for lane in self.shared.lanes.read().unwrap().iter().filter(|lane| lane.process == process) {
             lane.is_routed.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Whether anything is still sent to a process: nothing is to one whose connections have ended.
+    /// Whether requests still go to a process. They do not when its connections have ended.
     pub fn routes_to(&self, process: usize) -> bool {
         let lanes = self.shared.lanes.read().unwrap();
         lanes.iter().any(|lane| lane.process == process && lane.is_routed.load(Ordering::SeqCst))
     }
 
-    /// Waits until all requests to a process that were sent have been answered.
+    /// Waits until all requests that were sent to a process have ended.
     pub fn settled(&self, process: usize) {
         until(PATIENCE, "open requests are answered", || {
             let lanes = self.shared.lanes.read().unwrap();
@@ -171,19 +172,19 @@ impl Load {
         self.shared.clock.now_us()
     }
 
-    /// Waits until so many requests more have been sent.
+    /// Waits until this many more requests have been sent.
     pub fn goes_on(&self, requests: u64) {
         let goal = self.shared.sent.load(Ordering::Relaxed) + requests;
         until(PATIENCE, "the load goes on", || (self.shared.sent.load(Ordering::Relaxed) >= goal).then_some(()));
     }
 
-    /// What has ended so far.
+    /// The requests that have ended so far.
     pub fn so_far(&self) -> Ledger {
         let lanes = self.shared.lanes.read().unwrap();
         Ledger::of(lanes.iter().flat_map(|lane| lane.state.lock().unwrap().done.clone()).collect())
     }
 
-    /// Sends nothing more, and waits for what is open.
+    /// Sends nothing more, and waits for open requests.
     pub fn finish(mut self) -> Ledger {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.sender.take().expect("it finishes once").join().expect("the sender did not fail");
@@ -202,7 +203,7 @@ impl Drop for Load {
     }
 }
 
-/// Sends what is due, tick by tick.
+/// Sends the requests that are due, tick by tick.
 fn send(shared: &Shared, traffic: &Traffic) {
     let mut dice = StdRng::seed_from_u64(traffic.seed);
     let messages: Vec<Vec<u8>> = traffic.requests.iter().map(Message::encode_to_vec).collect();
@@ -232,7 +233,7 @@ fn send(shared: &Shared, traffic: &Traffic) {
             let sent_us = shared.clock.now_us();
             let mut state = lane.state.lock().unwrap();
             for (stream, key) in batch {
-                // Skipping a stream's number is allowed. What can't be sent is not in the ledger.
+                // HTTP/2 allows a client to skip numbers of streams. A request that can't be sent is not in the ledger.
                 if state.open.len() >= OPEN_MAX {
                     break;
                 }
@@ -244,7 +245,7 @@ fn send(shared: &Shared, traffic: &Traffic) {
                 shared.sent.fetch_add(1, Ordering::Relaxed);
             }
             drop(state);
-            // A connection that is gone fails its requests where it is read.
+            // If the connection is gone, its reader fails the requests.
             let _ = lane.stream.lock().unwrap().write_all(&bytes);
         }
         std::thread::sleep(TICK.saturating_sub(now.elapsed()));
@@ -257,13 +258,13 @@ impl Lane {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the gRPC port answers");
         stream.set_nodelay(true).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        // All answers of a test fit, so that nothing needs to be granted later.
+        // All answers of a test fit into this window, so that it need not grow later.
         let window = Frame::window_update((1 << 31) - 1 - INITIAL_WINDOW);
         stream.write_all(&[PREFACE, &Frame::settings_of(&[]).bytes(), &window.bytes()].concat()).unwrap();
         Lane { process, stream: Mutex::new(stream), is_routed: AtomicBool::new(true), state: Mutex::default() }
     }
 
-    /// Reads answers until the connection ends; what is open then has failed.
+    /// Reads answers until the connection ends. Requests that are open then have failed.
     fn read(&self, shared: &Shared) {
         let stream = self.stream.lock().unwrap().try_clone().expect("a second handle");
         let mut stream = BufReader::with_capacity(1 << 16, stream);
@@ -271,7 +272,7 @@ impl Lane {
             self.take(frame, shared.clock.now_us());
         }
         self.is_routed.store(false, Ordering::SeqCst);
-        // One that was being sent when the connection ended fails too, as soon as it is there.
+        // A request that was being sent when the connection ended fails too, as soon as it is in `open`.
         loop {
             let answered_us = shared.clock.now_us();
             let mut state = self.state.lock().unwrap();

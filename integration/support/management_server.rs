@@ -1,4 +1,4 @@
-//! A management server (ADS, state of the world) that tests hold in their hands: what it is asked, and what it says.
+//! A management server (ADS, state of the world) that tests control: they see what it is asked, and set what it says.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use crate::support::harness::{PATIENCE, until};
 
 type Responses = Pin<Box<dyn Stream<Item = Result<DiscoveryResponse, Status>> + Send>>;
 
-/// What was asked, with the headers of the stream it came on.
+/// A request, with the headers of the stream it came on.
 #[derive(Clone, Debug)]
 pub struct Heard {
     pub request: DiscoveryRequest,
@@ -38,7 +38,7 @@ pub struct Heard {
 #[derive(Clone)]
 struct Ads {
     heard: Arc<Mutex<VecDeque<Heard>>>,
-    /// What everyone who asks is told, at once and whenever it changes.
+    /// Every client that asks is told this, at once and whenever it changes.
     said: watch::Receiver<Option<DiscoveryResponse>>,
 }
 
@@ -46,7 +46,7 @@ pub struct ManagementServer {
     pub address: SocketAddr,
     ads: Ads,
     says: watch::Sender<Option<DiscoveryResponse>>,
-    /// Ends with everything that it serves.
+    /// Everything that it serves ends with it. `None` only while the server restarts or is dropped.
     runtime: Option<Runtime>,
     nonce: u64,
 }
@@ -102,7 +102,7 @@ impl ManagementServer {
         nonce
     }
 
-    /// The next request that is like this.
+    /// Waits for the next request that fits.
     pub fn asked(&self, what: &str, is_it: impl Fn(&DiscoveryRequest) -> bool) -> Heard {
         until(PATIENCE, what, || {
             let mut heard = self.ads.heard.lock().unwrap();
@@ -111,7 +111,7 @@ impl ManagementServer {
         })
     }
 
-    /// Waits for the answer to a nonce: the version that is in force, and why another is not.
+    /// Waits for the answer to a nonce. Returns the version that is in force, and why the one of the nonce is not.
     pub fn answer_to(&self, nonce: &str) -> (String, Option<String>) {
         let heard = self.asked("an answer", |request| request.response_nonce == nonce);
         (heard.request.version_info, heard.request.error_detail.map(|status| status.message))
@@ -120,7 +120,7 @@ impl ManagementServer {
     /// Ends all streams, and serves again on the same port.
     pub fn restart(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A runtime must not be waited for on another one.
+            // One runtime must not wait for another.
             let stopped = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(1)));
             stopped.join().unwrap();
         }
@@ -187,7 +187,7 @@ impl AggregatedDiscoveryService for Ads {
     }
 }
 
-/// A domain with one rule: so many of a key in a minute.
+/// A domain with one rule: this many requests a minute for each value of a key.
 pub fn per_minute(domain: &str, key: &str, requests_per_unit: u32) -> RateLimitConfig {
     let unit = RateLimitUnit::Minute.into();
     let rate_limit = Some(RateLimitPolicy { unit, requests_per_unit, ..RateLimitPolicy::default() });

@@ -1,4 +1,4 @@
-//! What `kubectl` makes of the kustomizations in `k8s/`, as data.
+//! The objects that `kubectl` builds from the kustomizations in `k8s/`, as data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/k8s");
 
 /// Every directory with a kustomization, by its path below `k8s/`, and what is built from it.
 pub static BUILT: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
-    // An old kubectl gets a copy that it understands, and all others what operators get.
+    // An old kubectl gets a copy that it understands. Every other gets the same files as operators.
     let translated = (!knows_current_fields()).then(|| {
         let copy = tempfile::tempdir().unwrap();
         let ran = run(Command::new("cp").args(["-r", &format!("{ROOT}/.")]).arg(copy.path()));
@@ -26,7 +26,7 @@ pub static BUILT: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     let root = translated.as_ref().map_or(Path::new(ROOT), |copy| copy.path());
     let build = |name: String| {
         let ran = run(Command::new("kubectl").arg("kustomize").arg(root.join(&name)));
-        // Warnings are of deprecated fields.
+        // kubectl warns of deprecated fields.
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "k8s/{name}");
         (name, ran.stdout)
     };
@@ -51,7 +51,7 @@ fn knows_current_fields() -> bool {
     version["kustomizeVersion"].is_string()
 }
 
-/// Directories among `resources` were `bases`, and `patches` with a path `patchesStrategicMerge`.
+/// Writes the old names: `bases` for directories among `resources`, `patchesStrategicMerge` for `patches` with a path.
 fn translate(directory: &Path) {
     let file = directory.join("kustomization.yaml");
     let mut kustomization: Value = serde_yaml::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
@@ -83,19 +83,19 @@ pub fn the(name: &str, kind: &str) -> Value {
     found.remove(0)
 }
 
-/// The elements of a list, none if there is no list.
+/// The elements of a list; none if there is no list.
 pub fn list<'a>(value: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
     value.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Whether the help of a command has a variable. Values of secret ones are not shown, and neither is `=`.
+/// Whether the help of a command has a variable. For secret variables, the help shows neither the value nor `=`.
 pub fn names_variable(help: &str, name: &str) -> bool {
     help.contains(&format!("[env: {name}=")) || help.contains(&format!("[env: {name}]"))
 }
 
 /// A workload and the pods that it makes.
 pub struct Workload {
-    /// For messages: where it is.
+    /// Where it is, for messages.
     pub place: String,
     pub namespace: Value,
     pub labels: Value,
@@ -167,7 +167,7 @@ impl<'a> Container<'a> {
         list(self.spec, "/env").map(|variable| variable["name"].as_str().unwrap()).collect()
     }
 
-    /// A variable whose value is in the manifest.
+    /// The value of a variable; `None` if it is not in the manifest.
     pub fn variable(&self, name: &str) -> Option<&'a str> {
         list(self.spec, "/env").find(|variable| variable["name"] == name)?["value"].as_str()
     }

@@ -1,8 +1,8 @@
 //! A real MariaDB: a server of its own for each test, what its tables hold, and the ways in which it can fail.
 //!
-//! What is looked at is read with MariaDB's own client, over a socket that no fault of the network touches. The tests use
-//! nothing that MySQL 8 has not: with scripts named `mariadbd` and `mariadb-install-db` that start `mysqld` (and `mysqld
-//! --initialize-insecure`) first in the path, they run against that.
+//! Tests look at tables with MariaDB's own client, over a socket that no fault of the network touches. They use nothing that
+//! MySQL 8 does not have: with scripts named `mariadbd` and `mariadb-install-db` first in the path, which start `mysqld` and
+//! `mysqld --initialize-insecure`, they run against MySQL.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ pub const USER: &str = "tidegate";
 pub const PASSWORD: &str = "open sesame";
 pub const DATABASE: &str = "tide";
 
-/// With a database, and a user that may do everything in it.
+/// A server with a database, and a user that may do everything in it.
 pub struct MariaDbServer {
     process: Option<Process>,
     port: u16,
@@ -31,13 +31,13 @@ impl MariaDbServer {
         MariaDbServer::with(&[])
     }
 
-    /// With more flags, such as `--read-only`.
+    /// Starts a server with more flags, such as `--read-only`.
     pub fn with(args: &[&str]) -> MariaDbServer {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         MariaDbServer::launch(tempfile::tempdir().unwrap(), args)
     }
 
-    /// With a certificate of the authority; TLS is the client's choice.
+    /// Starts a server with a certificate of the authority. Clients choose whether to use TLS.
     pub fn with_tls(authority: &Authority) -> MariaDbServer {
         let directory = tempfile::tempdir().unwrap();
         Files::in_directory(directory.path(), &authority.issue(&[SERVER, "localhost"]), authority);
@@ -61,7 +61,7 @@ impl MariaDbServer {
         let mut command = Command::new("mariadbd");
         command.args(BASICS).args([
             format!("--datadir={}", self.directory.path().join("data").display()),
-            // One that starts deletes the temporary tables of others where they are kept together.
+            // A server that starts deletes all temporary tables in this directory, so each has its own.
             format!("--tmpdir={}", self.directory.path().display()),
             format!("--socket={}", self.socket().display()),
             format!("--pid-file={}", self.directory.path().join("pid").display()),
@@ -90,23 +90,23 @@ impl MariaDbServer {
         self.directory.path().join("sock")
     }
 
-    /// Where its files are: those of TLS.
+    /// The path of one of its files, such as those of TLS.
     pub fn file(&self, name: &str) -> String {
         self.directory.path().join(name).to_str().expect("temporary paths are UTF-8").to_owned()
     }
 
-    /// What `MYSQL_URL` says of it.
+    /// The value of `MYSQL_URL` that leads here.
     pub fn url(&self) -> String {
         let password = PASSWORD.replace(' ', "%20");
         format!("mysql://{USER}:{password}@127.0.0.1:{}/{DATABASE}", self.port)
     }
 
-    /// What the statements print, a line for each row, columns separated by tabs.
+    /// Runs statements in the database. Returns a line for each row, columns separated by tabs.
     pub fn sql(&self, statements: &str) -> Vec<String> {
         self.say(statements, DATABASE)
     }
 
-    /// Outside of the database: users, and those who are connected.
+    /// Runs statements outside of the database, about users and connections.
     pub fn root(&self, statements: &str) -> Vec<String> {
         self.say(statements, "mysql")
     }
@@ -124,13 +124,13 @@ impl MariaDbServer {
         run(command.args(["--execute", statements, database]))
     }
 
-    /// One number.
+    /// The number that a query returns.
     pub fn number(&self, query: &str) -> u64 {
         let lines = self.sql(query);
         lines.first().and_then(|line| line.parse().ok()).unwrap_or_else(|| panic!("{query}: {lines:?}"))
     }
 
-    /// Stands still, with all connections open.
+    /// Stops the process, with all connections open.
     pub fn stop(&self) {
         self.process().signal("STOP");
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.process().pid())).unwrap();
@@ -141,14 +141,14 @@ impl MariaDbServer {
         self.process().signal("CONT");
     }
 
-    /// Dies as it is. What it had committed is on disk.
+    /// Kills the process. What it had committed is on disk.
     pub fn kill(&mut self) {
         let mut process = self.process.take().expect("it has been started");
         process.signal("KILL");
         process.ends_within(PATIENCE).expect("it dies");
     }
 
-    /// On the same port, with the data it had.
+    /// Starts again on the same port, with the data that it had.
     pub fn restart(&mut self) {
         if self.process.is_some() {
             self.kill();
@@ -157,7 +157,7 @@ impl MariaDbServer {
     }
 }
 
-/// Small, and quick rather than safe from power failures.
+/// Settings that make the server small, and quick rather than safe from power failures.
 const BASICS: [&str; 11] = [
     "--no-defaults",
     "--user=root",
@@ -172,8 +172,7 @@ const BASICS: [&str; 11] = [
     "--sql-mode=",
 ];
 
-/// A data directory with the system's tables and nothing else. Making it takes seconds, so it is made once and kept for the
-/// next run.
+/// A data directory with only the system's tables. It takes seconds to make, so it is made once and kept for the next run.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -181,7 +180,7 @@ fn template() -> &'static Path {
         let version: String = version.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '.').collect();
         let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(version);
         if !made.exists() {
-            // Nobody sees it before it is complete, and of two who make it at once one is the first.
+            // It is renamed when it is complete. If two processes make it at once, the first one wins.
             let making = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
             let data = making.path().join("data");
             let mut command = Command::new("mariadb-install-db");
@@ -201,7 +200,7 @@ fn copy(from: &Path, to: &Path) {
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }
 
-/// A table of the numbers from `first` on, 10 to the power of `digits` of them, as `numbers.n`.
+/// A table with one column, `numbers.n`: 10 to the power of `digits` numbers, from `first` on.
 pub fn numbers(first: u64, digits: u32) -> String {
     let digit = "(SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";

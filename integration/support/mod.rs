@@ -1,4 +1,4 @@
-//! What the tests stand on: the servers, clients and oracles that they start, ask and hold answers against.
+//! What the tests stand on: the servers that they start, the clients that ask, and the oracles that answers are compared with.
 
 pub mod bystander;
 pub mod certificates;

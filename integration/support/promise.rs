@@ -1,7 +1,7 @@
 //! What Tidegate promises in figures, and what was measured: how soon, how fast, how exactly.
 //!
 //! A figure depends on the machine and on its neighbours, so a test prints its promises and asserts none of them. `make drill`
-//! holds each against its bound.
+//! checks each by its bound.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub enum Unit {
 }
 
 impl Promise {
-    /// Something is over in time.
+    /// The promise that something is over in time.
     pub fn within(what: impl Into<String>, bound: Duration, took: Duration) -> Promise {
         let (bound, figure) = (Bound::AtMost(bound.as_secs_f64()), took.as_secs_f64());
         Promise { what: what.into(), bound, figure, unit: Unit::Seconds }
@@ -44,7 +44,7 @@ impl Promise {
         Promise { what: what.into(), bound: Bound::AtLeast(bound), figure, unit: Unit::None }
     }
 
-    /// A figure that is no number keeps nothing.
+    /// Whether the figure is within its bound. NaN never is.
     pub fn is_kept(&self) -> bool {
         match self.bound {
             Bound::AtMost(bound) => self.figure <= bound,
@@ -83,7 +83,7 @@ impl fmt::Display for Promise {
     }
 }
 
-/// For whoever reads the output of a test.
+/// Prints promises to the output of a test.
 pub fn print(promises: &[Promise]) {
     promises.iter().for_each(|promise| println!("{promise}"));
 }

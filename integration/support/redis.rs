@@ -1,6 +1,6 @@
 //! A real Redis: a server of its own for each test, what it holds, and the ways in which it can fail.
 //!
-//! What is looked at is what Tidegate has written, read with a plain client on a port that no fault touches.
+//! Tests look at what Tidegate has written, with a plain client on a port that no fault touches.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,18 +14,18 @@ use tempfile::TempDir;
 use crate::support::certificates::{Authority, Files, SERVER};
 use crate::support::harness::{PATIENCE, Process, free_port, run, until};
 
-/// A server that keeps nothing on disk, unless it is told to.
+/// A server that keeps nothing on disk unless it is told to.
 pub struct RedisServer {
     process: Option<Process>,
     port: u16,
     args: Vec<String>,
     password: Option<String>,
-    /// Its clock is ahead of everyone else's by this.
+    /// How much its clock is ahead of everyone else's.
     ahead: Duration,
     directory: TempDir,
 }
 
-/// Keys that take their time to be loaded. Between them Redis answers, because they are longer than what it reads in one go.
+/// Keys that make loading slow. Redis answers between them, because each is longer than what it reads in one go.
 const FILLERS: u32 = 200;
 const FILLER_BYTES: usize = 1100;
 
@@ -36,7 +36,7 @@ pub struct Cell {
     pub sequence: u64,
     pub hits: u64,
     pub refunds: u64,
-    /// What each process has told, by its name.
+    /// What each process has told, by the name of the process.
     pub fields: BTreeMap<String, String>,
 }
 
@@ -45,18 +45,19 @@ impl RedisServer {
         RedisServer::with(&[])
     }
 
-    /// With more flags, such as `--replicaof`.
+    /// Starts a server with more flags, such as `--replicaof`.
     pub fn with(args: &[&str]) -> RedisServer {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         RedisServer::launch(args, None)
     }
 
-    /// Nobody is heard without the password.
+    /// Starts a server that hears nobody without the password.
     pub fn with_password(password: &str) -> RedisServer {
         RedisServer::launch(vec!["--requirepass".into(), password.into()], Some(password.into()))
     }
 
-    /// On a second port, over TLS, for clients that the authority vouches for.
+    /// Starts a server with a second port over TLS. Clients need no certificate, but if they show one, the authority has to have
+    /// issued it.
     pub fn with_tls(authority: &Authority) -> RedisServer {
         let directory = tempfile::tempdir().unwrap();
         Files::in_directory(directory.path(), &authority.issue(&[SERVER, "localhost"]), authority);
@@ -71,7 +72,7 @@ impl RedisServer {
         RedisServer::launch_in(directory, args, None)
     }
 
-    /// With a clock that is ahead of everyone else's.
+    /// Starts a server with a clock that is ahead of everyone else's.
     pub fn with_clock_ahead(ahead: Duration) -> RedisServer {
         let mut server = RedisServer::stopped(tempfile::tempdir().unwrap(), Vec::new(), None);
         server.ahead = ahead;
@@ -93,7 +94,7 @@ impl RedisServer {
         RedisServer { process: None, port: free_port(), args, password, ahead: Duration::ZERO, directory }
     }
 
-    /// The process, with flags for this time only.
+    /// Starts the process, with flags for this time only.
     fn spawn(&mut self, flags: &[&str]) {
         let mut command = Command::new("redis-server");
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
@@ -139,7 +140,7 @@ impl RedisServer {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// What `REDIS_URL` says of it.
+    /// The value of `REDIS_URL` that leads here.
     pub fn url(&self) -> String {
         self.address().to_string()
     }
@@ -153,7 +154,7 @@ impl RedisServer {
         self.directory.path().join("redis.sock")
     }
 
-    /// Where its files are: those of TLS, too.
+    /// The path of one of its files, such as those of TLS.
     pub fn file(&self, name: &str) -> String {
         self.directory.path().join(name).to_str().expect("temporary paths are UTF-8").to_owned()
     }
@@ -171,7 +172,7 @@ impl RedisServer {
         self.process.as_ref().expect("it has been started")
     }
 
-    /// Stands still, with all connections open.
+    /// Stops the process, with all connections open.
     pub fn stop(&self) {
         self.process().signal("STOP");
     }
@@ -180,14 +181,14 @@ impl RedisServer {
         self.process().signal("CONT");
     }
 
-    /// Dies as it is, and everything it held with it.
+    /// Kills the process. Everything that it held is lost.
     pub fn kill(&mut self) {
         let mut process = self.process.take().expect("it has been started");
         process.signal("KILL");
         process.ends_within(PATIENCE).expect("it dies");
     }
 
-    /// On the same port, without anything it held.
+    /// Starts again on the same port, without anything that it held.
     pub fn restart_empty(&mut self) {
         if self.process.is_some() {
             self.kill();
@@ -195,17 +196,18 @@ impl RedisServer {
         self.run();
     }
 
-    /// Keeps all that it holds on disk.
+    /// Saves everything that it holds to disk.
     pub fn save(&self) {
         for number in 0..FILLERS {
             let _: String = self.query(&["SET", &format!("filler:{number}"), &"x".repeat(FILLER_BYTES)]);
         }
-        // So that a filler is as long on disk as it is here.
+        // Keeps fillers as long on disk as they are in memory.
         let _: String = self.query(&["CONFIG", "SET", "rdbcompression", "no"]);
         let _: String = self.query(&["SAVE"]);
     }
 
-    /// Dies, and comes back on the same port with what it has saved. It loads for about so long, and is at it on return.
+    /// Kills the process, and starts it on the same port with what it has saved. It loads for about `time`, and still does on
+    /// return.
     pub fn restart_loading(&mut self, time: Duration) {
         self.kill();
         let key_us = (time / FILLERS).as_micros().to_string();
@@ -213,7 +215,7 @@ impl RedisServer {
         until(PATIENCE, "Redis loads", || self.is_loading().then_some(()));
     }
 
-    /// Whether it says that it is loading, to whoever asks for anything.
+    /// Whether it answers every command with an error because it is loading.
     pub fn is_loading(&self) -> bool {
         self.try_query::<String>(&["PING"]).is_err_and(|error| error.code() == Some("LOADING"))
     }
@@ -225,7 +227,7 @@ impl RedisServer {
         info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).map(str::to_owned)
     }
 
-    /// Every command, those of scripts too.
+    /// How many commands it has processed, including those of scripts.
     pub fn commands_processed(&self) -> u64 {
         self.info("stats", "total_commands_processed").and_then(|count| count.parse().ok()).expect("a number")
     }
@@ -269,16 +271,16 @@ impl RedisServer {
             }
             reads.query(&mut connection).expect("cells are hashes")
         };
-        // One that ended between the two is empty.
+        // A cell that ended between the two is empty.
         keys.iter().zip(hashes).filter(|(_, hash)| !hash.is_empty()).map(|(key, hash)| Cell::of(key, hash)).collect()
     }
 
-    /// The hits of all cells that were not given back.
+    /// The hits of all cells, minus refunds.
     pub fn total_hits(&self) -> u64 {
         self.cells().iter().map(|cell| cell.hits - cell.refunds).sum()
     }
 
-    /// Whether the bytes are anywhere in what it holds.
+    /// Whether the bytes are in any key or value that it holds.
     pub fn grep(&self, part: &[u8]) -> bool {
         let mut connection = self.connect().expect("Redis answers");
         let keys = self.keys(&mut connection, "*");
@@ -300,7 +302,7 @@ impl RedisServer {
     }
 }
 
-/// Reads a cell at a node to which its slot may just be moving. One that has moved on is not here.
+/// Reads a cell at a node to which its slot may be moving. A cell that has moved away is empty.
 fn read_in_cluster(connection: &mut Connection, key: &[u8]) -> BTreeMap<String, String> {
     let _: String = cmd("ASKING").query(connection).expect("Redis answers");
     cmd("HGETALL").arg(key).query(connection).unwrap_or_default()
@@ -315,7 +317,7 @@ impl Cell {
         let _epoch = count("e");
         let (hits, refunds) = ((count("f") + count("a")).max(count("h")), count("r"));
         let _holders = count("n");
-        // With the refunds that are known, after a colon.
+        // The known hits, a colon, and the known refunds.
         let known = hash.remove("k").unwrap_or_default();
         let known = known.split(':').next().and_then(|hits| hits.parse().ok());
         let hits = hits.max(known.unwrap_or(0));
@@ -351,7 +353,7 @@ fn value_has_part(value: &Value, part: &[u8]) -> bool {
     }
 }
 
-/// A copy of a master, once it has caught up.
+/// Starts a replica of a master, and waits until it has caught up.
 pub fn replica_of(master: SocketAddr) -> RedisServer {
     let replica = RedisServer::with(&["--replicaof", &master.ip().to_string(), &master.port().to_string()]);
     until(PATIENCE, "the replica follows", || {

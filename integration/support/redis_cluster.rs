@@ -9,7 +9,7 @@ pub struct Cluster {
     pub nodes: Vec<RedisServer>,
 }
 
-/// A slot on its way. Each step is the test's to take, so that it can look at what happens between them.
+/// A slot that moves. The test takes each step, so that it can look at what happens in between.
 pub struct Migration<'a> {
     cluster: &'a Cluster,
     slot: u16,
@@ -18,7 +18,7 @@ pub struct Migration<'a> {
 }
 
 impl Cluster {
-    /// Once all slots are served, as all nodes see it.
+    /// Starts the nodes, and waits until all of them see that all slots are served.
     pub fn start() -> Cluster {
         let buses: Vec<u16> = (0..3).map(|_| free_port()).collect();
         let node = |bus: &u16| {
@@ -46,7 +46,7 @@ impl Cluster {
         cluster
     }
 
-    /// What `REDIS_URL` says of it, with `REDIS_TYPE=cluster`.
+    /// The value of `REDIS_URL` that leads here, with `REDIS_TYPE=cluster`.
     pub fn url(&self) -> String {
         self.nodes.iter().map(RedisServer::url).collect::<Vec<_>>().join(",")
     }
@@ -76,7 +76,7 @@ impl Cluster {
         self.nodes.iter().position(serves).expect("every slot is served")
     }
 
-    /// Announces that a slot moves: from here on, keys that are not there yet are asked for at the new node.
+    /// Announces that a slot moves: from now on, keys that the old node does not have are asked for at the new one.
     pub fn begin_migration(&self, slot: u16, to: usize) -> Migration<'_> {
         let from = self.owner_of(slot);
         let migration = Migration { cluster: self, slot, from, to };
@@ -97,20 +97,20 @@ impl Migration<'_> {
         let _: String = self.cluster.nodes[node].query(&words);
     }
 
-    /// Moves at most this many keys, and says how many it moved.
+    /// Moves at most this many keys. Returns how many it moved.
     pub fn move_keys(&self, most: usize) -> usize {
         let from = &self.cluster.nodes[self.from];
         let port = self.cluster.nodes[self.to].port().to_string();
         let keys: Vec<String> = from.query(&["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), &most.to_string()]);
         for key in &keys {
-            // One that has ended meanwhile is not there to be moved.
+            // A key that has expired meanwhile can't be moved.
             let said: String = from.query(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
             assert!(["OK", "NOKEY"].contains(&said.as_str()), "{said}");
         }
         keys.len()
     }
 
-    /// Gives the slot to the new node, once nothing is left at the old one.
+    /// Moves all keys that are left, then gives the slot to the new node.
     pub fn finish(self) {
         while self.move_keys(100) > 0 {}
         let id = self.cluster.id_of(self.to);

@@ -9,7 +9,7 @@ use crate::support::harness::{PATIENCE, Service, answer, ask_one, in_short, run,
 use crate::support::mariadb::MariaDbServer;
 use crate::support::redis::RedisServer;
 
-/// By when a region has heard what another one has published, on a busy machine.
+/// How long a region may take on a busy machine to hear what another one has published.
 pub const HEARD: Duration = PATIENCE;
 
 pub struct RegionUnderTest {
@@ -39,7 +39,7 @@ fn borrowed(env: &[(String, String)]) -> Vec<(&str, &str)> {
 }
 
 impl Regions {
-    /// So many processes in each region.
+    /// Starts regions with this many processes each.
     pub fn start(names: &[&str], processes: usize, rules: &str) -> Regions {
         Regions::with(names, processes, rules, &[])
     }
@@ -67,12 +67,12 @@ impl Regions {
         said(self.service(region, 0), request).await
     }
 
-    /// Waits until a process counts so many on a key, whoever counted them.
+    /// Waits until a process knows of this many hits on a key, whoever counted them.
     pub fn until_counted(&self, region: usize, process: usize, descriptor: &str, counted: u64) {
         until_counted(self.service(region, process), descriptor, counted);
     }
 
-    /// The rows, as `region identifier count refunds`, without lengths.
+    /// The rows, as `region identifier count refunds`. Identifiers lack their first byte, the length of the first value.
     pub fn rows(&self) -> Vec<String> {
         self.rows_where("TRUE")
     }
@@ -89,14 +89,14 @@ pub async fn said(service: &Service, request: RateLimitRequest) -> String {
     in_short(&answer(&mut service.client().await, request).await)
 }
 
-/// Waits until `/explain` says that so many count against the first limit.
+/// Waits until `/explain` says that this many hits count against the first limit.
 pub fn until_counted(service: &Service, descriptor: &str, counted: u64) {
     let page = format!("/explain?domain=d&output=json&descriptor={}", descriptor.replace(' ', "%20"));
     let what = format!("{counted} are counted on {descriptor}");
     until(HEARD, &what, || (find(&service.page_json(&page), "counted") == Some(counted)).then_some(()));
 }
 
-/// The first number with this name, wherever it is.
+/// The first number with this name, at any depth.
 fn find(value: &serde_json::Value, name: &str) -> Option<u64> {
     match value {
         serde_json::Value::Object(map) => map
@@ -108,7 +108,7 @@ fn find(value: &serde_json::Value, name: &str) -> Option<u64> {
     }
 }
 
-/// A request of so many hits, which are charged only if it is admitted.
+/// A request of this many hits, which are charged only if it is admitted.
 pub fn cost(descriptor: &str, hits: u32) -> RateLimitRequest {
     RateLimitRequest { hits_addend: hits, ..ask_one(descriptor) }
 }

@@ -1,8 +1,8 @@
-// Holds Kubernetes objects against the schemas of the npm packages that `make test` installs.
+// Checks Kubernetes objects by the schemas of the npm packages that `make test` installs.
 //
-// Reads a JSON array of objects from standard input, and prints what is wrong with them, a line each. The packages carry their
-// schemas as validators that are already compiled and let fields pass that they do not know, such as a misspelt one. What a
-// validator never asks an object for is not in its schema, so the objects are watched while they are read.
+// Reads a JSON array of objects from standard input, and prints each fault in a line. The packages have their schemas as
+// compiled validators, which let unknown fields pass, such as misspelt ones. But a validator asks an object for every field of
+// its schema. So the objects are watched while they are read: a field that nobody asks for is unknown.
 
 import {readFileSync} from "node:fs";
 import {resolve} from "node:path";
@@ -15,7 +15,7 @@ const PACKAGES = {
   "": "kubernetes-models",
 };
 
-// The packages are made for import by name, from a folder that is not ours.
+// The packages are made to be imported by name, but they are in a folder that is not ours.
 const packages = resolve(process.argv[2], "node_modules");
 
 async function modelOf({apiVersion, kind}) {
@@ -33,7 +33,7 @@ function problemsOf(model, data) {
   }
 }
 
-// A copy of the data, and what was asked of each object in it.
+// Returns a copy of the data, and notes in `asked` which fields each object in it is asked for.
 function watched(data, path, asked) {
   if (data === null || typeof data !== "object") return data;
   const children = Array.isArray(data) ? [] : {};
@@ -44,7 +44,7 @@ function watched(data, path, asked) {
   return new Proxy(children, {
     get: (object, name) => (names.add(name), object[name]),
     has: (object, name) => (names.add(name), name in object),
-    // Whoever walks over all names, as for labels, knows any name.
+    // A validator that walks over all names, as for labels, knows any name.
     ownKeys: object => (Reflect.ownKeys(object).forEach(name => names.add(name)), Reflect.ownKeys(object)),
   });
 }
@@ -54,7 +54,7 @@ for (const object of objects) {
   const name = `${object.kind} ${object.metadata?.name ?? ""}`.trim();
   const asked = [];
   for (const problem of problemsOf(await modelOf(object), watched(object, "", asked))) console.log(`${name} ${problem}`);
-  // Of which nothing was asked at all may hold anything, such as Envoy's configuration in a patch.
+  // An object that was asked for nothing at all may hold anything, such as Envoy's configuration in a patch.
   for (const {path, names, own} of asked.filter(({names}) => names.size > 0)) {
     for (const field of own.filter(field => !names.has(field))) console.log(`${name} ${path}/${field}: unknown field`);
   }

@@ -8,9 +8,10 @@ use tempfile::TempDir;
 use crate::support::harness::{PATIENCE, Process, free_port, until};
 use crate::support::redis::{RedisServer, command, replica_of};
 
-/// What the sentinels call the master.
+/// The name that the sentinels have for the master.
 pub const MASTER: &str = "region";
-/// Sentinels that lost their processor for two seconds trust nobody for thirty, and some lose it again.
+/// How long a failover may take. Sentinels that lost their processor for two seconds trust nobody for thirty, and some lose it
+/// again.
 const FAILOVER: Duration = Duration::from_secs(240);
 
 pub struct Sentinels {
@@ -26,7 +27,7 @@ struct Sentinel {
 }
 
 impl Sentinels {
-    /// Once all know of each other.
+    /// Starts all, and waits until they know of each other.
     pub fn start() -> Sentinels {
         let master = RedisServer::start();
         let replica = replica_of(master.address());
@@ -42,7 +43,7 @@ impl Sentinels {
         all
     }
 
-    /// What `REDIS_URL` says of them, with `REDIS_TYPE=sentinel`.
+    /// The value of `REDIS_URL` that leads to them, with `REDIS_TYPE=sentinel`.
     pub fn url(&self) -> String {
         let addresses = self.sentinels.iter().map(|sentinel| format!(",127.0.0.1:{}", sentinel.port));
         format!("{MASTER}{}", addresses.collect::<String>())
@@ -81,7 +82,7 @@ impl Sentinel {
         sentinel
     }
 
-    /// What it thinks of the master.
+    /// A field of what it knows about the master.
     fn field(&self, name: &str) -> Option<String> {
         let client = ::redis::Client::open(format!("redis://127.0.0.1:{}", self.port)).ok()?;
         let mut connection = client.get_connection_with_timeout(PATIENCE).ok()?;

@@ -1,4 +1,4 @@
-//! Servers that are not Tidegate, for what a client meets elsewhere: another service, one that is slow, TLS, a socket.
+//! Servers that are not Tidegate, for tests of clients: another service, a slow service, TLS, a socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
-/// Answers OK, after a while.
+/// Answers OK, after some time.
 #[derive(Clone, Copy)]
 pub struct Always {
     pub after: Duration,
@@ -50,7 +50,7 @@ pub fn rate_limit_service(service: Always, tls: Option<ServerTlsConfig>) -> Stri
     address
 }
 
-/// Serves the constant answer on a unix socket.
+/// Serves on a unix socket, and answers OK at once.
 pub fn rate_limit_service_at(path: &Path) {
     let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
     let service = RateLimitServiceServer::new(Always::AT_ONCE);
@@ -66,7 +66,7 @@ pub fn another_service() -> String {
     address
 }
 
-/// A certificate authority with what it has issued, as files.
+/// A certificate authority, and files of everything that it has issued.
 pub struct Authority {
     directory: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,

@@ -1,4 +1,4 @@
-//! What is behind Envoy: answers everything, with headers that the request asks for, and can let requests wait.
+//! The server behind Envoy: answers everything, with headers that the request asks for, and can let requests wait.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Upstream {
         let waiting = Arc::clone(&held);
         let answer = move |request: HeaderMap| async move {
             waiting.fetch_add(1, Ordering::Relaxed);
-            // It fails only when the upstream itself is going away.
+            // Fails only when the upstream itself is dropped.
             let _ = gate.clone().wait_for(|is_open| *is_open).await;
             waiting.fetch_sub(1, Ordering::Relaxed);
             (asked_for(&request), BODY)
@@ -48,12 +48,12 @@ impl Upstream {
         self.is_open.send_replace(false);
     }
 
-    /// How many are waiting.
+    /// How many requests wait.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Answers those that wait, and all that come.
+    /// Answers the requests that wait, and all later ones at once.
     pub fn release(&self) {
         self.is_open.send_replace(true);
     }

@@ -1,4 +1,4 @@
-//! What an answer says of how it came to be: the reason, what is enforced, and by whom, in metadata and header.
+//! How an answer explains itself in metadata and header: the reason, what is enforced, and by whom.
 
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -7,7 +7,7 @@ use tonic::Status;
 
 use crate::support::harness::{Client, PATIENCE, Service, ask_one, until};
 
-/// The settings with which every answer tells all of it.
+/// The settings with which every answer explains itself completely.
 pub const TELLING: [(&str, &str); 2] = [("RESPONSE_DYNAMIC_METADATA", "true"), ("TIDEGATE_REASON_HEADER", "always")];
 
 /// An answer, as far as a policy determines it.
@@ -22,7 +22,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Of an answer with `TELLING`. What the header and the metadata say is the same.
+    /// Reads an answer under the settings of `TELLING`. Asserts that header and metadata give the same reason.
     pub fn of(response: &RateLimitResponse) -> Verdict {
         let metadata = response.dynamic_metadata.as_ref().expect("metadata");
         let account = match metadata.fields.get("tidegate").and_then(|account| account.kind.as_ref()) {
@@ -45,7 +45,7 @@ impl Verdict {
         }
     }
 
-    /// What one more request is answered.
+    /// The verdict on one more request.
     pub async fn on(client: &mut Client, descriptor: &str) -> Verdict {
         Verdict::to(client, ask_one(descriptor)).await.unwrap_or_else(|error| panic!("{descriptor}: {error}"))
     }

@@ -1,7 +1,7 @@
 //! `tidegate cleanup`: delete what has expired from the table that regions share.
 //!
-//! In batches, with a pause after each: a lock is held for milliseconds, and replicas keep up. It can be stopped after any
-//! of them; the next run goes on from there.
+//! Deletes in batches, with a pause after each: a lock is held for milliseconds, and replicas keep up. It can be
+//! stopped after any of them; the next run goes on from there.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -26,10 +26,10 @@ pub(crate) const EXAMPLES: &str = "Examples:
 Exits with 0 when nothing is left to delete or it was told to stop, with 1 if MySQL refused, and with 2 if it does not
 answer.";
 
-/// Publishers get in between.
+/// The pause after each batch, in which publishers get their turn.
 const PAUSE: Duration = Duration::from_millis(50);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// A batch that keeps losing to others is not worth their while.
+/// How often a batch is tried. One that keeps losing to others costs them more than it is worth.
 const ATTEMPTS_MAX: u32 = 5;
 
 #[derive(Args, Debug)]
@@ -54,12 +54,12 @@ pub struct CleanupFlags {
     pub output: Output,
 }
 
-/// What has been done.
+/// What has been done so far.
 #[derive(Default)]
 struct Done {
     deleted: u64,
     batches: u64,
-    /// Nothing was left.
+    /// Whether nothing was left to delete.
     is_finished: bool,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn run(flags: &CleanupFlags) -> anyhow::Result<Exit> {
     })
 }
 
-/// What expired before this moment may go.
+/// The moment before which a row must have expired to be deleted, by the server's clock.
 async fn before_ms(store: &MySql, flags: &CleanupFlags) -> Result<u64, MysqlError> {
     let older_than_ms = u64::try_from(flags.older_than.as_millis()).unwrap_or(u64::MAX);
     Ok(store.server_now_ms().await?.saturating_sub(older_than_ms))

@@ -37,13 +37,13 @@ pub struct ExplainFlags {
     pub output: Output,
 }
 
-/// The rules of the files, if they are good.
+/// Loads the rules, or prints what is wrong with them.
 pub(crate) fn load(flags: &RuleFlags) -> anyhow::Result<Ruleset> {
     let loaded = files::load(&flags.location(), &flags.options()?);
     match loaded.ruleset {
         Some(ruleset) => Ok(ruleset),
         None => {
-            // Nobody to tell if standard error is gone.
+            // If standard error is gone, there is nobody to tell.
             let _ = check::print(&mut std::io::stderr(), &loaded.problems);
             bail!("the rules can't be loaded; tidegate check says the same");
         }

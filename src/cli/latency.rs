@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 const SHOWN: [(&str, &str, f64); 4] =
     [("p50", "p50_us", 0.5), ("p90", "p90_us", 0.9), ("p99", "p99_us", 0.99), ("p99.9", "p999_us", 0.999)];
 
-/// Longer than any answer is waited for.
+/// An hour. Longer times are recorded as this one.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Nanoseconds, to three digits.
+/// A histogram of nanoseconds, kept to three digits.
 #[derive(Clone, Debug)]
 pub(crate) struct Latency(Histogram<u64>);
 
@@ -26,7 +26,7 @@ impl Latency {
         self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(LONGEST_NS));
     }
 
-    /// Adds what another has seen. Both have the same bounds, so nothing is left out.
+    /// Adds what another has recorded. Both have the same bounds, so nothing is left out.
     pub(crate) fn add(&mut self, other: &Latency) {
         let _ = self.0.add(&other.0);
     }

@@ -51,7 +51,7 @@ pub(crate) fn run(flags: &MigrateFlags) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Looks at the table afterwards: one that was made by hand is not changed by a migration that creates it.
+/// Checks the table afterwards, because a migration that creates it leaves one that was made by hand as it is.
 async fn migrate(settings: &MysqlSettings) -> Result<Vec<AppliedMigration>, MysqlError> {
     let store = MySql::new(settings);
     let applied = store.migrate().await?;

@@ -98,7 +98,7 @@ fn unset_empty(command: clap::Command) -> clap::Command {
         .mut_subcommands(unset_empty)
 }
 
-/// Says what is wrong and ends. A value that nobody typed came from a variable, which is named.
+/// Says what is wrong and exits. A value that was not typed came from a variable, which is named.
 fn give_up(error: &clap::Error, command: &clap::Command) -> ! {
     let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else { error.exit() };
     let flag = shown.split(['=', ' ']).next().unwrap_or_default();
@@ -118,7 +118,7 @@ fn end() -> ! {
     std::process::exit(1)
 }
 
-/// The first variable that can't be read, of those that are not paths: a path may be any bytes.
+/// The first variable that is not UTF-8 text. Paths are left out, because a path may be any bytes.
 fn variable_that_is_no_text(command: &clap::Command) -> Option<String> {
     let is_path = |arg: &clap::Arg| arg.get_value_parser().type_id() == TypeId::of::<PathBuf>();
     let commands = std::iter::once(command).chain(command.get_subcommands());
@@ -144,12 +144,13 @@ pub fn known_variables() -> Vec<String> {
 pub enum Exit {
     Success,
     Failure,
-    /// Whoever was to be asked did not answer.
+    /// The process or the database that was to be asked did not answer.
     NoAnswer,
 }
 
 impl Exit {
-    /// The exit of a command that is clear before it is printed: whoever closes the pipe early changes nothing about it.
+    /// The exit of a command whose outcome is clear before it is printed. A reader who closes the pipe early changes
+    /// nothing about it.
     pub fn after(self, printed: std::io::Result<()>) -> anyhow::Result<Exit> {
         match printed {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -163,7 +164,7 @@ impl Cli {
     /// envoyproxy/ratelimit: manifests are full of them.
     pub fn read() -> Cli {
         let mut command = unset_empty(Cli::command());
-        // The flags of `serve` are there without a command too; another command has no use for their environment.
+        // The flags of `serve` are there without a command too. Other commands have no use for their environment.
         let is_command = |name: String| Cli::command().get_subcommands().any(|command| command.get_name() == name);
         if std::env::args().nth(1).is_some_and(is_command) {
             command = command.mut_args(|arg| arg.env(None::<&str>));

@@ -14,7 +14,7 @@ pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")
 }
 
-/// Says why it failed; `so_far` is what had been done by then.
+/// Prints why it failed; `so_far` is what had been done by then, as JSON.
 pub(crate) fn failed(error: &MysqlError, output: Output, mut so_far: Value) -> anyhow::Result<Exit> {
     let exit = match error {
         MysqlError::Unreachable(_) | MysqlError::Timeout { .. } => Exit::NoAnswer,

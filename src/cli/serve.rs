@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::net::TcpListener;
@@ -49,7 +49,7 @@ use crate::sources::rule_source::{RuleNews, RuleSource};
 use crate::sources::xds::settings::XdsSettings;
 use crate::sources::xds::stream;
 
-/// How often what has expired is looked for.
+/// How often expired keys, and rules that no request sees any more, are cleared away.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
@@ -99,7 +99,7 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<Exit> {
     };
     raise_open_files();
     runtime.block_on(serve(settings, reloader, news, signals))?;
-    // Calls that outlived the drain timeout do not hold the exit up.
+    // The exit does not wait for calls that outlived the drain timeout.
     runtime.shutdown_background();
     Ok(Exit::Success)
 }
@@ -115,14 +115,14 @@ fn warn_of_ineffective_settings() {
     }
 }
 
-/// Connections are files: as many as the system lets us have.
+/// Raises the number of open files as far as the system lets us: each connection is one.
 fn raise_open_files() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "can't raise the number of open files");
     }
 }
 
-/// Loads the first rules and says what was found in them. False if the start has to be given up.
+/// Loads the first rules and prints what was found in them. Returns false if the start has to be given up.
 fn first_load(reloader: &Reloader, location: &Location, is_forced: bool) -> bool {
     match reloader.load(location) {
         Ok(problems) => {
@@ -136,7 +136,7 @@ fn first_load(reloader: &Reloader, location: &Location, is_forced: bool) -> bool
             true
         }
         Err(problems) => {
-            // Nobody to tell if standard error is gone.
+            // If standard error is gone, there is nobody to tell.
             let _ = print(&mut std::io::stderr(), &problems);
             let (errors, warnings) = counts(&problems);
             let (errors, warnings) = (plural(errors, "error"), plural(warnings, "warning"));
@@ -146,7 +146,8 @@ fn first_load(reloader: &Reloader, location: &Location, is_forced: bool) -> bool
     }
 }
 
-/// Follows a management server, and waits for its first rules unless the start is forced. `None`: asked to stop before.
+/// Follows a management server, and waits for its first rules unless the start is forced. `None` if it was asked to
+/// stop before they came.
 async fn first_rules(
     xds: &XdsSettings,
     reloader: &Reloader,
@@ -166,7 +167,7 @@ async fn first_rules(
     Some((RuleNews::Server(heard), signals))
 }
 
-/// What the process is told from outside.
+/// The signals that tell the process to stop or to reload.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -253,12 +254,13 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
     }
     let finished = async {
         stop(&drainer, &health.reporter, settings.drain_delay).await;
+        let until = Instant::now() + settings.drain_timeout;
         let all = async { while ports.join_next().await.is_some() {} };
         if timeout(settings.drain_timeout, all).await.is_err() {
             tracing::warn!("stopped with calls still open: they did not end within the drain timeout");
         }
         for regional in [&regional, &owner].into_iter().flatten() {
-            regional.leave().await;
+            regional.leave(until).await;
         }
         if let Some(global) = &global {
             global.leave().await;
@@ -266,17 +268,18 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
     };
     tokio::select! {
         () = finished => {}
-        // Someone at a terminal who asks twice does not want to wait.
+        // Someone at a terminal who interrupts again does not want to wait.
         _ = interrupt.recv() => {}
     }
     Ok(())
 }
 
-/// Takes up what the process shares with others.
+/// Connects the process to the stores and regions that it shares counts with.
 struct StoreJoin<'a> {
     service: &'a Arc<Service>,
     key_names: &'a KeyNames,
     sharing: &'a SharingSettings,
+    /// Names this process at the stores. Drawn anew at each start.
     process: u64,
 }
 
@@ -341,13 +344,14 @@ async fn reload(
         tokio::select! {
             () = news.next() => {}
             _ = hang_up.recv() => {
-                // Certificates are watched on their own; who asks means them too. Neither waits for the other.
+                // Certificates are watched on their own, but a hang-up means them too. Neither reload waits for the
+                // other.
                 if let Some(tls) = tls.clone() {
                     tokio::task::spawn_blocking(move || tls.reload());
                 }
             }
         }
-        // A server's rules are in force already.
+        // Rules from a server are in force already.
         if let RuleNews::Files(location, _) = &news {
             let (reloading, location) = (reloader.clone(), location.clone());
             if let Err(error) = tokio::task::spawn_blocking(move || reloading.reload(&location)).await {
@@ -362,9 +366,10 @@ fn is_ready_without_rules(settings: &Settings) -> bool {
     settings.force_start && !settings.ready_with_rules_only
 }
 
-/// What gRPC health says while nobody has asked us to stop.
+/// What gRPC health says until the process is asked to stop.
 struct Health {
     reporter: HealthReporter,
+    /// Without rules, health says NOT_SERVING.
     needs_rules: bool,
 }
 
@@ -400,7 +405,7 @@ async fn bind(what: &str, address: SocketAddr, flag: &str) -> anyhow::Result<Tcp
     let stream = |address| socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None);
     let (socket, address) = match stream(address) {
         Ok(socket) => (socket, address),
-        // Every address is meant, and this machine has none of IPv6.
+        // All addresses are asked for, and this machine has no IPv6.
         Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
             let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port());
             (stream(address)?, address)
@@ -428,7 +433,7 @@ fn tidy(service: &Service) {
     }
 }
 
-/// One line that says where to point Envoy, also when the log level is above it.
+/// Says in one line where to point Envoy, even if the log level hides that.
 fn announce((grpc, http, admin): (String, SocketAddr, SocketAddr), (rules, domains): (usize, usize)) {
     tracing::info!(%grpc, %http, %admin, rules, domains, "serving");
     if std::io::stderr().is_terminal() || !tracing::enabled!(tracing::Level::INFO) {

@@ -1,7 +1,7 @@
 //! YAML for people and for kubectl: read and written so that YAML 1.1, which Kubernetes' tools speak, and YAML 1.2, which
 //! Envoy does, mean the same by it.
 //!
-//! A crate's writer knows one of the two only: `on` without quotes is a text to 1.2 and a boolean to 1.1.
+//! A crate's writer knows only one of the two: `on` without quotes is a text to 1.2 and a boolean to 1.1.
 
 use std::fmt::Write as _;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::rules::problem::{Problems, Strictness};
 use crate::rules::scalar::{Meaning, Scalar};
 use crate::rules::yaml::{NodeKind, YamlNode, documents};
 
-/// What stands first in a map, because readers look for it.
+/// Keys that stand first in a map, because readers look for them.
 const FIRST: [&str; 4] = ["apiVersion", "kind", "metadata", "name"];
 
 /// A value as a block of YAML.
@@ -54,7 +54,7 @@ fn dashed(lines: Vec<String>) -> Vec<String> {
 /// A text on one line, the same text to every reader.
 pub(crate) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    // A flag of a command, too.
+    // A flag of a command needs no quotes either.
     let begins_plainly =
         text.strip_prefix("--").unwrap_or(text).starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
     let is_word =
@@ -72,17 +72,18 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted
 }
 
-/// What a comment may say: one line, whatever is in the text.
+/// A text as a comment may have it: on one line, whatever is in it.
 pub(crate) fn in_comment(text: &str) -> String {
     text.chars().map(|c| if is_printed(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
 }
 
-/// Neither a control character nor one that ends a line for some reader. All others are below U+10000.
+/// Whether it is neither a control character nor one that ends a line for some reader. All characters that are not
+/// printed are below U+10000, so four digits are enough to escape them.
 fn is_printed(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}')
 }
 
-/// Every line moved to the right.
+/// Moves every line to the right.
 pub(crate) fn indented(columns: usize, text: &str) -> String {
     let pad = " ".repeat(columns);
     text.split_terminator('\n')
@@ -90,7 +91,7 @@ pub(crate) fn indented(columns: usize, text: &str) -> String {
         .collect()
 }
 
-/// A map as an element of a list.
+/// Turns a map into an element of a list.
 pub(crate) fn element(map: &str) -> String {
     indented(2, map).replacen("  ", "- ", 1)
 }

@@ -10,10 +10,10 @@ use crate::rules::Domain;
 use crate::rules::limit::{Limit, Rule, Terms};
 use crate::rules::policy::{OnOutage, Scope};
 
-/// What a descriptor came to.
+/// How a descriptor of a decided request stands.
 #[derive(Clone, Copy, Debug)]
 pub struct Status<'r> {
-    /// The descriptor is over its limit, and says so.
+    /// The descriptor is over its limit, and its rule is not in shadow mode.
     pub is_over: bool,
     /// It is over, and its rule's shadow mode says OK.
     pub is_shadowed: bool,
@@ -21,6 +21,7 @@ pub struct Status<'r> {
     pub is_quota: bool,
     /// The rule that was matched, also if an override or a replacement took its limits away.
     pub rule: Option<&'r Rule>,
+    /// Whether a limit applies, and the one to report.
     pub kind: StatusKind<'r>,
 }
 
@@ -31,7 +32,7 @@ impl Status<'_> {
     }
 }
 
-/// What limits a descriptor.
+/// Whether a descriptor is limited, and by which limit.
 #[derive(Clone, Copy, Debug)]
 pub enum StatusKind<'r> {
     /// No rule, an unknown domain, or a rule that another one of the request replaces.
@@ -41,20 +42,22 @@ pub enum StatusKind<'r> {
     Limited(LimitStatus<'r>),
 }
 
-/// A limit of a descriptor, and what it came to.
+/// A limit of a descriptor, and the verdict on it.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitStatus<'r> {
     /// `None` for a request override.
     pub limit: Option<&'r Limit>,
-    /// With this region's part of the limit, if it is split.
+    /// The hits were held against these: with this region's part of the limit, if it is split or the region is cut off.
     pub terms: Terms,
     /// The scope in force.
     pub scope: Scope,
+    /// The rule's policy for when the store gives no answer, whether that has happened or not.
     pub on_outage: OnOutage,
     /// Nobody else counts with this process.
     pub is_alone: bool,
     /// Held to the region's part of the limit, because other regions can't be heard.
     pub is_cut_off: bool,
+    /// Of this limit alone: shadow and quota modes are not in it.
     pub verdict: Verdict,
 }
 
@@ -72,22 +75,23 @@ impl<'r> LimitStatus<'r> {
     }
 }
 
-/// The answer to a request, before it is put into anyone's wire format.
+/// The answer to a request: whether it is denied, and how each of its descriptors stands.
 #[derive(Clone, Debug)]
 pub struct Decision<'r> {
     /// `None` if no rules are for the domain.
     pub domain: Option<&'r Domain>,
+    /// The request is denied.
     pub is_over: bool,
     /// Would have been denied if it were not for the global shadow mode.
     pub is_globally_shadowed: bool,
     /// One for each descriptor, in order.
     pub statuses: SmallVec<[Status<'r>; 2]>,
-    /// The policy of the first of its limits that an outage has left to its policy.
+    /// The policy of the first limit that its policy decided, because of an outage. `None` if no policy did.
     pub outage_policy: Option<OnOutage>,
 }
 
 impl<'r> Decision<'r> {
-    /// Puts what the checks came to together, descriptor by descriptor.
+    /// Puts the verdicts on the checks together, descriptor by descriptor.
     #[inline]
     pub(super) fn new(
         domain: Option<&'r Domain>,
@@ -125,7 +129,8 @@ impl<'r> Decision<'r> {
         Decision { domain, is_over: outcome.is_over, is_globally_shadowed, statuses, outage_policy }
     }
 
-    /// How long a denied client should wait: the longest of its denials, `None` if no wait would help.
+    /// How long a denied client should wait: as the [decisive](Decision::decisive) status says. `None` if the request is not
+    /// denied, or no wait would help.
     pub fn retry_after_ms(&self) -> Option<u64> {
         if !self.is_over {
             return None;
@@ -136,7 +141,7 @@ impl<'r> Decision<'r> {
     }
 
     /// The status that settled the answer: the denial with the longest wait, otherwise the least remaining. Quota
-    /// descriptors deny together, so of those the one that is the first to pass again counts.
+    /// descriptors deny together, so among those the one counts that passes again first.
     pub fn decisive(&self) -> Option<&Status<'r>> {
         if !self.is_over {
             return weightiest(self.statuses.iter());
@@ -165,7 +170,7 @@ fn weightiest<'s, 'r: 's>(statuses: impl Iterator<Item = &'s Status<'r>>) -> Opt
     })
 }
 
-/// How long until a status passes.
+/// Milliseconds until a status passes, `u64::MAX` if it never does.
 fn wait(status: &Status<'_>) -> u64 {
     match &status.kind {
         StatusKind::Limited(limited) if limited.verdict.is_hopeless => u64::MAX,
@@ -174,7 +179,7 @@ fn wait(status: &Status<'_>) -> u64 {
     }
 }
 
-/// Which of two verdicts a status reports: over before within, then the longer wait, or the less remaining.
+/// Whether a status reports the candidate: over comes before within, then the longer wait, or the less remaining.
 fn is_weightier(candidate: &Verdict, than: &Verdict) -> bool {
     let wait = |verdict: &Verdict| if verdict.is_hopeless { u64::MAX } else { verdict.reset_ms };
     match (candidate.is_over, than.is_over) {

@@ -1,4 +1,4 @@
-//! What is counted: (domain, rule id, identifier, window), and the algorithm, because a changed one starts afresh.
+//! The name of a count: (domain, rule id, identifier, window), and the algorithm, because a changed one starts afresh.
 //!
 //! Domain and rule id are folded into a [`Space`]. The identifier is the list of values that the rule leaves open, each
 //! with its length before it, so that no two lists of values share a key. One that is longer than
@@ -16,11 +16,11 @@ use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 use crate::rules::tree::Identifier;
 
-/// The longest identifier that is kept as it is, so that people can read it in MySQL's table. From here on it would take as much as all the
-/// rest of its key does.
+/// The longest identifier that is kept as it is, so that people can read it in MySQL's table. A longer one would take as
+/// much as the rest of its key together.
 pub const IDENTIFIER_BYTES_MAX: usize = 127;
 
-/// Starts every digest. As a first length it would announce a value of 255 bytes, which is never kept as it is.
+/// Starts every digest. As a first length it would announce a value of at least 255 bytes, which is never kept as it is.
 const DIGEST_MARK: u8 = 0xff;
 
 /// The identifiers of a request's descriptors, one after the other, while they are put together.
@@ -32,12 +32,12 @@ pub struct IdentifierBuffer {
 }
 
 impl IdentifierBuffer {
-    /// Gives up what was pushed since the last `finish`.
+    /// Drops what was pushed since the last `finish`.
     pub fn restart(&mut self) {
         self.bytes.truncate(self.start);
     }
 
-    /// Ends an identifier and says where it is. What is too long to keep is replaced by its digest.
+    /// Ends an identifier and says where it is. Replaces one that is too long to keep by its digest.
     pub fn finish(&mut self) -> Range<usize> {
         if self.bytes.len() - self.start > IDENTIFIER_BYTES_MAX {
             let digest = Sha256::digest(&self.bytes[self.start..]);
@@ -50,6 +50,7 @@ impl IdentifierBuffer {
         range
     }
 
+    /// The identifier at a place that `finish` returned.
     pub fn get(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]
     }
@@ -57,7 +58,7 @@ impl IdentifierBuffer {
 
 impl Identifier for IdentifierBuffer {
     fn push(&mut self, value: &str) {
-        // Seven bits a byte, the last without the high bit.
+        // The length in seven bits a byte, the lowest first; all but the last byte have the high bit set.
         let mut rest = value.len();
         while rest >= 0x80 {
             self.bytes.push((rest & 0x7f) as u8 | 0x80);
@@ -97,9 +98,13 @@ pub fn identifier_values(bytes: &[u8]) -> Option<Vec<&str>> {
 /// A key as a request names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key<'a> {
+    /// Domain and rule id in one digest.
     pub space: Space,
+    /// Each limit of a rule has a window of its own, and so keys of its own.
     pub window_ms: u64,
+    /// Two algorithms never share a count.
     pub algorithm: Algorithm,
+    /// The values that the rule leaves open, as [`IdentifierBuffer`] writes them; empty if there are none.
     pub identifier: &'a [u8],
 }
 
@@ -108,8 +113,9 @@ impl<'a> Key<'a> {
         Key { space, window_ms: terms.window_ms, algorithm: terms.algorithm, identifier }
     }
 
-    /// One word stands for the rule: its space is a digest, so half of it tells rules apart, and what the window and the
-    /// algorithm change in it makes it no digest of another.
+    /// Hashes one word and the identifier. The word stands for the rule, the window and the algorithm: the space is a
+    /// digest, so half of it tells rules apart, and mixing in the window and the algorithm does not make it the digest of
+    /// another rule.
     #[inline]
     pub fn hash(&self, state: &ahash::RandomState) -> u64 {
         let space = self.space.to_bytes();
@@ -146,7 +152,8 @@ impl OwnedKey {
     }
 }
 
-/// An identifier at rest: short ones in place, so that finding a key touches one piece of memory.
+/// An identifier at rest. A short one stands in place, in the first `length` of the bytes, so that finding a key touches one
+/// piece of memory.
 #[derive(Clone, Debug)]
 pub enum StoredIdentifier {
     Short { length: u8, bytes: [u8; SHORT_BYTES_MAX] },
@@ -168,11 +175,12 @@ impl StoredIdentifier {
         StoredIdentifier::Short { length: identifier.len() as u8, bytes }
     }
 
-    /// What an identifier takes beside its place.
+    /// How many bytes an identifier takes on the heap.
     pub fn heap_bytes_of(identifier: &[u8]) -> usize {
         if identifier.len() > SHORT_BYTES_MAX { heap_bytes(identifier.len()) } else { 0 }
     }
 
+    /// How many bytes this one takes on the heap.
     pub fn heap_bytes(&self) -> usize {
         StoredIdentifier::heap_bytes_of(self.as_bytes())
     }
@@ -192,7 +200,7 @@ mod tests {
 
     fn identifier(values: &[&str]) -> Vec<u8> {
         let mut buffer = IdentifierBuffer::default();
-        // Something of another descriptor comes before.
+        // The identifier of another descriptor comes before.
         buffer.push("before");
         buffer.finish();
         values.iter().for_each(|value| buffer.push(value));

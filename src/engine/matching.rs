@@ -1,6 +1,6 @@
 //! The limits that a descriptor meets: those of its rule, or the one it brings along.
 //!
-//! Deciding and peeking both go by this, so that what is explained is what is decided.
+//! Deciding and peeking both find limits here, so that explanations agree with decisions.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use crate::rules::limit::{Limit, Rule, Space, Terms};
 use crate::rules::policy::{Algorithm, Charge, Policy};
 use crate::rules::tree::Identifier;
 
-/// What a descriptor meets.
+/// The rule of a descriptor, the limit it brings along, and its identifier.
 pub(super) struct Match<'r> {
-    /// Also if an override takes the place of its limits.
+    /// The rule that matches, also if an override takes the place of its limits.
     pub(super) rule: Option<&'r Rule>,
     override_limit: Option<MatchedLimit<'r>>,
-    /// Into the identifiers of the request.
+    /// Where its identifier is in the buffer of the request.
     identifier: Range<usize>,
 }
 
@@ -31,9 +31,11 @@ pub(super) struct MatchedLimit<'r> {
     pub(super) index: u32,
     /// `None` for a request override.
     pub(super) limit: Option<&'r Limit>,
+    /// As configured: not yet reduced to this region's part.
     pub(super) terms: Terms,
+    /// An override has that of the limit that it stands in for, or [`Charge::Auto`].
     pub(super) charge: Charge,
-    /// An override has the policy of the limit that it stands in for.
+    /// An override has the policy of the limit that it stands in for, `None` if it stands in for none.
     pub(super) policy: Option<&'r Policy>,
     space: Space,
 }
@@ -65,7 +67,7 @@ impl<'r> Match<'r> {
         identifiers.get(self.identifier.clone())
     }
 
-    /// The limits to hold, with those that another rule of the request replaces.
+    /// The limits to hold, including those that another rule of the request replaces.
     #[inline(always)]
     pub(super) fn limits(&self) -> impl Iterator<Item = MatchedLimit<'r>> {
         let count = match (self.rule, &self.override_limit) {
@@ -73,7 +75,7 @@ impl<'r> Match<'r> {
             (Some(rule), None) => rule.limits().len() as u32,
             (None, None) => 0,
         };
-        // By number, which is cheaper than one iterator after the other.
+        // By number, which is cheaper than chaining iterators.
         (0..count).filter_map(|index| self.met(index))
     }
 
@@ -95,7 +97,7 @@ impl<'r> Match<'r> {
         })
     }
 
-    /// The limit that was met as this one of the rule's; `None` for a request override.
+    /// The rule's limit at an index; `None` for a request override.
     #[inline]
     pub(super) fn limit(&self, index: u32) -> Option<&'r Limit> {
         self.rule.filter(|_| self.override_limit.is_none())?.limits().get(index as usize)
@@ -105,20 +107,20 @@ impl<'r> Match<'r> {
         self.override_limit.is_none() && self.rule.is_some_and(Rule::is_unlimited)
     }
 
-    /// What the descriptor's verdict does to the request's. `is_limited`: it has a limit that nothing replaces.
+    /// What the descriptor's verdict means for the request. `is_limited`: it has a limit that nothing replaces.
     #[inline]
     pub(super) fn group(&self, is_limited: bool, modes: Modes) -> Group {
         match self.rule.filter(|_| self.override_limit.is_none()) {
             None => Group { is_shadow: false, is_quota: modes.quota },
             Some(rule) if is_limited => Group { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode || modes.quota },
-            // Without a limit it passes as a quota descriptor in the global mode; an unlimited one takes no part.
+            // In the global quota mode a descriptor left without limits passes as a quota; an unlimited one takes no part.
             Some(rule) => Group { is_shadow: false, is_quota: modes.quota && !rule.is_unlimited() },
         }
     }
 }
 
 impl<'r> MatchedLimit<'r> {
-    /// An override of a rule stays the rule's key, counted as the rule counts, so that counts of the same window carry
+    /// An override of a rule keeps the rule's key and counts as the rule does, so that counts of the same window carry
     /// over. It stands in for the limit of the same window, or for the first.
     fn instead_of(rule: &'r Rule, limit: &LimitOverride) -> MatchedLimit<'r> {
         let window_ms = limit.unit.window_ms();
@@ -132,7 +134,7 @@ impl<'r> MatchedLimit<'r> {
         })
     }
 
-    /// An override without a limit to take algorithm, charge and policy from.
+    /// An override that has no limit to take algorithm, charge and policy from.
     fn brought_along(space: Space, limit: &LimitOverride) -> MatchedLimit<'r> {
         let number = limit.requests_per_unit;
         let terms =
@@ -145,7 +147,7 @@ impl<'r> MatchedLimit<'r> {
     }
 }
 
-/// The names of limits that the rules of a request take out of it.
+/// The names of limits that the rules of a request replace.
 pub(super) struct ReplacedLimits<'r>(SmallVec<[&'r str; 2]>);
 
 impl<'r> ReplacedLimits<'r> {

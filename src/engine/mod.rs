@@ -6,6 +6,7 @@
 pub(crate) mod count;
 pub mod decide;
 mod decision;
+pub(crate) mod headroom;
 pub mod key;
 mod matching;
 pub(crate) mod peek;
@@ -44,14 +45,14 @@ pub struct Modes {
     pub quota: bool,
 }
 
-/// Counts, and decides by them.
+/// Decides requests by the counts in its table.
 #[derive(Debug)]
 pub struct Engine {
     table: Table,
     layers: Layers,
 }
 
-/// What an attempt to decide a request came to.
+/// The result of [`Engine::attempt`].
 #[derive(Clone, Debug)]
 pub enum Attempt<'r> {
     Decided(Decision<'r>),
@@ -60,11 +61,12 @@ pub enum Attempt<'r> {
 }
 
 impl Engine {
+    /// An engine that shares its counts with nobody.
     pub fn new(capacity: impl Into<Capacity>) -> Engine {
         Engine::with(capacity, Layers::ALONE)
     }
 
-    /// An engine whose counts are shared as the layers say.
+    /// An engine that shares its counts as the layers say.
     pub fn with(capacity: impl Into<Capacity>, layers: Layers) -> Engine {
         let capacity = capacity.into();
         let table = match layers {
@@ -75,16 +77,16 @@ impl Engine {
         Engine { table, layers }
     }
 
-    /// Takes a hasher of the caller's choosing, see [`Table::hashed_by`].
+    /// Uses a hasher that the caller chooses, see [`Table::hashed_by`].
     pub fn hashed_by(self, hasher: ahash::RandomState) -> Engine {
         Engine { table: self.table.hashed_by(hasher), ..self }
     }
 
-    /// Decides a request from memory and charges what is to be charged.
+    /// Decides a request from memory and charges its hits.
     pub fn decide<'r>(&self, ruleset: &'r Ruleset, request: &Request<'_>, modes: Modes, now_ms: u64) -> Decision<'r> {
         match self.attempt(ruleset, request, modes, now_ms, &StoreViews::ALONE) {
             Attempt::Decided(decision) => decision,
-            Attempt::Asks(_) => unreachable!("Consult::ALONE never asks"),
+            Attempt::Asks(_) => unreachable!("StoreViews::ALONE never asks"),
         }
     }
 
@@ -92,7 +94,7 @@ impl Engine {
         &self.layers
     }
 
-    /// Decides a request and charges what is to be charged, or says what to ask a store first.
+    /// Decides a request and charges its hits, or says what to ask a store first.
     pub fn attempt<'r>(
         &self,
         ruleset: &'r Ruleset,
@@ -136,7 +138,8 @@ impl Engine {
         }
     }
 
-    /// Moves the keys of limits that another store shares from now on, so that it hears of what was accepted here.
+    /// Moves keys, after rules have changed, whose limits another store shares from now on: it hears of what was accepted
+    /// here.
     pub fn rehome(&self, ruleset: &Ruleset) {
         if self.layers.owner != Some(Store::Owner) {
             return;
@@ -152,7 +155,7 @@ impl Engine {
         self.table.rehome(|key| homes.get(&(key.space, key.window_ms)).copied());
     }
 
-    /// Removes expired keys, and others if the rest still takes more than it may. To be called about once a second.
+    /// Removes expired keys, then others while the rest still takes more than it may. Call it about once a second.
     pub fn expire(&self, now_ms: u64) {
         self.table.expire(now_ms);
         self.table.trim(now_ms);

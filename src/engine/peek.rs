@@ -1,4 +1,4 @@
-//! What stands where, without touching it: the counts behind a descriptor, for those who ask why.
+//! Reads the counts behind a descriptor without changing them, for people who ask why it was answered as it was.
 
 use crate::engine::Engine;
 use crate::engine::count::counter::Counter;
@@ -24,7 +24,8 @@ pub struct Peek<'r> {
     pub is_known: bool,
     /// What counts against the limit now.
     pub counted: u64,
-    /// Of that, what other regions have counted.
+    /// Of that, what this process knows only from the table of the regions: hits of other regions, and hits of this one that
+    /// it has not heard of otherwise.
     pub foreign: u64,
     /// How many hits fit now.
     pub remaining: u64,

@@ -1,5 +1,5 @@
-//! The quota rule: a group that is over denies its request, but quota groups deny only together. One that is not over is
-//! enough to let the request pass; those that are over are then not charged.
+//! The quota rule: a group that is over denies its request, but quota groups deny only together. One quota group that is not
+//! over is enough to let the request pass; those that are over are then not charged.
 
 /// Whether a request is denied, from its groups one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(crate) struct QuotaRule {
 }
 
 impl QuotaRule {
-    /// Of the groups of a request: for each, whether it is a quota group, and whether it is over.
+    /// Takes for each group of a request whether it is a quota group, and whether it is over.
     #[inline]
     pub(crate) fn of(groups: impl IntoIterator<Item = (bool, bool)>) -> QuotaRule {
         let mut rule = QuotaRule::default();
@@ -32,13 +32,13 @@ impl QuotaRule {
         self.is_over_alone || self.do_quotas_deny()
     }
 
-    /// All quota groups are over, and there are any.
+    /// There are quota groups, and all of them are over.
     #[inline]
     pub(crate) fn do_quotas_deny(&self) -> bool {
         self.has_quota && !self.has_free_quota
     }
 
-    /// In an admitted request, a quota group that is over is the only one not charged.
+    /// Whether an admitted request charges a group: all but the quota groups that are over.
     #[inline]
     pub(crate) fn charges(is_quota: bool, is_over: bool) -> bool {
         !is_quota || !is_over

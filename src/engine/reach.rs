@@ -1,9 +1,9 @@
-//! How far a limit reaches here: its scope, reduced to what is configured, and this region's part of it.
+//! How far a limit reaches here: its scope, reduced to the layers that are configured, and this region's part of it.
 
 use crate::rules::limit::{Limit, Terms};
 use crate::rules::policy::{Class, OnOutage, Policy, Scope};
 
-/// Shorter windows stay in their region: others would hear of their counts when they are nearly over.
+/// Shorter windows stay in their region: other regions would hear of their counts when they are nearly over.
 const GLOBAL_WINDOW_MS_MIN: u64 = 10_000;
 
 /// Where counts are shared and decided.
@@ -18,7 +18,7 @@ pub enum Store {
 /// Which of how many regions this is, in the order of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionIndex {
-    /// From 0.
+    /// Counts from 0.
     pub region: u32,
     /// How many there are.
     pub regions: u32,
@@ -28,7 +28,7 @@ impl RegionIndex {
     /// The only region.
     pub const ONLY: RegionIndex = RegionIndex { region: 0, regions: 1 };
 
-    /// This region's part of a number. The first ones get what is left over, so that all parts add up to it.
+    /// This region's part of a number. The first regions share the remainder, so that all parts add up to the number.
     pub fn part(&self, whole: u32) -> u32 {
         let regions = self.regions.max(1);
         whole / regions + u32::from(self.region < whole % regions)
@@ -61,18 +61,18 @@ impl Reach {
     }
 }
 
-/// What is configured.
+/// The layers that are configured: whom this process shares counts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// There is an origin.
     pub is_regional: bool,
     /// Counts are exchanged with other regions.
     pub is_global: bool,
-    /// Who decides strict limits.
+    /// Who decides strict limits. `None`: they hold within the process.
     pub owner: Option<Store>,
     /// Which region this is.
     pub place: RegionIndex,
-    /// Of limits that do not choose their own.
+    /// Thousandths of a limit that may be admitted before the origin knows, for limits that do not choose their own.
     pub slack_permille: u16,
 }
 
@@ -83,14 +83,15 @@ pub struct Enforcement {
     pub scope: Scope,
     /// With this region's part of the limit, if only that is given out.
     pub terms: Terms,
-    /// What the limit is while other regions are heard.
+    /// The limit while other regions are heard.
     pub usual_limit: u32,
     /// Who shares the count.
     pub reach: Reach,
+    /// The rule's policy for when the store gives no answer; `local` for an override that stands in for no limit.
     pub on_outage: OnOutage,
     /// `None` if the limit has no class.
     pub class: Option<Class>,
-    /// Other regions can't be heard, so only this region's part of the limit is given out.
+    /// Other regions can't be heard and `on_outage` is `share`, so only this region's part of the limit is given out.
     pub is_cut_off: bool,
 }
 
@@ -99,13 +100,13 @@ impl Layers {
     pub const ALONE: Layers =
         Layers { is_regional: false, is_global: false, owner: None, place: RegionIndex::ONLY, slack_permille: 0 };
 
-    /// The scope that a limit comes to.
+    /// The scope in force for a limit that wants this one.
     pub fn scope(&self, wanted: Option<Scope>, terms: &Terms) -> Scope {
         let region = if self.is_regional { Scope::Regional } else { Scope::Local };
         match wanted {
             Some(Scope::Local) => Scope::Local,
             Some(Scope::Strict) if self.owner.is_some() => Scope::Strict,
-            // Exact within the process.
+            // Without an owner it is exact within the process.
             Some(Scope::Strict) => Scope::Local,
             Some(Scope::Split) if self.place.regions > 1 => Scope::Split,
             Some(Scope::Regional | Scope::Split) => region,
@@ -117,7 +118,7 @@ impl Layers {
         }
     }
 
-    /// How a limit, or an override that stands in for it, is held. `is_cut_off`: other regions can't be heard.
+    /// How to hold a limit, or an override that stands in for it. `is_cut_off`: other regions can't be heard.
     pub fn enforce(&self, terms: &Terms, policy: Option<&Policy>, is_cut_off: bool) -> Enforcement {
         let scope = self.scope(policy.and_then(|policy| policy.scope), terms);
         let on_outage = policy.map_or(OnOutage::Local, |policy| policy.on_outage);
@@ -138,7 +139,7 @@ impl Layers {
         Enforcement { scope, terms, usual_limit: usual.limit, reach, on_outage, class, is_cut_off }
     }
 
-    /// How a limit of the rules is held while all is well.
+    /// How to hold a limit of the rules while all is well.
     pub fn enforce_limit(&self, limit: &Limit) -> Enforcement {
         self.enforce(&limit.terms, Some(&limit.policy), false)
     }

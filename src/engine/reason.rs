@@ -1,10 +1,10 @@
-//! Why a request was answered as it was, in one word, and what the answer rests on.
+//! Why a request was answered as it was, in one word, and who decided it.
 
 use crate::engine::decide::{Basis, Cause, Store};
 use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::rules::policy::{OnOutage, Scope};
 
-/// Why a request was answered as it was.
+/// Why a request was answered as it was, as metrics, logs and answers say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     WithinLimit,
@@ -13,7 +13,7 @@ pub enum Reason {
     NoRule,
     /// The store that should have decided gave no answer.
     Outage(OnOutage),
-    /// Too many waited for it.
+    /// Too many requests waited for that store.
     Overload,
 }
 
@@ -32,7 +32,7 @@ impl Reason {
         }
     }
 
-    /// No limit was met: something else than the count decided.
+    /// No count decided, but the policy for an outage or an overload.
     pub fn is_emergency(self) -> bool {
         matches!(self, Reason::Outage(_) | Reason::Overload)
     }
@@ -76,7 +76,7 @@ impl DecidedBy {
 }
 
 impl LimitStatus<'_> {
-    /// Why the limit's own verdict is not a matter of its count, if it is not.
+    /// What decided this limit in the place of its count, if something did.
     pub fn emergency(&self) -> Option<Reason> {
         match self.verdict.basis {
             Basis::Without(Cause::Outage, policy) => Some(Reason::Outage(policy)),
@@ -89,7 +89,7 @@ impl LimitStatus<'_> {
         DecidedBy::of(self.verdict.basis)
     }
 
-    /// The widest layer that holds the limit at the moment. `is_cut_off`: other regions can't be heard.
+    /// The widest scope at which the limit holds at the moment. `is_cut_off`: other regions can't be heard.
     pub fn layer(&self, is_cut_off: bool) -> Scope {
         match (self.scope, self.verdict.basis) {
             (_, Basis::Without(..)) => Scope::Local,
@@ -102,7 +102,7 @@ impl LimitStatus<'_> {
 }
 
 impl Decision<'_> {
-    /// Why the request was answered as it was.
+    /// The reason of the status that settled the answer.
     pub fn reason(&self) -> Reason {
         let is_shadowed = self.is_globally_shadowed || self.statuses.iter().any(|status| status.is_shadowed);
         let limited = |status: &Status<'_>| match &status.kind {
@@ -123,7 +123,7 @@ impl Decision<'_> {
         self.statuses.iter().any(|status| matches!(status.kind, StatusKind::Unlimited))
     }
 
-    /// Who decided the request: the farthest that any of its limits needed.
+    /// Who decided the request: the farthest decider that any of its limits needed.
     pub fn decided_by(&self) -> DecidedBy {
         let by = |status: &Status<'_>| match &status.kind {
             StatusKind::Limited(limited) => Some(limited.decided_by()),

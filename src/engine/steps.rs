@@ -13,7 +13,7 @@ pub(crate) fn count() {
     STEPS.set(STEPS.get() + 1);
 }
 
-/// The steps that something takes on this thread.
+/// Does some work on this thread and counts its steps.
 #[cfg(test)]
 pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = STEPS.get();

@@ -1,4 +1,4 @@
-//! What to ask a store before a request can be decided, in a form that outlives the request's borrowed values.
+//! The questions of one request to a store, in a form that outlives the request's borrowed values.
 
 use smallvec::SmallVec;
 
@@ -9,27 +9,29 @@ use crate::engine::steps;
 use crate::rules::limit::Terms;
 use crate::rules::policy::{Class, Scope};
 
-/// What to ask a store before a request can be decided.
+/// The questions of one request to one store.
 #[derive(Clone, Debug)]
 pub struct StoreRequest {
     /// Whom to ask.
     pub store: Store,
-    /// What it admits is charged. Otherwise it only judges: another store, which is farther, decides after it.
+    /// The store charges what it admits. Otherwise it only judges: a farther store decides after it.
     pub charges: bool,
-    /// A strict limit is asked about, which may take longer.
+    /// A question is about a strict limit, so the answer may take longer.
     pub is_strict: bool,
-    /// The most important class of what is asked about.
+    /// The most important class of the limits that are asked about, at this store or a farther one: tells when to shed the
+    /// request.
     pub class: Class,
     /// How many checks the request has: the answer is about all of them.
     pub checks: usize,
+    /// In the order of the request's checks. Never empty.
     pub questions: SmallVec<[StoreQuestion; 2]>,
     /// A quota group that the store is not asked about is not over, so quotas deny nothing.
     pub has_free_quota: bool,
-    /// What this look has given back, for the next one to know. Only the first look gives back.
+    /// Hits that this attempt has given back, for the next one to know. Only the first attempt gives hits back.
     pub given_back: Option<Box<GivenBack>>,
 }
 
-/// What a store is asked about a key.
+/// How a store is asked about a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuestionKind {
     /// How it stands. Nothing is judged.
@@ -63,21 +65,27 @@ impl QuestionKind {
 pub struct StoreQuestion {
     /// Into the request's checks.
     pub check: usize,
+    /// Owned: the request's text may be gone by the time of the answer.
     pub key: OwnedKey,
+    /// With this region's part of the limit, if the hits are held against only that.
     pub terms: Terms,
+    /// The store judges and charges them only if `kind` says so; otherwise memory deals with them.
     pub hits: u64,
     /// See [`Question::counted_after`].
     pub counted_after: i64,
+    /// Whether the store judges the hits or only reads the key.
     pub kind: QuestionKind,
-    /// What other regions have counted is left out.
+    /// The counts of other regions are left out.
     pub is_cut_off: bool,
     /// Memory never decides it.
     pub is_strict: bool,
+    /// For metrics only.
     pub why: Why,
 }
 
 impl StoreRequest {
-    /// What an outcome asks. The nearer store is asked first, and only judges if the farther one is still to be asked.
+    /// Takes the questions for one store out of an outcome. The nearer store is asked first, and only judges if the farther
+    /// one is still to be asked.
     pub(super) fn new(case: &Case<'_>, outcome: Outcome) -> StoreRequest {
         let Case { checks, groups, .. } = *case;
         let of = |store: Store| outcome.questions.iter().filter(move |question| question.store == store);
@@ -119,7 +127,7 @@ impl StoreQuestion {
     }
 }
 
-/// Whether a quota group passes that the store is not asked about.
+/// Whether a quota group that the store is not asked about passes.
 fn has_free_quota(case: &Case<'_>, outcome: &Outcome, store: Store) -> bool {
     let mut is_asked: SmallVec<[bool; 4]> = SmallVec::from_elem(false, case.groups.len());
     for question in outcome.questions.iter().filter(|question| question.store == store && question.is_judged) {
@@ -131,7 +139,7 @@ fn has_free_quota(case: &Case<'_>, outcome: &Outcome, store: Store) -> bool {
     case.groups.iter().enumerate().any(is_free)
 }
 
-/// What is given up last of these. A limit without a class is there for comfort.
+/// The class that is given up last. A limit without a class is there for comfort.
 fn most_important(classes: impl Iterator<Item = Option<Class>>) -> Class {
     let rank = |class: &Class| match class {
         Class::Comfort => 0,

@@ -1,13 +1,13 @@
-//! When is it time: a rhythm with jitter that does not drift, and a breaker for when it does no good.
+//! Says when a turn is due: a rhythm with jitter that does not drift, and a breaker for when turns do no good.
 //!
 //! Targets are absolute, so a slow turn delays only itself. Each is jittered anew: regions that started together do not
 //! come together. After several failures in a row turns become rare; the next one tells whether the store is back.
 
-/// Of the interval, in thousandths: the most that a turn comes late.
+/// How late jitter makes a turn at most, in thousandths of the interval.
 const JITTER_PERMILLE: u64 = 200;
-/// Failures in a row that open the breaker.
+/// How many failures in a row open the breaker.
 const FAILURES_MAX: u32 = 3;
-/// Intervals between turns while it is open, at most.
+/// How many intervals there are between turns at most, while the breaker is open.
 const BACKOFF_MAX: u64 = 8;
 
 /// One rhythm.
@@ -16,9 +16,11 @@ pub(crate) struct Cadence {
     interval_us: u64,
     /// The next target without jitter.
     target_us: u64,
+    /// When the next turn is due: the target with jitter.
     next_us: u64,
     /// When the last turn ended.
     ended_us: u64,
+    /// Failures in a row, up to now.
     failures: u32,
     random: u64,
     /// How often the breaker has opened.
@@ -64,26 +66,26 @@ impl Cadence {
         self.next_us = self.next_us.min(now_us.max(self.ended_us + self.interval_us / 2));
     }
 
-    /// A turn had nothing to do, which says nothing about the store.
+    /// Ends a turn that had nothing to do, which says nothing about the store.
     pub(crate) fn passed(&mut self, now_us: u64) {
         self.advance(1, now_us);
     }
 
     fn advance(&mut self, intervals: u64, now_us: u64) {
         self.ended_us = now_us;
-        // Targets that were missed are left out.
+        // Missed targets are left out.
         let passed = now_us.saturating_sub(self.target_us) / self.interval_us;
         self.target_us += self.interval_us * (passed + intervals);
         let target_us = self.target_us;
         self.next_us = self.jittered(target_us);
     }
 
-    /// The breaker: several turns in a row have failed.
+    /// Whether the breaker is open: several turns in a row have failed.
     pub(crate) fn is_open(&self) -> bool {
         self.failures >= FAILURES_MAX
     }
 
-    /// A turn has ended. True if that opens or closes the breaker.
+    /// Ends a turn. True if that opens or closes the breaker.
     pub(crate) fn ended(&mut self, is_success: bool, now_us: u64) -> bool {
         let was_open = self.is_open();
         self.failures = if is_success { 0 } else { self.failures.saturating_add(1) };
@@ -113,7 +115,7 @@ mod tests {
             assert!(into_us < SECOND_US / 5, "turn {turn} at {now_us}");
             cadence.ended(true, now_us + 700_000);
         }
-        // One that takes three intervals and a half: the next is the fourth.
+        // A turn takes three intervals and a half: the next target is the fourth.
         cadence.ended(true, 103_500_000);
         assert!((104 * SECOND_US..104_200_000).contains(&cadence.next_us()), "{}", cadence.next_us());
     }

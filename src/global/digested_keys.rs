@@ -1,7 +1,7 @@
-//! Sensitive keys by the digests that rows name them with.
+//! Sensitive keys by the digests that name them in rows.
 //!
-//! A digest does not lead back to its key, so keys are remembered by their digests as they are made, and rows of keys that
-//! are not here are kept until the key comes, or the row has expired.
+//! A digest does not lead back to its key. So keys are remembered by their digests as they are made. A row whose key is
+//! not here is kept until the key comes or the row expires.
 
 use std::collections::HashMap;
 
@@ -11,26 +11,28 @@ use crate::engine::table::foreign_ledger::ForeignSum;
 /// A row that waits for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingRow {
-    /// What the row says.
+    /// The counts that the rows of the cell come to.
     pub sum: ForeignSum,
-    /// From here on it counts nowhere any more.
+    /// From this time on it counts nowhere any more.
     pub expires_at_ms: u64,
 }
 
-/// Below so many keys, those that are gone are not looked for.
+/// With fewer keys than this remembered, nobody looks for those that are gone.
 const SLOTS_MIN: usize = 4096;
 
 /// Sensitive keys, and rows that wait for theirs.
 #[derive(Debug, Default)]
 pub(crate) struct DigestedKeys {
+    /// Where the table holds each key, by digest. Keys may be gone from there.
     slots: HashMap<Box<[u8]>, SlotRef>,
-    /// So many slots are remembered before those that are gone are looked for.
+    /// How many keys are remembered before those that are gone are looked for.
     tidy_at: usize,
+    /// Rows that wait for their key, by digest.
     kept: HashMap<Box<[u8]>, Vec<WaitingRow>>,
 }
 
 impl DigestedKeys {
-    /// A key was made: returns what others have told of it.
+    /// Takes note of a key that was made, and returns the rows that waited for it.
     pub(crate) fn made(&mut self, digest: Box<[u8]>, at: SlotRef) -> Vec<WaitingRow> {
         let kept = self.kept.remove(&digest).unwrap_or_default();
         self.slots.insert(digest, at);
@@ -41,18 +43,18 @@ impl DigestedKeys {
         self.slots.get(digest).copied()
     }
 
-    /// The key is not where it was.
+    /// Forgets a key that is not where it was.
     pub(crate) fn gone(&mut self, digest: &[u8]) {
         self.slots.remove(digest);
     }
 
-    /// Keeps a row for a key that is not here; false if there is no room.
+    /// Keeps a row for a key that is not here. False if the rows of `most` keys are kept already.
     pub(crate) fn keep(&mut self, digest: &[u8], row: WaitingRow, most: usize) -> bool {
         if self.kept.len() >= most && !self.kept.contains_key(digest) {
             return false;
         }
         let rows = self.kept.entry(digest.into()).or_default();
-        // Of older windows nothing counts.
+        // Replaces what was said of the same window, and drops windows of which nothing counts any more.
         rows.retain(|other| other.sum.sequence != row.sum.sequence && other.sum.sequence + 1 >= row.sum.sequence);
         rows.push(row);
         true

@@ -1,4 +1,4 @@
-//! The exchange between regions, brought to life: clocks, timers and the connection to MySQL.
+//! Drives the exchange between regions: clocks, timers and the connection to MySQL.
 //!
 //! One task publishes and one imports, each at its own pace. No request waits for either.
 
@@ -25,9 +25,9 @@ use crate::rules::Ruleset;
 
 /// How long a clean stop goes on publishing.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long lookups go on in one turn: the next import should not wait for them.
+/// How long lookups may go on in one turn: the next import should not wait for them.
 const SEEK_MAX: Duration = Duration::from_millis(500);
-/// How often the table is looked for again when it was not as it has to be.
+/// How long to wait after a migration that failed before trying again.
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The process's part in the exchange, at work.
@@ -37,17 +37,19 @@ pub(crate) struct GlobalDriver {
     /// Where the table is, without secrets.
     place: String,
     clock: Clock,
-    /// Sensitive keys were made.
+    /// Wakes the task that compares sensitive keys that were made with what others told.
     wake: Notify,
     is_leaving: AtomicBool,
     /// One turn at a time: the last one of a stop waits for the one under way.
     publishing: tokio::sync::Mutex<()>,
-    /// Of each turn and reason.
+    /// Keeps warnings to one a minute for each turn and reason.
     complaints: Complaints<(TurnKind, &'static str)>,
-    /// It is given up after so long.
+    /// How long the table may be out of reach before it counts as down.
     outage_after: Duration,
     is_down: AtomicBool,
+    /// Since when the table has been down, for those who ask.
     fallen: Mutex<Downtime>,
+    /// Times, failures and ages since the start, as the driver sees them.
     pub metrics: GlobalMetrics,
 }
 
@@ -94,12 +96,12 @@ impl GlobalDriver {
         self.clock.now()
     }
 
-    /// The moment of one of the exchange's turns.
+    /// A monotonic time as an instant to sleep until.
     fn at(&self, mono_us: u64) -> tokio::time::Instant {
         self.clock.instant(mono_us).into()
     }
 
-    /// Without password.
+    /// Where the table is, without password.
     pub(crate) fn place(&self) -> &str {
         &self.place
     }
@@ -109,7 +111,7 @@ impl GlobalDriver {
         self.is_down.load(Ordering::Relaxed)
     }
 
-    /// For how long that has been so, if it is, and how often it came to it.
+    /// How long it has been down, `None` if it is not, and how often it has been.
     pub(crate) fn standing(&self) -> (Option<Duration>, u64) {
         let fallen = self.fallen.lock();
         (fallen.since.map(|since| since.elapsed()), fallen.times)
@@ -143,12 +145,12 @@ impl GlobalDriver {
         GlobalFigures::new(&self.exchange, &self.metrics, self.place.clone(), self.now())
     }
 
-    /// Other rules are in force.
+    /// Takes over the rules in force.
     pub(crate) fn set_rules(&self, ruleset: &Ruleset) {
         self.exchange.set_rules(ruleset, self.now());
     }
 
-    /// To be called after a decision.
+    /// Has sensitive keys compared if the decision has made any. To be called after every decision.
     pub(crate) fn decided(&self) {
         if self.exchange.has_hidden() {
             self.wake.notify_one();
@@ -202,7 +204,7 @@ impl GlobalDriver {
             let sent = self.sent(&outcome);
             match sending.sent(sent) {
                 NextStep::Go => {}
-                // Not in step with whoever was in the way.
+                // Random, so as not to stay in step with whoever was in the way.
                 NextStep::Pause { for_us } => {
                     sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await
                 }
@@ -212,7 +214,7 @@ impl GlobalDriver {
         self.publish_ended(&sending, began);
     }
 
-    /// Nothing was to be published: whether MySQL would take it is asked for from time to time.
+    /// Ends a turn without rows. From time to time it asks whether MySQL would have taken any.
     async fn published_nothing(&self) {
         let mut does_answer = None;
         if self.exchange.wants_ping(self.now()) {
@@ -260,7 +262,7 @@ impl GlobalDriver {
 
     async fn import(self: Arc<Self>) {
         while !self.is_leaving.load(Ordering::Relaxed) {
-            // Rules that come into force ask for a turn at once.
+            // Looks again every 100 ms: rules that come into force want a turn at once.
             let at = self.at(self.exchange.import_at_us());
             tokio::select! {
                 () = sleep_until(at) => self.import_once().await,
@@ -275,15 +277,15 @@ impl GlobalDriver {
         let mut clock = None;
         if matches!(reading, ReadScope::All { .. }) {
             match self.mysql.server_now_ms().await {
-                // A table that is too large to be read at once is followed from here on.
+                // If the table is too large to be read at once, what changes is followed from here on.
                 Ok(server_ms) => clock = Some(server_ms),
                 Err(error) => return self.import_failed(&error, &reading),
             }
-            // All keys are looked at, which takes its time.
+            // This looks at all keys, which takes its time.
             block_in_place(|| self.exchange.forget_told(&mut hearing));
         }
         let outcome = {
-            // The time of each row: a full reading may take longer than a window.
+            // Each row has a time of its own: a full reading may take longer than a window.
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
             match &reading {
                 ReadScope::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
@@ -298,7 +300,7 @@ impl GlobalDriver {
                 self.seek().await;
             }
             Err(error) => match clock {
-                // Whoever ended it, this side, the server or what is between them: the next part goes on there.
+                // Whoever ended it, this side, the server or the network between: the next part goes on there.
                 Some(server_ms) if hearing.rows() > 0 => {
                     self.metrics.failed(TurnKind::Import, StoreFailure::of(&error));
                     self.warn(
@@ -313,8 +315,8 @@ impl GlobalDriver {
         }
     }
 
-    /// Looks up keys of which counts of other regions were left out. A failure is not one of the import: what others told
-    /// since was heard.
+    /// Looks up keys of which counts of other regions were left out. If that fails, the import has not: what others
+    /// told was heard.
     async fn seek(&self) {
         let began = Instant::now();
         for _ in 0..TURN_STATEMENTS {
@@ -344,7 +346,7 @@ impl GlobalDriver {
         self.exchange.not_imported(reading, self.now());
     }
 
-    /// Sensitive keys are compared with what others told as soon as they are made.
+    /// Compares sensitive keys with what others told, as soon as they are made.
     async fn reveal(self: Arc<Self>) {
         loop {
             self.wake.notified().await;
@@ -352,7 +354,7 @@ impl GlobalDriver {
         }
     }
 
-    /// Says so, but the same thing once a minute only.
+    /// Warns, but of the same turn and reason only once a minute.
     fn warn(&self, turn: TurnKind, error: &MysqlError, what: &str) {
         if self.complaints.is_due((turn, error.reason()), Instant::now()) {
             tracing::warn!(%error, "{what}");
@@ -361,7 +363,7 @@ impl GlobalDriver {
         }
     }
 
-    /// A clean stop: what others should know is published.
+    /// Stops cleanly: publishes what others should know.
     pub(crate) async fn leave(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
         if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
@@ -371,7 +373,7 @@ impl GlobalDriver {
     }
 }
 
-/// How often it is looked at whether the table is out of reach.
+/// How often to check whether the table is out of reach.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Since when the table has been out of reach, and how often it was.

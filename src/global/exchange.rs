@@ -42,26 +42,30 @@ pub struct ExchangeOptions {
     pub region: Box<str>,
     /// All regions, this one too.
     pub regions: Vec<Box<str>>,
+    /// Names sensitive keys in rows by keyed digests: every process of every region needs the same secret.
     pub key_names: KeyNames,
     /// How long a statement may take.
     pub timeout_ms: u64,
-    /// Of choices that should differ between processes.
+    /// Seeds choices that should differ between processes.
     pub seed: u64,
 }
 
 /// Counts since the start.
 #[derive(Debug, Default)]
 pub struct ExchangeCounts {
+    /// Rows that the server took, each time that one of them was sent.
     pub published_rows: AtomicU64,
     /// Rows that the server did not take.
     pub refused_rows: AtomicU64,
+    /// Rows that were read, of all regions, this one and absurd ones included. Readings that failed do not count.
     pub imported_rows: AtomicU64,
     /// Keys that were made because other regions had counted them.
     pub created_keys: AtomicU64,
+    /// Rows of the last reading that succeeded or came in part; lookups do not count.
     pub rows_last_import: AtomicU64,
     /// Rows that were left out because no region publishes such values.
     pub absurd_rows: AtomicU64,
-    /// Rows that were left out because their rules are not in force here.
+    /// Rows that were left out because no rule in force here counts them in all regions.
     pub unknown_rows: AtomicU64,
     /// Rows that were left out because too many keys are here already that only other regions ask for.
     pub roomless_rows: AtomicU64,
@@ -77,23 +81,26 @@ struct ExchangeState {
     clock_ms: Option<u64>,
     /// The server's clock at the last reading that heard all that had changed: the next one begins there.
     watermark_ms: Option<u64>,
-    /// When everything is read the next time, and how far that has come, if it is under way.
+    /// When everything is read the next time.
     full_at_us: u64,
+    /// How far reading everything has come; `None` if it is not under way.
     pass: Option<Pass>,
-    /// Rows that the server refuses, until when they are left alone, and where they are from.
+    /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from.
     refused: HashMap<CellName, (u64, SlotRef)>,
     digested: DigestedKeys,
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
-    /// Keys that other regions count too, until when.
+    /// Keys that other regions count too, until when by the wall clock.
     contested: HashMap<SlotRef, u64>,
+    /// When the server last took rows, or answered a ping.
     published_us: Option<u64>,
+    /// When a reading last succeeded, or came in part.
     imported_us: Option<u64>,
     random: u64,
 }
 
 impl ExchangeState {
-    /// The server's clock, as far as it is known.
+    /// The server's clock now, going by the last reading; `None` before the first.
     fn server_ms(&self, now: Now) -> Option<u64> {
         let since_us = now.mono_us.saturating_sub(self.imported_us?);
         Some(self.clock_ms?.saturating_add(since_us / 1000))
@@ -117,11 +124,11 @@ pub struct ExchangeStatus {
     pub publish_opened: u64,
     /// How often importing was given up.
     pub import_opened: u64,
-    /// Since rows were last published.
+    /// Time since the server last took rows or answered a ping; `None` if it never has.
     pub published_ago_us: Option<u64>,
-    /// Since rows were last imported.
+    /// Time since a reading last succeeded or came in part; `None` if none has.
     pub imported_ago_us: Option<u64>,
-    /// Keys that wait to be published.
+    /// Keys that wait to be published; some may be gone.
     pub waiting: usize,
 }
 
@@ -133,6 +140,7 @@ pub struct Exchange {
     names: RwLock<Arc<Names>>,
     /// Locked before any shard of the table: see `Table::lock` for the order.
     state: Mutex<ExchangeState>,
+    /// Figures for metrics; counting needs no lock.
     pub counts: ExchangeCounts,
 }
 
@@ -153,7 +161,7 @@ impl Exchange {
             imported_us: None,
             random: options.seed | 1,
         };
-        // Until all of it is.
+        // Until everything is read, any key may lack counts.
         engine.table().foreign_ledger().begin_reading();
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
@@ -167,7 +175,7 @@ impl Exchange {
         self.engine.table().foreign_ledger()
     }
 
-    /// Other rules are in force: everything is read again, for rows that meant nothing before.
+    /// Takes over the rules in force. Everything is read again, for rows that meant nothing before.
     pub fn set_rules(&self, ruleset: &Ruleset, now: Now) {
         *self.names.write() = Arc::new(Names::new(ruleset));
         let mut state = self.state.lock();
@@ -175,15 +183,17 @@ impl Exchange {
         state.importing.hasten(now.mono_us);
     }
 
+    /// When the next turn of publishing is due.
     pub fn publish_at_us(&self) -> u64 {
         self.state.lock().publishing.next_us()
     }
 
+    /// When the next turn of importing is due.
     pub fn import_at_us(&self) -> u64 {
         self.state.lock().importing.next_us()
     }
 
-    /// What the table knows a key's identifier by.
+    /// A key's identifier as rows have it: a keyed digest if the key is sensitive.
     fn identifier(&self, key: &Key<'_>, is_sensitive: bool) -> Box<[u8]> {
         if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
     }

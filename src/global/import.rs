@@ -1,4 +1,4 @@
-//! Rows on their way from the table: those of a cell come one after the other and make one sum.
+//! Rows on their way from the table: the rows of a cell come one after the other and make one sum.
 
 use std::collections::BTreeMap;
 
@@ -6,36 +6,39 @@ use crate::engine::table::cell::COUNT_MAX;
 use crate::global::row::{CellName, Counts, HeardRow};
 use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 
-/// Regions whose last change is remembered: many more than anybody has.
+/// How many regions' last changes are remembered: many more than anybody has.
 const SEEN_MAX: usize = 256;
 
 /// What to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadScope {
-    /// Everything that has not expired, from this cell on if there is one: what comes before it was read before.
+    /// Everything that has not expired, from this cell on if there is one: what comes before it has been read.
     All { from: Option<CellName> },
-    /// All rows of the cells of which one has changed since then, by the server's clock.
+    /// All rows of cells in which one has changed since then, by the server's clock.
     Since { ms: u64 },
 }
 
-/// All rows of one cell.
+/// All rows of one cell, summed up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CellSum {
+    /// The cell that all of these rows name.
     pub cell: CellName,
     /// The sum of the other regions' rows.
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
-    /// When another region last changed it.
+    /// When another region last changed the cell, by the server's clock; 0 if none has.
     pub updated_at_ms: u64,
 }
 
-/// Puts rows together.
+/// Sums rows up, cell by cell.
 #[derive(Debug)]
 pub(crate) struct Import {
-    /// This region.
+    /// This region, whose rows are kept apart.
     region: Box<str>,
+    /// The cell whose rows are coming in.
     at_hand: Option<CellSum>,
+    /// Rows taken so far, absurd ones and this region's own included.
     pub rows: u64,
     /// Rows with values that no region publishes.
     pub absurd: u64,
@@ -48,7 +51,7 @@ impl Import {
         Import { region: region.into(), at_hand: None, rows: 0, absurd: 0, seen: BTreeMap::new() }
     }
 
-    /// Takes a row. Returns the sum of the cell before, if that is complete.
+    /// Takes a row. If it begins another cell, returns the sum of the one before.
     pub(crate) fn hear(&mut self, heard: HeardRow) -> Option<CellSum> {
         self.rows += 1;
         let HeardRow { cell, region, counts, updated_at_ms } = heard;
@@ -83,7 +86,7 @@ impl Import {
         self.at_hand.as_ref().map(|sum| &sum.cell)
     }
 
-    /// No more rows: returns the last cell's sum.
+    /// Takes note that there are no more rows, and returns the last cell's sum.
     pub(crate) fn end(&mut self) -> Option<CellSum> {
         self.at_hand.take()
     }

@@ -1,4 +1,4 @@
-//! What is measured about the exchange between regions: rows, turns, and how old is what others know.
+//! Measures the exchange between regions: rows, turns, and how old the news of other regions is.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::global::mysql::error::MysqlError;
 use crate::measure::histogram::Histogram;
 use crate::measure::times::Times;
 
-/// What is done with the table.
+/// The two kinds of turns at the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TurnKind {
     Publish,
@@ -33,8 +33,11 @@ impl TurnKind {
 /// Why a statement failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreFailure {
+    /// [`MysqlError::reason`]: one word, by which failures are counted.
     pub reason: &'static str,
+    /// The whole failure as the log shows it, without passwords.
     pub text: String,
+    /// When it happened, by this machine's wall clock.
     pub at: SystemTime,
 }
 
@@ -48,7 +51,7 @@ impl StoreFailure {
 #[derive(Debug, Default)]
 pub(crate) struct GlobalMetrics {
     times: [Histogram; 2],
-    /// Of rows that told something new, at their import.
+    /// How old rows were at their import, if they told something new.
     ages: Histogram,
     errors: Mutex<BTreeMap<(TurnKind, &'static str), u64>>,
     last_error: Mutex<Option<(TurnKind, StoreFailure)>>,
@@ -69,7 +72,7 @@ impl GlobalMetrics {
         *self.last_error.lock() = Some((turn, failure));
     }
 
-    /// A statement lost against another one, and is tried again.
+    /// Counts a statement that lost against another one, and is tried again.
     pub(crate) fn conflict(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
     }
@@ -78,32 +81,35 @@ impl GlobalMetrics {
 /// Everything about the exchange, at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct GlobalFigures {
-    /// Of this process.
+    /// The region of this process.
     pub region: Box<str>,
-    /// All of them, as configured.
+    /// All regions, as configured.
     pub regions: Vec<Box<str>>,
     /// Where the table is, without password.
     pub place: String,
+    /// Breakers, clocks, and what waits, as the state machine has them.
     pub status: ExchangeStatus,
-    /// Rows that MySQL was told.
+    /// Rows that MySQL took.
     pub published_rows: u64,
-    /// Rows that MySQL does not take.
+    /// Rows that MySQL did not take.
     pub refused_rows: u64,
     /// Rows that were read.
     pub imported_rows: u64,
-    /// Keys that are here only because other regions count them.
+    /// Keys that were made because other regions had counted them.
     pub created_keys: u64,
     /// Keys that were looked up, because counts of other regions had been left out.
     pub sought_keys: u64,
+    /// Rows of the last reading that succeeded or came in part.
     pub rows_last_import: u64,
-    /// Rows that were left out, by why.
+    /// Rows that were left out, by reason.
     pub ignored_rows: [(&'static str, u64); 3],
-    /// Of turns that succeeded.
+    /// How long turns took that succeeded.
     pub times: [(TurnKind, Times); 2],
-    /// How old news of other regions were at their import.
+    /// How old the news of other regions was when it was imported.
     pub ages: Times,
     /// Statements that failed, by turn and reason.
     pub errors: BTreeMap<(TurnKind, &'static str), u64>,
+    /// The last failure and the turn that met it, however long ago; `None` if nothing has failed since the start.
     pub last_error: Option<(TurnKind, StoreFailure)>,
     /// Statements that were tried again.
     pub conflicts: u64,
@@ -150,7 +156,8 @@ impl GlobalFigures {
         [(TurnKind::Publish, is_publish_open, publish_opened), (TurnKind::Import, is_import_open, import_opened)]
     }
 
-    /// How long ago each region has last changed a row, in milliseconds by the server's clock; `None` if it never has.
+    /// How long ago each region last changed a row, in milliseconds by the server's clock; `None` if it never has.
+    /// Regions that are not configured, but have rows, come last.
     pub(crate) fn seen(&self) -> Vec<(&str, Option<u64>)> {
         let ago_ms = |at_ms: &u64| self.status.server_ms.unwrap_or(*at_ms).saturating_sub(*at_ms);
         let configured = self.regions.iter().map(|region| (&**region, self.status.seen.get(region).map(ago_ms)));

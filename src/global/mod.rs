@@ -1,9 +1,9 @@
-//! Do the regions agree: what the region has counted is published, what others have published is imported.
+//! Do the regions agree: the region publishes what it has counted, and imports what others have published.
 //!
-//! Regions share counts, not verdicts. Each has a row of its own for a cell, which only grows, and a region's count of a
-//! cell is its own plus the sum of the others' rows. [`exchange`] is the process's side of it, as a state machine:
-//! [`publish`] says which rows to send and what to do when the server refuses some, [`import`] takes rows over,
-//! [`cadence`] says when. Nothing here is ever waited for by a request.
+//! Regions share counts, not verdicts. Each region has a row of its own for a cell, which only grows. What a region
+//! counts in a cell is its own count plus the sum of the others' rows. [`exchange`] is the process's side of it, as a
+//! state machine: [`publish`] says which rows to send and what to do when the server refuses some, [`import`] takes
+//! rows over, [`cadence`] says when. No request ever waits for anything here.
 
 pub(crate) mod cadence;
 pub(crate) mod digested_keys;

@@ -1,6 +1,6 @@
-//! The table that regions share, in memory: what the statements on the real one do.
+//! The table that regions share, in memory. It does what the statements do on the real one.
 //!
-//! A statement dates its rows when it begins, and others see them when it is committed, which may be much later.
+//! A statement dates its rows when it begins. Others see them when it is committed, which may be much later.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,8 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Commits a region's rows that were dated then: each counter becomes the larger one. Rows that grow, or are what
-    /// they were, have the new date; those that are overtaken keep theirs.
+    /// Commits a region's rows with their date: each counter becomes the larger one. Rows that grow, or stay as they
+    /// are, take the new date; rows that were ahead already keep theirs.
     pub fn commit(&mut self, region: &str, rows: &[OwnRow], dated_ms: u64) {
         for row in rows {
             let held = self.cells.entry(row.cell.clone()).or_default().entry(region.into()).or_default();
@@ -46,7 +46,7 @@ impl Rows {
         }
     }
 
-    /// What a reading says, all rows of a cell one after the other.
+    /// The rows that a reading hears, all rows of a cell one after the other.
     pub fn read(&self, reading: &ReadScope, now_ms: u64) -> Vec<HeardRow> {
         let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, StoredRow>| match reading {
             ReadScope::All { from } => from.as_ref().is_none_or(|from| cell >= from),
@@ -61,7 +61,7 @@ impl Rows {
         heard(cells.iter().filter_map(|cell| self.cells.get_key_value(cell)))
     }
 
-    /// What a region's rows add up to.
+    /// The sum of a region's rows.
     pub fn total(&self, region: &str) -> Counts {
         let of_region = self.cells.values().filter_map(|regions| regions.get(region));
         of_region.fold(Counts::default(), |sum, held| sum.plus(held.counts))

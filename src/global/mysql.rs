@@ -1,7 +1,7 @@
 //! The table that regions share: what is written to it and read from it.
 //!
 //! Every call ends within its bound, or fails: the time for connecting, and then that for the statement. None retries.
-//! Whatever was given up may still be done by the server, later, and changes nothing then: rows only grow.
+//! The server may still do later what a caller has given up. That changes nothing, because rows only grow.
 
 mod connections;
 pub mod error;
@@ -22,9 +22,9 @@ use crate::global::mysql::schema::AppliedMigration;
 use crate::global::mysql::settings::MysqlSettings;
 use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
 
-/// For what goes through the whole table: a full read, a batch of a cleanup, a count.
+/// The time for a statement that goes through the whole table: a full read, a batch of a cleanup, a count.
 const LONG: Duration = Duration::from_secs(60);
-/// For changing the table.
+/// The time for changing the table.
 const MIGRATING: Duration = Duration::from_secs(60 * 60);
 
 /// A store of rows, in MySQL 8 or MariaDB.
@@ -32,17 +32,18 @@ pub struct MySql {
     connections: Connections,
 }
 
-/// Told every row that is read.
+/// Is told every row that is read.
 pub type EachRow<'a> = &'a mut (dyn FnMut(HeardRow) + Send);
 
 impl MySql {
-    /// Connects when it has to.
+    /// Does not connect yet: the first call that needs a connection does.
     pub fn new(settings: &MysqlSettings) -> MySql {
         MySql { connections: Connections::new(settings.clone(), LONG) }
     }
 
-    /// Raises this region's rows to what they are here. All or none; the caller sorts them by cell, so that several
-    /// processes take locks in the same order, and keeps them few (512). A row that is there with as much stays as it is.
+    /// Raises this region's rows to what they are here, all or none. The caller sorts them by cell, so that several
+    /// processes take locks in the same order, and keeps them few (512). A row that the table has with the same counts
+    /// only gets a new date; one that it has with larger counts stays as it is.
     pub async fn publish(&self, region: &str, rows: &[OwnRow]) -> Result<(), MysqlError> {
         if rows.is_empty() {
             return Ok(());
@@ -51,12 +52,12 @@ impl MySql {
         Ok(())
     }
 
-    /// All rows, of all regions, of cells of which a row has changed since and which have not expired; those of a cell
-    /// one after the other. Returns the server's clock from before the read, for the next time.
+    /// All rows, of all regions, of cells in which a row has changed since and which have not expired; the rows of a
+    /// cell come one after the other. Returns the server's clock from before the read, for the next time.
     ///
-    /// A row carries the time at which its statement began and is seen only when that has ended, which may take as long
-    /// as [`MysqlSettings::timeout`] and longer if the publisher has given up. So the next `since_ms` has to be earlier
-    /// than what is returned here, by more than that.
+    /// A row carries the time at which its statement began. Others see it only when that has ended, which may take as
+    /// long as [`MysqlSettings::timeout`], and longer if the publisher has given up. So the next `since_ms` has to be
+    /// earlier than what is returned here, by more than that.
     ///
     /// Rows that make no sense are left out.
     pub async fn changed_since(&self, since_ms: u64, each: EachRow<'_>) -> Result<u64, MysqlError> {
@@ -69,7 +70,8 @@ impl MySql {
         self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
     }
 
-    /// All rows of some cells, those of a cell one after the other. At most 252, see `exchange/lookup_turn.rs`.
+    /// All rows of some cells, the rows of a cell one after the other. At most 252 cells, see
+    /// `exchange/lookup_turn.rs`.
     pub async fn find(&self, cells: &[CellName], each: EachRow<'_>) -> Result<(), MysqlError> {
         if cells.is_empty() {
             return Ok(());
@@ -80,7 +82,7 @@ impl MySql {
         lease.end(outcome, within)
     }
 
-    /// Whether the table has what the statements need.
+    /// Fails unless the table has what the statements need.
     pub async fn check_schema(&self) -> Result<(), MysqlError> {
         let within = self.connections.timeout();
         let mut lease = self.connections.lease().await?;
@@ -88,21 +90,21 @@ impl MySql {
         lease.end(outcome, within)
     }
 
-    /// Makes the table what this version needs, and says what that took.
+    /// Makes the table what this version needs, and returns the migrations that took.
     pub async fn migrate(&self) -> Result<Vec<AppliedMigration>, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let outcome = timeout(MIGRATING, schema::migrate(&mut lease.connection)).await;
-        // Not given back: the connection holds the lock, and waits longer than others.
+        // The connection is not given back: it holds the lock, and waits longer than others.
         outcome.unwrap_or(Err(MysqlError::Timeout { within: MIGRATING }))
     }
 
-    /// Deletes rows that expired before, the oldest first, and returns how many there were: fewer than `at_most` means
+    /// Deletes rows that expired before this time, the oldest first, and returns how many. Fewer than `at_most` means
     /// that none is left.
     pub async fn delete_expired(&self, before_ms: u64, at_most: u64) -> Result<u64, MysqlError> {
         self.execute(statement::delete_expired(before_ms, at_most), LONG).await
     }
 
-    /// How many rows expired before.
+    /// How many rows expired before this time.
     pub async fn count_expired(&self, before_ms: u64) -> Result<u64, MysqlError> {
         self.number(statement::count_expired(before_ms), LONG).await
     }
@@ -112,12 +114,12 @@ impl MySql {
         self.number(statement::clock(), self.connections.timeout()).await
     }
 
-    /// Says goodbye to the server. What is called afterwards connects anew.
+    /// Closes the connections that nobody uses. A later call connects anew.
     pub async fn close(&self) {
         self.connections.close().await;
     }
 
-    /// How many rows it changed.
+    /// Runs a statement, and returns how many rows it changed.
     async fn execute(&self, sql: String, within: Duration) -> Result<u64, MysqlError> {
         let mut lease = self.connections.lease().await?;
         let executing = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lease.connection);
@@ -150,7 +152,7 @@ impl MySql {
     }
 }
 
-/// Tells every row that a statement reads and that makes sense.
+/// Tells every row that a statement reads, unless it makes no sense.
 async fn each_row(connection: &mut MySqlConnection, sql: String, each: EachRow<'_>) -> Result<(), MysqlError> {
     let mut rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch(connection);
     while let Some(row) = rows.try_next().await? {
@@ -167,7 +169,7 @@ async fn number(connection: &mut MySqlConnection, sql: String) -> Result<u64, My
     unsigned(&row, 0).ok_or_else(|| MysqlError::Other("it answered with something else than a number".into()))
 }
 
-/// `None` for a row that makes no sense, whoever wrote it.
+/// A row as it was read; `None` if it makes no sense, whoever wrote it.
 fn heard(row: &MySqlRow) -> Option<HeardRow> {
     let cell = CellName {
         workspace: bytes(row, 0)?.into(),
@@ -181,7 +183,7 @@ fn heard(row: &MySqlRow) -> Option<HeardRow> {
     Some(HeardRow { cell, region: region.into(), counts, updated_at_ms: unsigned(row, 8)? })
 }
 
-/// As it was sent, whatever type the column has.
+/// A value as it was sent, whatever type the column has.
 fn bytes(row: &MySqlRow, place: usize) -> Option<&[u8]> {
     row.try_get_unchecked(place).ok()
 }
@@ -194,7 +196,7 @@ fn unsigned(row: &MySqlRow, place: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Fails to compile if not: the driver runs them on any thread.
+    /// Fails to compile if a call can't move between threads: the driver runs calls on any thread.
     #[allow(dead_code)]
     fn calls_can_be_spawned(store: &MySql) {
         fn spawned(_: impl Future + Send) {}

@@ -15,17 +15,20 @@ const NAMESPACE_BYTES_MAX: usize = 255;
 /// A rule by its names.
 #[derive(Clone, Debug)]
 pub(crate) struct NamedRule {
+    /// The domain as rows have it: its digest if it is longer than 191 bytes.
     pub workspace: Box<[u8]>,
+    /// The rule id as rows have it: its digest if it is longer than 255 bytes.
     pub namespace: Box<[u8]>,
+    /// The digest of domain and rule id, by which this process finds the rule.
     pub space: Space,
-    /// Identifiers are keyed digests.
+    /// Its keys are sensitive: their identifiers in rows are keyed digests.
     pub is_sensitive: bool,
-    /// The windows of its limits; requests may bring others.
+    /// The limits that it has, with their scopes; requests may bring other windows.
     limits: Vec<(Terms, Option<Scope>)>,
 }
 
 impl NamedRule {
-    /// How a window of the rule is counted. A request may bring a window of its own.
+    /// How a window of the rule is counted. A window that a request has brought is counted without a limit.
     pub(crate) fn terms(&self, window_ms: u64) -> Terms {
         let of_window = self.limits.iter().map(|(terms, _)| terms).find(|terms| terms.window_ms == window_ms);
         let algorithm = of_window.or(self.limits.first().map(|(terms, _)| terms)).map(|terms| terms.algorithm);
@@ -47,7 +50,7 @@ impl NamedRule {
 /// Domain and rule id, as a row has them.
 type RowName = (Box<[u8]>, Box<[u8]>);
 
-/// The rules in force, by both.
+/// The rules in force, by space and by row name.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     named: Vec<NamedRule>,

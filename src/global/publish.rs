@@ -1,4 +1,5 @@
-//! Rows on their way to the table: in chunks, in the order of the unique key, and around those that the server refuses.
+//! Rows on their way to the table: in chunks, in the order of the unique key, and going around those that the server
+//! refuses.
 
 use std::ops::Range;
 
@@ -7,11 +8,11 @@ use crate::global::row::OwnRow;
 
 /// Rows of one statement.
 pub const CHUNK_ROWS: usize = 512;
-/// How often a statement is tried again that lost against another one.
+/// How often to try a statement again that lost against another one.
 const CONFLICTS_MAX: u32 = 8;
-/// The pause before it is, at first.
+/// The pause before the first time; each one after is twice as long.
 const CONFLICT_PAUSE_US: u64 = 5_000;
-/// Rows that a server may refuse before a turn gives up: it hardly takes any.
+/// How many rows a server may refuse before a turn gives up: it hardly takes any.
 const REFUSED_MAX: usize = 32;
 
 /// What became of a statement.
@@ -30,7 +31,7 @@ pub enum StatementOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextStep {
     Go,
-    /// Wait so long, then go on.
+    /// Wait for this long, then go on.
     Pause {
         for_us: u64,
     },
@@ -44,12 +45,15 @@ pub struct Publication {
     rows: Vec<OwnRow>,
     /// For each row, where its counts are from; several if a rule has changed how it counts.
     slots: Vec<Vec<SlotRef>>,
-    /// What is still to be sent, the next last.
+    /// The chunks that are still to be sent; the next one stands last.
     left: Vec<Range<usize>>,
+    /// How often the next statement has lost already.
     conflicts: u32,
-    /// Rows that the server has, that it does not take, and that it could not be told.
+    /// Rows that the server has, by index.
     pub done: Vec<usize>,
+    /// Rows that the server does not take, whatever comes with them, by index.
     pub refused: Vec<usize>,
+    /// Rows that did not get through, by index: they wait for the next turn.
     pub failed: Vec<usize>,
 }
 
@@ -92,7 +96,7 @@ impl Publication {
         &self.slots[at]
     }
 
-    /// Takes note of what became of the statement.
+    /// Takes note of what became of the statement, and says what to do next.
     pub fn sent(&mut self, sent: StatementOutcome) -> NextStep {
         let Some(range) = self.left.pop() else { return NextStep::End };
         let conflicts = std::mem::take(&mut self.conflicts);

@@ -1,8 +1,9 @@
 //! Which regions there are, which of them this process is in, and the MySQL that they share.
 //!
-//! No MYSQL_URL is no global layer. With it both names have to be there: a process that does not know its region would
-//! write into the row of another, and one that does not know how many there are can't tell when to be heard. The names are
-//! of use without it too: for limits that are split between regions, or decided by one owner for all.
+//! Without MYSQL_URL there is no global layer. With it, both REGION and TIDEGATE_REGIONS have to be set: a process that
+//! does not know its region would write into the row of another, and one that does not know how many there are can't
+//! tell when others have to hear from it. The names are of use without MySQL too: for limits that are split between
+//! regions, or decided by one owner for all.
 
 use clap::Args;
 use thiserror::Error;
@@ -10,7 +11,7 @@ use thiserror::Error;
 use crate::engine::reach::RegionIndex;
 use crate::global::mysql::settings::{MysqlFlags, MysqlSettingError, MysqlSettings};
 
-/// As wide as the column.
+/// The width of the table's column.
 const REGION_BYTES_MAX: usize = 48;
 
 #[derive(Args, Clone, Debug)]
@@ -28,7 +29,8 @@ pub struct GlobalFlags {
 }
 
 impl GlobalFlags {
-    /// Harmless, but hardly what was meant. REGION alone is not worth a word: others set it, too.
+    /// A warning about settings that do no harm, but are hardly what was meant. REGION alone is not worth a word:
+    /// others set it, too.
     pub fn warning(&self) -> Option<String> {
         let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.trim().is_empty());
         if self.mysql.url().is_none() && is_set(&self.regions) {
@@ -45,7 +47,9 @@ impl GlobalFlags {
 /// How regions share counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GlobalSettings {
+    /// How to reach the table.
     pub mysql: MysqlSettings,
+    /// Whose row to write, and whose rows to expect.
     pub names: RegionNames,
 }
 
@@ -97,7 +101,7 @@ pub(crate) enum GlobalSettingError {
 }
 
 impl GlobalSettings {
-    /// `None`: no MySQL, so counts stay in the region.
+    /// Checks the flags; `None` without MySQL, and counts then stay in the region.
     pub(crate) fn new(flags: &GlobalFlags) -> Result<Option<GlobalSettings>, GlobalSettingError> {
         let Some(mysql) = MysqlSettings::new(&flags.mysql)? else { return Ok(None) };
         let names = RegionNames::new(flags, "--mysql-url (MYSQL_URL)")?;
@@ -106,7 +110,7 @@ impl GlobalSettings {
 }
 
 impl RegionNames {
-    /// The names without MySQL, if there are any.
+    /// Checks the names, which are of use without MySQL too; `None` if no regions are listed.
     pub(crate) fn alone(flags: &GlobalFlags) -> Result<Option<RegionNames>, GlobalSettingError> {
         let is_listed = flags.regions.as_ref().is_some_and(|listed| !listed.trim().is_empty());
         is_listed.then(|| RegionNames::new(flags, "--regions (TIDEGATE_REGIONS)")).transpose()

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use crate::measure::stripes::Stripes;
 
-/// Up to 1 us, 2 us, 4 us, and so on to about a second; the last takes the rest.
+/// The buckets end at 1 us, 2 us, 4 us, and so on to about a second; the last one takes the rest.
 pub(crate) const BUCKETS: usize = 22;
-/// Where the sum of all nanoseconds is kept.
+/// The counter that sums all nanoseconds.
 const SUM: usize = BUCKETS;
 
+/// Counts how long something took, each time it was done.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: Stripes<{ BUCKETS + 1 }>,
@@ -21,7 +22,7 @@ impl Histogram {
         self.counts.add(SUM, ns);
     }
 
-    /// The upper bound of each bucket in seconds and what it holds, then the sum of all in seconds.
+    /// For each bucket its upper bound in seconds and how many times fell into it; then the sum of all times in seconds.
     pub fn read(&self) -> ([(f64, u64); BUCKETS], f64) {
         let buckets = std::array::from_fn(|bucket| (upper_s(bucket), self.counts.sum(bucket)));
         (buckets, self.counts.sum(SUM) as f64 / 1e9)

@@ -1,5 +1,4 @@
-//! How things are measured: counters and histograms that cost a request next to nothing. What is measured belongs to whoever
-//! does it; `observe/` shows it.
+//! Counters and histograms that cost a request next to nothing. Each part of the crate owns its own; `observe/` shows them.
 
 pub(crate) mod histogram;
 pub(crate) mod stripes;

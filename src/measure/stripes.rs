@@ -10,7 +10,7 @@ use crossbeam::utils::CachePadded;
 /// More stripes than this only cost memory: threads that share one rarely meet.
 const STRIPES_MAX: usize = 8;
 
-/// The most that one request adds to a counter: counts that wrapped around would look like restarts.
+/// One request adds at most this much to a counter, so that no counter wraps around: that would look like a restart.
 const ADDED_MAX: u64 = 1 << 40;
 
 /// `N` counters that belong together, on one cache line of each stripe.
@@ -49,7 +49,7 @@ fn stripes_count() -> usize {
     })
 }
 
-/// The number of this thread, given out in turn.
+/// The number of this thread. Threads get theirs in turn.
 fn own_stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

@@ -1,4 +1,4 @@
-//! A histogram at one moment, for those who show it.
+//! A histogram read at one moment, for whoever shows it.
 
 use crate::measure::histogram::{BUCKETS, Histogram};
 
@@ -19,8 +19,8 @@ impl Times {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// So many of all took at most this long, in seconds: the upper bound of a bucket, infinite for the last. `None` if
-    /// nothing was recorded.
+    /// The time that a share of all, such as 0.99, stayed within, in seconds. It is the upper bound of a bucket, infinite
+    /// for the last one. `None` if nothing was recorded.
     pub(crate) fn quantile_s(&self, quantile: f64) -> Option<f64> {
         let rank = (self.count() as f64 * quantile).ceil().max(1.0) as u64;
         let mut so_far = 0;
@@ -31,17 +31,17 @@ impl Times {
         self.buckets.iter().find(holds).map(|(upper_s, _)| *upper_s)
     }
 
-    /// The upper bound of each bucket and what it holds.
+    /// For each bucket its upper bound and how many times fell into it.
     pub(crate) fn buckets(&self) -> &[(f64, u64); BUCKETS] {
         &self.buckets
     }
 
-    /// All of them together.
+    /// All times together.
     pub(crate) fn sum_s(&self) -> f64 {
         self.sum_s
     }
 
-    /// Every time multiplied, as for another unit.
+    /// Multiplies every time, to show it in another unit.
     pub(crate) fn scaled(mut self, factor: f64) -> Times {
         self.buckets.iter_mut().for_each(|(upper, _)| *upper *= factor);
         self.sum_s *= factor;

@@ -1,7 +1,7 @@
 //! The counters of a rule whose metrics name values of the request, because its operator asked for it.
 //!
-//! The values are looked up in a map that is replaced whenever it grows, so that reading takes no lock, and that stops
-//! growing at [`SERIES_PER_RULE_MAX`].
+//! The values are looked up in a map. It is replaced whenever it grows, so that reading takes no lock, and it stops growing
+//! at [`SERIES_PER_RULE_MAX`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::observe::labels::{Labels, clipped};
 use crate::request::Descriptor;
 use crate::rules::limit::RulePathStep;
 
-/// All values beyond share one series.
+/// How many values of a rule get a series of their own. All others share one.
 pub(crate) const SERIES_PER_RULE_MAX: usize = 1000;
-/// What stands for those values.
+/// Stands for these other values in labels.
 const OTHER: &str = "other";
 
 type SeriesOfValues = HashMap<Box<[u8]>, Arc<(Labels, HitCounters)>, ahash::RandomState>;
@@ -28,8 +28,9 @@ pub(crate) struct ByValue {
     domain: Arc<str>,
     rule_path: Box<[RulePathStep]>,
     series: ArcSwap<SeriesOfValues>,
-    /// Taken by whoever adds a series; nobody waits for it to read.
+    /// Locked to add a series. Readers never wait for it.
     adding: Mutex<()>,
+    /// The series of all values that have none of their own.
     other: Arc<(Labels, HitCounters)>,
 }
 
@@ -52,7 +53,7 @@ impl ByValue {
         &self.rule_path
     }
 
-    /// Every series there is.
+    /// Visits every series.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(&Labels, &HitCounters)) {
         self.series.load().values().chain([&self.other]).for_each(|series| visit(&series.0, &series.1));
     }
@@ -84,7 +85,7 @@ impl ByValue {
         added
     }
 
-    /// The values that the labels name, each after its length.
+    /// The values that the labels name, each with its length before it.
     fn key(&self, descriptor: &Descriptor<'_>) -> SmallVec<[u8; 64]> {
         let mut key = SmallVec::new();
         for (step, entry) in self.rule_path.iter().zip(&descriptor.entries) {

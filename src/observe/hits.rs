@@ -18,10 +18,10 @@ use crate::rules::limit::Rule;
 use crate::rules::policy::OnOutage;
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Ruleset};
 
-/// Levels that labels tell apart: deeper ones are added up.
+/// How many levels of a rule labels tell apart. Rules that differ only in deeper levels are added up.
 const LABELS_MAX: usize = 2;
 
-/// Which of the counters.
+/// The kinds of counters that a rule has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HitCounter {
     Total,
@@ -41,7 +41,7 @@ impl HitCounter {
         HitCounter::Shadow,
         HitCounter::Negative,
     ];
-    /// Those that hits add to. What is given back has one of its own.
+    /// The counters that hits add to. Refunds have one of their own.
     const OF_HITS: [HitCounter; 5] =
         [HitCounter::Total, HitCounter::OverLimit, HitCounter::NearLimit, HitCounter::WithinLimit, HitCounter::Shadow];
 
@@ -58,6 +58,7 @@ impl HitCounter {
     }
 }
 
+/// The counts of one set of labels, by [`HitCounter`].
 pub type HitCounts = [u64; HitCounter::ALL.len()];
 
 /// The counters of one set of labels.
@@ -110,12 +111,12 @@ fn counts(hits: u64, status: &Status<'_>, limited: &LimitStatus<'_>, near_ratio:
     counts
 }
 
-/// Whether a denial is a matter of the limit: what an outage or too much load denies is not over it.
+/// Whether a denial is a matter of the limit. A denial by an outage or by too much load is not over the limit.
 fn is_by_count(limited: &LimitStatus<'_>) -> bool {
     match limited.emergency() {
         None | Some(Reason::Outage(OnOutage::Local | OnOutage::Allow)) => true,
         Some(Reason::Overload) => false,
-        // Of the region's part, while its own store answers.
+        // The region's part of the limit is used up, while the region's own store answers.
         Some(_) => limited.is_cut_off && !matches!(limited.verdict.basis, Basis::Without(..)),
     }
 }
@@ -127,9 +128,10 @@ enum OfRule {
     ByValue(Arc<ByValue>),
 }
 
+/// Where the hits of a domain's rules are counted.
 #[derive(Debug)]
 struct OfDomain {
-    /// By the rule's number.
+    /// Indexed by the rule's number.
     rules: Vec<OfRule>,
     /// Limits that requests bring along and that no rule matches.
     overrides: Arc<HitCounters>,
@@ -138,14 +140,16 @@ struct OfDomain {
 /// The counters of a ruleset.
 #[derive(Debug, Default)]
 pub struct HitMetrics {
-    /// By the domain's number.
+    /// Indexed by the domain's number.
     domains: Vec<OfDomain>,
+    /// Counters of rules whose labels name no values. Rules with equal labels share them.
     fixed: HashMap<Labels, Arc<HitCounters>>,
+    /// By the names of the domain and the id of the rule.
     by_value: HashMap<(Arc<str>, Arc<str>), Arc<ByValue>>,
 }
 
 impl HitMetrics {
-    /// The counters of a ruleset, going on from those of the one before. What no rule counts any more is dropped.
+    /// The counters of a ruleset. They carry on those of the ruleset before; counters that no rule uses any more are dropped.
     pub fn new(ruleset: &Ruleset, before: &HitMetrics) -> HitMetrics {
         let mut metrics = HitMetrics::default();
         for domain in ruleset.domains() {
@@ -181,7 +185,7 @@ impl HitMetrics {
         }
     }
 
-    /// Counts a decision. Refunds are no hits, and are counted apart; what has no limit is not counted here.
+    /// Counts a decision. Refunds are counted apart from hits; descriptors without a limit are not counted here.
     pub fn record(&self, request: &Request<'_>, decision: &Decision<'_>, near_ratio: f32) {
         let Some(of_domain) = decision.domain.and_then(|domain| self.domains.get(domain.number as usize)) else {
             return;
@@ -202,7 +206,7 @@ impl HitMetrics {
         }
     }
 
-    /// Every set of labels that was ever hit, and its counts.
+    /// Every set of labels that has hits or refunds, and its counts.
     pub fn read(&self) -> BTreeMap<Labels, HitCounts> {
         let mut read: BTreeMap<Labels, HitCounts> = BTreeMap::new();
         let mut add = |labels: &Labels, counters: &HitCounters| {

@@ -1,7 +1,7 @@
-//! The names of all labels that metrics have of their own.
+//! The names of all labels that our metrics have.
 //!
-//! Metrics are written with these names and no others, so that labels which an operator adds can be held against them: two
-//! labels of one name make a whole scrape invalid.
+//! Metrics are written with these names and no others, so that labels of an operator can be checked against them: two labels
+//! of one name make a whole scrape invalid.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ label_names! {
     Version = "version",
 }
 
-/// What the text format adds to the buckets of histograms.
+/// The label that the text format adds to the buckets of histograms.
 const BUCKET: &str = "le";
 
 impl LabelName {

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-/// The longest part of a value that a label shows.
+/// How much of a value a label shows.
 const VALUE_BYTES_MAX: usize = 128;
 
+/// One set of labels, with names as envoyproxy/ratelimit writes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Labels {
+    /// The name of the rule's domain.
     pub domain: Arc<str>,
+    /// The first level of the rule; `override` for limits that requests bring along.
     pub key1: Arc<str>,
+    /// The second level; `None` for a rule of one level. Deeper levels have no label.
     pub key2: Option<Arc<str>>,
 }
 

@@ -14,7 +14,7 @@ use crate::observe::page::MetricsPage;
 pub(crate) enum LayerName {
     /// The table in MySQL.
     Global,
-    /// The owner of strict limits, which a single region's Redis is as well.
+    /// The owner of strict limits. With one region, that is the region's Redis.
     Strict,
     /// The region's Redis.
     Regional,
@@ -46,7 +46,7 @@ impl LayerName {
         }
     }
 
-    /// What is enforced without the layer, for those who have a whole line to read it in.
+    /// What is enforced without the layer, in words that need a line of their own.
     pub(crate) fn outage_in_full(self) -> &'static str {
         match self {
             LayerName::Global => {
@@ -61,12 +61,13 @@ impl LayerName {
 /// One layer at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LayerFigures {
+    /// Which layer this is about.
     pub name: LayerName,
     /// `None` while it can be reached.
     pub down_for: Option<Duration>,
-    /// How often it was given up.
+    /// How often it was given up since the start.
     pub lost: u64,
-    /// Without password.
+    /// Its address, without password.
     pub place: String,
 }
 

@@ -35,7 +35,7 @@ pub enum LogLevel {
     Error,
 }
 
-/// Says a line on standard error, if anybody still reads it.
+/// Writes a line to standard error, if anybody still reads that.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -51,7 +51,7 @@ pub fn start(level: LogLevel, format: LogFormat) {
     };
     let colours = std::io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
-    // Nobody reads standard error any more: that must not stop the service.
+    // A standard error that nobody reads any more must not stop the service.
     let builder = builder.log_internal_errors(false);
     // Fails only if logging was started before, as a test may have done.
     let _ = match format {
@@ -60,7 +60,7 @@ pub fn start(level: LogLevel, format: LogFormat) {
     };
 }
 
-/// Text fields without line breaks: what others have named, and the log repeats, must not be able to forge lines.
+/// Writes text fields without line breaks: names that others have chosen must not be able to forge lines of the log.
 struct OneLine;
 
 impl<'w> FormatFields<'w> for OneLine {
@@ -71,7 +71,7 @@ impl<'w> FormatFields<'w> for OneLine {
     }
 }
 
-/// One JSON object a line, with the names that envoyproxy/ratelimit uses: `@timestamp`, `@message` and `level`.
+/// Writes one JSON object a line, with the names that envoyproxy/ratelimit uses: `@timestamp`, `@message` and `level`.
 struct JsonLines;
 
 impl<S, N> FormatEvent<S, N> for JsonLines

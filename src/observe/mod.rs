@@ -1,6 +1,6 @@
-//! What operators see: metrics, log lines.
+//! What operators see: metrics and log lines.
 //!
-//! Nothing here makes a request wait: counters are striped over threads, labels are put together when somebody looks.
+//! Nothing here makes a request wait: counters are striped over threads, and labels are put together when somebody looks.
 
 pub(crate) mod by_value;
 pub(crate) mod global;

@@ -17,9 +17,9 @@ pub enum RequestOutcome {
     Shadow,
     /// OK because nothing limits it.
     NoRule,
-    /// Denied because Redis gave no answer.
+    /// Denied by `on_outage: deny` or `share`: Redis gave no answer, or other regions could not be heard.
     Outage,
-    /// Denied because too many waited for one.
+    /// Denied because too many requests waited for Redis.
     Overload,
 }
 
@@ -65,19 +65,19 @@ impl RequestOutcome {
 /// Why there was no decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoDecision {
-    /// The request breaks a bound or names no domain or descriptor.
+    /// The request breaks a bound, names no domain or descriptor, or overrides a limit with an unknown unit.
     Invalid,
-    /// It can't be decoded.
+    /// It can't be decoded, or is no call of gRPC.
     Malformed,
     /// Its headers break HTTP/2, so that its call was reset before it could be read.
     Protocol,
-    /// The client gave up before its message had arrived.
+    /// The client gave up, or its connection ended, before its request was decided.
     Cancelled,
     /// No rules are loaded.
     NoRules,
-    /// More requests are open than are allowed.
+    /// More requests are open, or more bytes of messages arrive, than are allowed.
     Overload,
-    /// The caller's deadline had passed before its request could be decided.
+    /// The caller's deadline had passed before its request was decided, or its message took too long to arrive.
     Deadline,
 }
 
@@ -107,7 +107,7 @@ impl NoDecision {
 
 const GLOBALLY_SHADOWED: usize = RequestOutcome::ALL.len();
 const UNKNOWN_DOMAIN: usize = GLOBALLY_SHADOWED + 1;
-/// For each policy, OK and denied.
+/// From here on, two counters for each policy: OK and denied.
 const OUTAGES: usize = UNKNOWN_DOMAIN + 1;
 const SHED: usize = OUTAGES + 2 * OnOutage::ALL.len();
 const ALL: usize = SHED + Class::ALL.len();
@@ -115,9 +115,10 @@ const ALL: usize = SHED + Class::ALL.len();
 /// Everything that is counted for all requests together.
 #[derive(Debug, Default)]
 pub struct Outcomes {
+    /// Indexed by [`RequestOutcome`], and after those as the constants above say.
     decisions: Stripes<ALL>,
     failures: Stripes<{ NoDecision::ALL.len() }>,
-    /// From the message to its answer.
+    /// From the message to its answer, waiting for Redis included.
     pub decision_time: Histogram,
     /// From the arrival of a gRPC call until its answer was there to be sent.
     pub response_time: Histogram,
@@ -134,12 +135,12 @@ impl Outcomes {
         self.decision_time.record(took);
     }
 
-    /// A request was answered without waiting, because too many wait.
+    /// Counts a request that was not let wait for Redis, because too many did.
     pub fn record_shed(&self, class: Class) {
         self.decisions.add(SHED + class as usize, 1);
     }
 
-    /// Requests that a policy has answered in an outage.
+    /// How many requests a policy has answered in an outage, with OK or denied.
     pub fn outages(&self, policy: OnOutage, is_over: bool) -> u64 {
         self.decisions.sum(OUTAGES + 2 * policy as usize + usize::from(is_over))
     }

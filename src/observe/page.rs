@@ -1,4 +1,4 @@
-//! The page of metrics: how a family, a single value and a histogram are written.
+//! The page of metrics: writes families, single values and histograms.
 //!
 //! prometheus-client puts `_total` behind every counter of its own. Names of envoyproxy/ratelimit have none, so counters are
 //! written the way gauges are, under their own type.

@@ -1,13 +1,16 @@
-//! What a process takes of the machine, as the kernel counts it: our own for the metrics, a server's for `bench`.
+//! What a process takes of the machine, as the kernel counts it: our own process for metrics, a server for `bench`.
 
 use std::fs;
 use std::time::Duration;
 
+/// What the kernel has counted for one process when it was asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFigures {
-    /// User and system time of all threads, also of those that have ended.
+    /// User and system time of all threads, including those that have ended.
     pub cpu: Duration,
+    /// Memory that is in RAM now, shared pages included.
     pub resident_bytes: u64,
+    /// Threads that exist now, idle ones included.
     pub threads: u64,
     /// 0 for a process whose files we may not see.
     pub open_files: u64,
@@ -15,7 +18,7 @@ pub struct ProcessFigures {
 
 /// The unit of `/proc/PID/stat`: a hundredth of a second on every Linux there is today, whatever the kernel's own tick.
 const TICK: Duration = Duration::from_millis(10);
-/// Of the architectures that are built for.
+/// The size of a page on all architectures that we build for.
 const PAGE_BYTES: u64 = 4096;
 
 impl ProcessFigures {
@@ -31,7 +34,7 @@ fn parse(stat: &str) -> Option<ProcessFigures> {
     // The name in parentheses may hold anything, also spaces and parentheses; numbers come after the last one.
     let (_, fields) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
-    // The manual numbers fields from 1, and two come before what is left here.
+    // The manual numbers fields from 1, and `fields` lacks the first two.
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     let ticks = u32::try_from(field(14)?.checked_add(field(15)?)?).ok()?;
     Some(ProcessFigures {

@@ -86,7 +86,7 @@ pub(super) fn write(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fm
     Ok(())
 }
 
-/// The calls to the owner of strict limits, under names of their own.
+/// Writes the calls to the owner of strict limits, under names of their own.
 pub(super) fn write_as_owner(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fmt::Result {
     page.gauge("tidegate_owner_live_processes", "Processes of all regions that ask the owner", figures.live)?;
     page.gauge(

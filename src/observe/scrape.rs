@@ -28,27 +28,33 @@ use crate::rules::policy::{Class, OnOutage, Word};
 use crate::rules::problem::Severity;
 use crate::sources::load_status::{LoadReport, now_s};
 
-/// What `/metrics` answers with.
+/// The content type of `/metrics`.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Errors of the last attempt to load rules that are named; `/config/status` has all of them.
+/// How many errors of the last attempt to load rules are named. `/config/status` has up to a thousand problems.
 const ERRORS_NAMED_MAX: usize = 10;
 
+/// How `/metrics` is written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScrapeOptions {
-    /// On every metric.
+    /// Names and values of labels that an operator adds to every metric.
     pub labels: Vec<(String, String)>,
-    /// `ratelimit_service_response_time_seconds` in milliseconds.
+    /// Write `ratelimit_service_response_time_seconds` in milliseconds, in spite of its name.
     pub response_time_as_ms: bool,
 }
 
 /// Every outcome and failure, read.
 #[derive(Clone, Debug)]
 pub(crate) struct OutcomeFigures {
+    /// Requests with a decision since the start, by what it said.
     pub decisions: [(RequestOutcome, u64); RequestOutcome::ALL.len()],
+    /// Requests without a decision since the start, by the reason.
     pub failures: [(NoDecision, u64); NoDecision::ALL.len()],
+    /// Requests that only SHADOW_MODE let pass; `decisions` has them as `Shadow`.
     pub globally_shadowed: u64,
+    /// Requests of domains without rules; `decisions` has them as well.
     pub unknown_domain: u64,
+    /// Requests that a policy has answered: with OK, and with OVER_LIMIT.
     outages: Vec<(OnOutage, [u64; 2])>,
     shed: Vec<(Class, u64)>,
     decision_time: Times,
@@ -76,38 +82,54 @@ impl OutcomeFigures {
 /// gRPC connections, now and since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConnectionFigures {
+    /// Open now, those in the middle of their handshake included.
     pub open: u64,
+    /// Closed at once, because `TIDEGATE_MAX_CONNECTIONS` were open.
     pub refused: u64,
+    /// Failed before their first call, by TLS or HTTP/2. Clients that left without a word do not count.
     pub handshake_failures: u64,
+    /// How often new certificates came into force. 0 without TLS.
     pub certificate_reloads: u64,
+    /// How often new certificates were refused, so that the old ones stayed. 0 without TLS.
     pub certificate_reload_failures: u64,
 }
 
 /// All that is measured, at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
+    /// Hits of the rules in force, by label. Rules without hits and refunds are left out.
     pub hits: BTreeMap<Labels, HitCounts>,
+    /// What became of requests.
     pub outcomes: OutcomeFigures,
+    /// How full the table of keys is, and what it has given up.
     pub table: TableStats,
+    /// The most keys that the table holds; less than TIDEGATE_KEYS_MAX if their bytes would not fit.
     pub keys_max: usize,
-    /// `usize::MAX`: only their number is bounded.
+    /// The most memory that keys may take. `usize::MAX`: only their number is bounded.
     pub keys_bytes_max: usize,
+    /// Requests that hold a place now; up to 1024 more than `in_flight_max` if there is a Redis to wait for.
     pub in_flight: usize,
+    /// How many places there are (TIDEGATE_MAX_IN_FLIGHT).
     pub in_flight_max: usize,
     /// Requests that wait for Redis.
     pub waiting: usize,
     /// How long requests have waited for the owner of strict limits; `None` if there is none.
     pub strict_time: Option<Times>,
+    /// The layers that are configured, the widest first.
     pub layers: Vec<LayerFigures>,
+    /// Of the gRPC port alone.
     pub connections: ConnectionFigures,
+    /// The rules in force, and the last attempt to load others.
     pub config: LoadReport,
-    /// `None` when counts are not shared.
+    /// The region's Redis; `None` if counts are not shared through one.
     pub regional: Option<RegionalFigures>,
-    /// `None` when strict limits have no owner of their own.
+    /// The owner of strict limits; `None` if it is not a Redis of its own.
     pub owner: Option<RegionalFigures>,
-    /// `None` when nothing is shared with other regions.
+    /// The exchange with other regions; `None` if nothing is shared with them.
     pub global: Option<GlobalFigures>,
+    /// Of this process. All zero if /proc can't be read.
     pub process: ProcessFigures,
+    /// When the ports were opened, in seconds since the epoch.
     pub started_at_s: u64,
 }
 

@@ -20,10 +20,10 @@ impl FromStr for Tags {
             if !is_label_name(name) {
                 return Err(format!("'{name}' is not a label name: use letters, digits and _, not a digit first"));
             }
-            // Two labels of one name would make every scrape invalid.
             if name.starts_with("__") {
                 return Err(format!("the label '{name}' is Prometheus' own: choose a name without __ at its start"));
             }
+            // Two labels of one name would make every scrape invalid.
             if LabelName::is_taken(name) || tags.iter().any(|(other, _)| other == name) {
                 return Err(format!("the label '{name}' is there already: choose another name"));
             }

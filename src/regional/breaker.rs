@@ -5,21 +5,21 @@
 
 /// Outcomes older than this do not count.
 const REMEMBERED_US: u64 = 1_000_000;
-/// Outcomes that are remembered.
+/// How many outcomes are remembered at most.
 const OUTCOMES_MAX: usize = 64;
-/// Of fewer outcomes nothing is concluded.
+/// The share of failures counts only when there are at least this many failures.
 const OUTCOMES_MIN: usize = 3;
-/// The longest the time between probes gets for an origin that passes probes and fails at once again.
+/// The longest time between probes that relapses lead to: each doubles it. A longer configured time stands.
 const PROBE_INTERVAL_US_MAX: u64 = 1_000_000;
-/// A breaker that opens again this soon was closed in vain.
+/// A breaker that opens again within this time has relapsed: a probe had closed it too early.
 const RELAPSE_US: u64 = 500_000;
 
 /// How long a breaker waits: before it opens, and between probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerOptions {
-    /// When nothing at all was answered for so long, a second failure is enough.
+    /// After this long without any answer, a second failure opens the breaker.
     pub outage_after_us: u64,
-    /// How long after it opened, and after each probe that failed, the next probe is due.
+    /// The time from opening, and from each failed probe, to the next probe.
     pub probe_interval_us: u64,
 }
 
@@ -29,17 +29,19 @@ impl Default for BreakerOptions {
     }
 }
 
-/// One breaker.
+/// Says whether a store is worth asking.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Breaker {
     options: BreakerOptions,
-    /// When, and whether it succeeded; the oldest first.
+    /// When recent calls ended and whether they succeeded, the oldest first. Cleared when the breaker opens.
     outcomes: std::collections::VecDeque<(u64, bool)>,
-    /// Since when nothing was answered that was asked.
+    /// When the first call failed since the last answer.
     unanswered_us: Option<u64>,
-    /// When the next probe is due, if it is open.
+    /// `None` while the breaker is closed.
     open: Option<OpenSince>,
+    /// When a probe last closed it.
     closed_at_us: Option<u64>,
+    /// The time between probes since it last opened.
     interval_us: u64,
     /// How often it has opened.
     pub opened: u64,
@@ -61,13 +63,13 @@ impl Breaker {
         self.open.is_some()
     }
 
-    /// How long it has been open.
+    /// How long it has been open; `None` while it is closed.
     pub(crate) fn open_for_us(&self, now_us: u64) -> Option<u64> {
         self.open.map(|open| now_us.saturating_sub(open.since_us))
     }
 
-    /// Takes note of a call's end. True if that opens the breaker: at least half of the recent calls have failed, or all
-    /// of them for too long.
+    /// Takes note of how a call ended. True if that opens the breaker: at least half of the recent calls have failed,
+    /// or none was answered for too long.
     pub(crate) fn record(&mut self, is_success: bool, now_us: u64) -> bool {
         if self.open.is_some() {
             return false;
@@ -99,12 +101,12 @@ impl Breaker {
         true
     }
 
-    /// Something else was answered, so that it is not silent.
+    /// Takes note of an answer to something else: the store is not silent.
     pub(crate) fn answered(&mut self) {
         self.unanswered_us = None;
     }
 
-    /// True if a probe is due; whoever is told so makes it and reports with [`Breaker::probed`].
+    /// True if a probe is due. The caller then makes it and reports with [`Breaker::probed`].
     pub(crate) fn wants_probe(&mut self, now_us: u64) -> bool {
         match &mut self.open {
             Some(open) if !open.is_probing && now_us >= open.probe_at_us => {
@@ -115,7 +117,7 @@ impl Breaker {
         }
     }
 
-    /// A probe has come back. True if that closes the breaker.
+    /// Takes note of a probe's end. True if that closes the breaker.
     pub(crate) fn probed(&mut self, is_success: bool, now_us: u64) -> bool {
         let Some(open) = &mut self.open else { return false };
         if is_success {
@@ -180,7 +182,7 @@ mod tests {
         assert!(breaker.wants_probe(700_000));
         assert!(breaker.probed(true, 700_001) && !breaker.is_open());
         assert_eq!(breaker.opened, 1);
-        // Closed in vain: the next probe takes its time.
+        // It relapses: the next probe is due later.
         (0..3).for_each(|at_us| assert_eq!(breaker.record(false, 700_002 + at_us), at_us == 2));
         assert!(!breaker.wants_probe(1_000_000) && breaker.wants_probe(1_200_000));
     }

@@ -1,55 +1,62 @@
 //! What a process says to the origin, and what it hears back.
 //!
-//! One kind of call serves everything: a replay is a call that brings totals and asks nothing, a read brings nothing and
-//! asks nothing, a check asks. The origin takes a call as a whole, in this order: it brings every cell up to what it is
-//! told, then decides the asks one after the other, then says what it holds.
+//! One kind of call serves everything. A replay brings totals and asks nothing, a read brings nothing and asks nothing,
+//! a check asks. The origin serves a call as a whole, in this order: it brings every cell up to date, decides the asks
+//! one after the other, and answers what it holds.
 //!
 //! # What the origin holds
 //!
-//! For every cell a hash: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` its refunds, `k` the most that a process has known, `n` how many processes hold the key, and for every
-//! process that holds the key a field named after it: `own`, or `own:asked` when it has asked for refunds, each the highest
-//! total that the process has told. The cell's hits are `f + a`, or `h` if that is more: floors that came in between two
-//! losses may each lack what the other knew; or `k` if that is more still. An epoch is the origin's time in
-//! milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on it is times 64 and the
-//! nonce cut off to as much: so it stays below 2^53 for centuries.
+//! Each cell of a window is a hash: `e` is its epoch, `f` the floor, `a` what was added since, `h` what all fields
+//! together have told, `r` the refunds, `k` the most that a process has known, and `n` how many processes hold the key.
+//! Each of these processes has a field named after it: `own`, or `own:asked` when it has asked for refunds. Both are
+//! the highest totals that the process has told. The cell's hits are the largest of `f + a`, `h` and `k`: floors that
+//! came in between two losses may each lack what the other knew, and then `h` is more than `f + a`. An epoch is the
+//! origin's time in milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on,
+//! the milliseconds count times 64 and the nonce modulo 64, so that epochs stay below 2^53 for centuries.
 //!
 //! # How a cell is brought up to date
 //!
 //! With `field` = the process's field, or 0:
-//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy. If the floor
-//!   that it is told is then more than it holds, it lacks what processes had told that are gone: `k` becomes the floor,
-//!   followed by the refunds that are known (`k:refunds`). It is a bound, and nothing is ever added to it.
+//! - Told no epoch (0), or its own: it adds `own - field`. That also heals a failover to an older copy. If its own
+//!   epoch comes with a floor above its hits, it lacks what processes told that are gone: `k` becomes that floor,
+//!   followed by the refunds that the process knows of (`k:refunds`). `k` is a bound, and nothing is ever added to it.
 //! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
 //!   adds `own - max(field, acked)`.
-//! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, then the same is added.
+//! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, and then it adds the same
+//!   `own - max(field, acked)`.
 //!
-//! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
-//! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
-//! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: a process that reads holds the key. Of
-//! the older cells only those are made that have something to keep.
+//! Refunds work likewise. On another epoch, `r` rises to `refunds_floor`. Newly asked for are `asked - asked_field`, or
+//! on another epoch `asked - max(asked_field, asked_acked)`. The origin takes these from the cell and then from the
+//! older cells of the part, never more than is there.
+//!
+//! A process that is not seated does not know its field. The origin adds nothing for it, tells it the field, and counts
+//! its `own` on top only while it judges. It makes the field if it is missing, because a process that reads holds the
+//! key. It makes an older cell only if there is something to keep in it.
 //!
 //! # How a bucket forgets processes
 //!
-//! A window's cells end, and the fields in them. A bucket that has been empty for some seconds is made anew, as if it had
-//! been lost. One that is never empty has generations of fields: when a process comes that is new, and the generation has
-//! lasted for about a window, its hash is set aside, and the next one begins with the level and another epoch. A process that has a
-//! field in the one before takes it along with its next call; what is left there expires. A process that tells an epoch of
-//! this bucket's generations knows that nothing is lost: it brings no floor, and adds `own - max(field, acked)`.
+//! A window's cells end, and their fields with them. A bucket that has been empty for some seconds is made anew, as if
+//! it had been lost. In a bucket that is never empty, fields have generations. When a new process comes and the
+//! generation has lasted for about a window, the origin sets the hash aside and begins the next one, with the same
+//! level and another epoch. A process with a field in the generation before takes it along with its next call; fields
+//! that nobody takes along expire. A process that tells an epoch of this bucket's earlier generations knows that
+//! nothing is lost: the origin ignores its floor, and adds `own - max(field, acked)`. Of what a process newly tells, a
+//! bucket takes only what has not drained at the process.
 //!
 //! # How an ask is decided
 //!
-//! `running` starts at `own` (seated) or the field (not seated) and grows with the asks of the call that were admitted. A
-//! need wants `running + hits`, and `field` may already be there, because an earlier check arrived after its caller had
-//! given up: only what goes above the field is new. A need fits if what counts now, and what is new, is within its limit.
-//! What counts of a cell is what the origin holds, at least what the region's row, with what was charged since, leaves after
-//! all refunds, and on top what other regions have.
-//! All needs of an ask fit and are charged to the newest cell of their parts, or none is. Needs with a quota number are
-//! over as a group, deny only if all quota groups are over, and are not charged when their own group is. Needs of one ask
-//! on the same part add up. Hits of 0 ask whether anything is left to be had and charge nothing.
+//! `running` starts at `own` (seated) or the field (not seated) and grows with each ask of the call that is admitted. A
+//! need wants `running + hits`. Part of that may be in `field` already, because an earlier check arrived after its
+//! caller had given up: only what goes above the field is new. A need fits if what counts now plus what is new is
+//! within its limit. What counts of a cell is what the origin holds, or, if that is more, what the region's row and the
+//! hits charged since leave after all refunds. What other regions have comes on top.
 //!
-//! Every count is below 2^53, because that is how far a script counts exactly.
+//! An ask is admitted or denied as a whole. Only an admitted one is charged, to the newest cell of each part. A need
+//! without a quota number denies the ask if it does not fit. Needs with one form groups: a group is over if one of its
+//! needs does not fit. It is then not charged, and quota groups deny the ask only if all of them are over. Needs of one
+//! ask on the same part add up. Hits of 0 ask whether the count is within the limit, and charge nothing.
+//!
+//! Every count stays below 2^53: that is how far a script counts exactly.
 
 use std::fmt;
 
@@ -61,7 +68,7 @@ use crate::engine::table::ledger::KeyUpdate;
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
-/// Names a key at the origin, alike in every process of the region.
+/// Names a key at the origin, in the same way in every process of the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OriginKey(pub [u8; 20]);
 
@@ -84,21 +91,24 @@ impl fmt::Display for ProcessId {
 /// One call to the origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
+    /// Whose fields the call raises.
     pub process: ProcessId,
     /// Below 4096, random: sets apart two epochs made in the same millisecond.
     pub nonce: u16,
-    /// Whether admitted asks are charged. Without, the call only says what would fit.
+    /// Whether admitted asks are charged. If not, the call only says what would fit.
     pub charges: bool,
     /// The keys that the call is about.
     pub parts: Vec<CallKey>,
-    /// What the origin is asked, after it has heard of the keys.
+    /// The questions, decided in order after all parts are up to date. Empty for a replay.
     pub asks: Vec<Ask>,
 }
 
-/// A key of a call.
+/// One key of a call: a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallKey {
+    /// Names the key at the origin; a call has each key once.
     pub key: OriginKey,
+    /// The length of the window. Of a bucket: the time in which its limit drains.
     pub window_ms: u64,
     /// How its cells count against a limit.
     pub measure: Measure,
@@ -107,7 +117,7 @@ pub struct CallKey {
 }
 
 impl CallKey {
-    /// A key as a call names it.
+    /// The part of a call about a key with these terms.
     pub fn new(key: OriginKey, terms: &Terms, update: KeyUpdate) -> CallKey {
         let Terms { limit, window_ms, algorithm, burst } = *terms;
         let measure = match algorithm {
@@ -122,28 +132,32 @@ impl CallKey {
 /// How a part's cells count against a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// All of them in full: one cell of a fixed window, seventeen of an exact one.
+    /// All cells count in full: one of a fixed window, seventeen of an exact one.
     Sum,
-    /// The first in full, of the second `floor(count * left / window)`.
+    /// The first cell counts in full, the second as `floor(count * left / window)`. `left_ms` is what is left of the
+    /// window now.
     Sliding { left_ms: u64 },
-    /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
-    /// above [`crate::engine::count::gcra::DEBT_TIMES`] times both is forgiven.
+    /// A bucket that drains `limit` hits in a window, by the origin's clock. Its needs have `burst` as their limit.
+    /// Hits above [`crate::engine::count::gcra::DEBT_TIMES`] times the sum of both are forgiven.
     Gcra { limit: u32, burst: u32 },
 }
 
 /// A request's question: do all of these fit?
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
+    /// Admitted or denied together. Empty if the request only reads.
     pub needs: SmallVec<[Need; 2]>,
 }
 
 /// One limit of an ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Into the call's parts.
+    /// Index into the call's parts.
     pub part: usize,
-    /// Of a bucket the burst. With what later needs of its request have in the count already, more than any rule has.
+    /// The most that may count; of a bucket the burst. What later checks of the request have in the count already comes
+    /// on top, so it may be more than any rule has.
     pub limit: u64,
+    /// What the request costs here. 0 asks whether the count is within the limit, and charges nothing.
     pub hits: u64,
     /// The quota group it belongs to, `None` if it denies alone.
     pub quota: Option<u16>,
@@ -152,16 +166,16 @@ pub struct Need {
 /// What the origin answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// For each part, for each of its cells.
+    /// What each cell of each part holds, in the order of the call.
     pub parts: Vec<SmallVec<[CellState; 2]>>,
-    /// For each ask.
+    /// One for each ask, in their order.
     pub verdicts: Vec<AskVerdict>,
 }
 
 /// What became of an ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AskVerdict {
-    /// All needs fit, or those that do not deny nothing.
+    /// Every need fits, apart from those of quota groups that do not deny.
     pub is_admitted: bool,
     /// The needs that did not fit, by their place in the ask.
     pub over: SmallVec<[u16; 2]>,

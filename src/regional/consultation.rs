@@ -1,11 +1,11 @@
 //! How a request walks over the stores, from its first look to its decision.
 //!
-//! A first look decides most requests from memory. One that has to ask a store is decided by looks after that: it asks, it
-//! hears, it looks again, and perhaps asks the other store, the nearer one first. What the stores have said so far is here;
-//! who carries the question, and for how long, is the business of the server or of the simulator.
+//! The first look decides most requests from memory. A request that has to ask a store is decided by a later look: it
+//! asks, hears the answer, looks again, and may then ask the other store, the nearer one first. This file remembers
+//! what the stores have said so far. The server or the simulator carries the questions, and bounds how long.
 //!
-//! What a request found out of reach at its first look stays out of reach for it: a breaker that closes in between must not
-//! have it wait twice.
+//! A store that is out of reach at the first look stays out of reach for the request: a breaker that closes meanwhile
+//! must not make it wait twice.
 
 use crate::engine::StoreRequest;
 use crate::engine::decide::GivenBack;
@@ -13,7 +13,7 @@ use crate::engine::decide::{Cause, Store, StoreAccess, StoreAnswer, StoreView, S
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::policy::Class;
 
-/// How many requests may wait for the stores before one of this class is not let wait any more, if so many may be open.
+/// How many requests may wait for the stores before one of this class is shed. `in_flight_max` is how many may be open.
 pub(crate) fn waiting_max(in_flight_max: usize, class: Class) -> usize {
     let percent = match class {
         Class::Comfort => 90,
@@ -23,25 +23,25 @@ pub(crate) fn waiting_max(in_flight_max: usize, class: Class) -> usize {
     (in_flight_max.saturating_mul(percent) / 100).max(1)
 }
 
-/// What a request that has to ask has heard so far.
+/// What a request has heard from the stores so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Consultation {
     origin: StoreRecord,
     owner: StoreRecord,
-    /// What the first look has given back, for all after it to know.
+    /// What the first look gave back: later looks need to know.
     given_back: Option<Box<GivenBack>>,
-    /// Too many wait already: it asks nobody.
+    /// Too many requests wait already: this one asks nobody.
     is_shed: bool,
 }
 
 /// What a request knows of a store.
 #[derive(Clone, Debug)]
 struct StoreRecord {
-    /// Limits that are not strict do without it.
+    /// The first look found it out of reach for limits that are not strict.
     is_out: bool,
-    /// Strict limits do without it.
+    /// The first look found it out of reach for strict limits.
     is_strictly_out: bool,
-    /// It was asked for keys that were not known here.
+    /// An outcome has said that keys were read which this process did not know.
     has_read: bool,
     word: StoreWord,
 }
@@ -55,7 +55,7 @@ enum StoreWord {
 }
 
 impl Consultation {
-    /// After a first look by these views, which came to this question.
+    /// Starts after the first look, which had these views and led to this question. Takes what that look gave back.
     pub(crate) fn first(views: &StoreViews<'_>, question: &mut StoreRequest) -> Consultation {
         Consultation {
             origin: StoreRecord::first(&views.origin),
@@ -65,12 +65,13 @@ impl Consultation {
         }
     }
 
-    /// Too many wait: the request is decided at the next look, without asking.
+    /// Sheds the request: the next look decides it without asking.
     pub(crate) fn shed(&mut self) {
         self.is_shed = true;
     }
 
-    /// Takes what a store has said, in time or not, to a question that was about strict limits or not.
+    /// Takes a store's outcome. `is_in_time`: there is time to ask again. `is_strict`: the question was about strict
+    /// limits.
     pub(crate) fn hear(&mut self, store: Store, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
         let record = match store {
             Store::Origin => &mut self.origin,
@@ -79,7 +80,7 @@ impl Consultation {
         record.hear(outcome, is_in_time, is_strict);
     }
 
-    /// What the next look goes by, from how the stores stand now.
+    /// The views for the next look: how the stores stand now, and what they have said.
     pub(crate) fn views<'a>(&'a self, now: &StoreViews<'a>) -> StoreViews<'a> {
         StoreViews {
             origin: self.origin.view(now.origin, self.is_shed),
@@ -98,9 +99,9 @@ impl StoreRecord {
         StoreRecord { is_out, is_strictly_out, has_read: false, word: StoreWord::Nothing }
     }
 
-    /// Keys that were read are looked at in memory, once: a table that is too small to keep them would have the store asked
-    /// for them without end. Then the answer itself decides, but for strict limits, of which others may have taken the rest
-    /// meanwhile.
+    /// After the first read, memory decides. If that leads to another read, the table is too small to keep the keys,
+    /// and would have the store asked without end: then the answer itself decides. But not about strict limits: others
+    /// may have taken the rest meanwhile.
     fn hear(&mut self, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
         let had_read = self.has_read;
         self.has_read |= matches!(outcome, AskOutcome::Read(_));
@@ -159,7 +160,7 @@ mod tests {
         StoreAnswer { is_admitted, is_charged: is_admitted, checks: SmallVec::new() }
     }
 
-    /// What the next look finds, of limits that are not strict and of those that are.
+    /// What the next look may do with a store.
     #[derive(Debug, PartialEq, Eq)]
     enum Found {
         Allowed,

@@ -1,10 +1,10 @@
-//! The region's state machines, brought to life: clocks, timers, connections, and the requests that wait.
+//! Drives the region's state machines: clocks, timers, connections, and the requests that wait.
 //!
-//! The same serves the owner of strict limits, when that is not the region's own Redis.
+//! A driver of its own serves the owner of strict limits, if that is not the region's own Redis.
 //!
-//! A request that has to ask waits here, for one deadline in all. The call that it caused is a task of its own: others
-//! may be in the same call, so it does not end with the request. Flushes, heartbeats ([`beats`]) and probes ([`probes`])
-//! run beside, and none of them is ever waited for by a request.
+//! A request that has to ask waits here until its deadline, however often it asks. The call that it causes is a task of
+//! its own: other requests may be in the same call, so it does not end with the request. Flushes, heartbeats
+//! ([`beats`]) and probes ([`probes`]) run in the background. No request ever waits for them.
 
 mod beats;
 mod leaving;
@@ -31,47 +31,52 @@ use crate::regional::redis::{Lane, OriginError, Redis};
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
 use crate::regional::wait_queue::{AskOutcome, WaitId};
 
-/// The caller has this long for the way back before its own deadline.
+/// The time left for the way back to the caller, before its own deadline.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(3);
 
-/// The process's part in its region, at work.
+/// This process's side of a store, at work: of the region's origin, or of the owner of strict limits.
 pub(crate) struct RegionalDriver {
     region: Region,
     redis: Redis,
-    /// Requests that wait.
+    /// Where to send the outcomes of requests that wait.
     waiting: Mutex<HashMap<WaitId, oneshot::Sender<AskOutcome>>>,
-    /// Something is to be done before the time that was planned.
+    /// Wakes the pump before its planned time.
     wake: Notify,
     runtime: Handle,
     clock: Clock,
     deadline: Duration,
     is_leaving: AtomicBool,
-    /// The origin has answered a call that counts.
+    /// The store has answered a check or a replay; heartbeats and probes do not count.
     was_answered: AtomicBool,
+    /// The shortest window of the rules in force; `u64::MAX` without rules.
     shortest_window_ms: AtomicU64,
-    /// The user that we are may not ask who answers.
+    /// Our Redis user may not ask for INFO, so run ids are not known.
     is_anonymous: AtomicBool,
-    /// That Redis refuses something.
+    /// Keeps the warning that Redis refuses something to once a minute.
     complaints: Complaints<()>,
-    /// How long a request about strict limits waits, if this store decides any.
+    /// How long a request about strict limits waits; `None` if this store decides none.
     strict_deadline: Option<Duration>,
-    /// Has replicas acknowledge what strict limits were charged. Waiting for them holds a connection up, so it has its own.
+    /// Connections on which replicas have to acknowledge what strict limits are charged; `None` if they need not.
+    /// Waiting for replicas holds a connection up, so these are separate.
     replicated: Option<Redis>,
-    /// How many processes are taken to live at least, until when: a server that has lost its data does not know them.
+    /// The least number of live processes to assume, and until when: a server that has lost its data does not know
+    /// them.
     live_at_least: Mutex<Option<(u32, Instant)>>,
+    /// What was asked and answered since the start; the service adds who decided.
     pub metrics: RegionalMetrics,
 }
 
-/// How to take part.
+/// What a driver is started with.
 pub(crate) struct RegionalOptions {
+    /// For the state machine. The driver itself fills in `is_cluster`, from the connections.
     pub region: RegionOptions,
-    /// How long a request waits.
+    /// How long a request waits, unless it is about strict limits.
     pub deadline: Duration,
-    /// How long a request waits about strict limits, if this store decides any.
+    /// How long a request about strict limits waits; `None` if this store decides none.
     pub strict_deadline: Option<Duration>,
-    /// Connections on which replicas are waited for, if they have to acknowledge what strict limits are charged.
+    /// Connections on which replicas have to acknowledge what strict limits are charged; `None` if they need not.
     pub replicated: Option<Redis>,
-    /// What all moments of the process are counted from.
+    /// When the process began: its monotonic time counts from here.
     pub began: Instant,
 }
 
@@ -82,7 +87,7 @@ impl fmt::Debug for RegionalDriver {
 }
 
 impl RegionalDriver {
-    /// Starts to take part. Must be called on the runtime.
+    /// Starts the driver. Must be called on the runtime.
     pub(crate) fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<RegionalDriver> {
         let RegionalOptions { mut region, deadline, strict_deadline, replicated, began } = options;
         region.is_cluster = redis.is_cluster();
@@ -148,12 +153,13 @@ impl RegionalDriver {
         }
     }
 
-    /// The shortest window of the rules in force: clocks should agree within a small part of it.
+    /// Takes the shortest window of the rules in force, `None` without rules. Clocks should agree within a small part
+    /// of it.
     pub(crate) fn set_shortest_window(&self, window_ms: Option<u64>) {
         self.shortest_window_ms.store(window_ms.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// The moment, in whole milliseconds, that freshness and pauses go by.
+    /// An instant as monotonic time in whole milliseconds, which freshness and pauses go by.
     pub(crate) fn mono_ms(&self, at: Instant) -> u64 {
         self.clock.mono_ms(at)
     }
@@ -163,7 +169,7 @@ impl RegionalDriver {
         self.region.view()
     }
 
-    /// Strict limits are decided here beside others, and may be in an outage when those are not.
+    /// Whether this store decides strict limits beside others: they may be in an outage when the others are not.
     fn has_strict_checks_apart(&self) -> bool {
         self.strict_deadline.is_some() && self.region.store() == Store::Origin
     }
@@ -175,27 +181,27 @@ impl RegionalDriver {
         }
     }
 
-    /// How long requests wait at most.
+    /// How long a request waits at most, unless it is about strict limits.
     pub(crate) fn patience(&self) -> Duration {
         self.deadline
     }
 
-    /// The moment until which a request waits for the origin: as long as its patience lasts, counted from its first
-    /// look, but never so long that its call ends without an answer.
+    /// Until when a request waits for the store: as long as its patience lasts, counted from its first look, but never
+    /// so long that its call ends without an answer.
     pub(crate) fn deadline(began: Instant, patience: Duration, call_ends: Option<Instant>) -> Instant {
         let patient = began + patience;
-        // At the very start of the clock there is nothing before.
+        // No instant exists before the very start of the clock.
         let before = call_ends.map(|ends| ends.checked_sub(BEFORE_DEADLINE).unwrap_or(ends));
         before.map_or(patient, |before| before.min(patient))
     }
 
-    /// Asks the origin, until the deadline at most.
+    /// Asks the store, and waits until the deadline at most.
     pub(crate) async fn ask(self: &Arc<Self>, store_request: StoreRequest, deadline: Instant) -> AskOutcome {
         self.count(&store_request);
         let (sender, receiver) = oneshot::channel();
         let now = self.now();
         let (id, effects) = {
-            // No answer may come before the sender is there.
+            // Locked until the sender is in, so that no answer comes before it.
             let mut waiting = self.waiting.lock();
             let (id, effects) = self.region.ask(store_request, self.clock.mono_us(deadline), now);
             waiting.insert(id, sender);
@@ -211,7 +217,7 @@ impl RegionalDriver {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => AskOutcome::NoAnswer,
             Err(_) if self.region.give_up(id, self.now()) => AskOutcome::NoAnswer,
-            // Answered, and charged, in the last moment: the answer is on its way.
+            // It was answered and charged at the last moment: the answer is on its way.
             Err(_) => receiver.await.unwrap_or(AskOutcome::NoAnswer),
         }
     }
@@ -265,13 +271,13 @@ impl RegionalDriver {
             }
         };
         self.perform(effects);
-        // Others may now have to wait for less than was planned.
+        // The pump may have something to do sooner now.
         self.wake.notify_one();
     }
 
-    /// Flushes, and lets those go on who had to wait for time to pass.
+    /// Flushes, and lets requests go on when the time that they wait for has come.
     async fn pump(self: Arc<Self>) {
-        // A clean stop tells what is left by itself, and nothing after it.
+        // A clean stop tells what is left by itself; nothing may be told after it.
         while !self.is_leaving.load(Ordering::Relaxed) {
             let next = self.clock.instant(self.region.next_us());
             tokio::select! {
@@ -282,7 +288,7 @@ impl RegionalDriver {
         }
     }
 
-    /// Says once a minute why Redis refuses; that it does not answer is said by the breakers.
+    /// Logs once a minute why Redis refuses. [`probes`] logs when it does not answer.
     fn warn(&self, error: &OriginError) {
         if !matches!(error, OriginError::Refused { .. } | OriginError::BadReply | OriginError::Unreplicated { .. }) {
             return;
@@ -293,7 +299,7 @@ impl RegionalDriver {
     }
 }
 
-/// A request that waits; when it ends without an answer, nobody waits for it any more.
+/// Withdraws a request when its wait ends, answered or not.
 struct Patience<'r> {
     regional: &'r Arc<RegionalDriver>,
     id: WaitId,

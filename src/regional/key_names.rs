@@ -1,8 +1,8 @@
-//! How keys are named outside of this process: by a digest, and for sensitive values by one that nobody can try out.
+//! Names keys outside of this process: by a digest, and for sensitive values by one that nobody can try out.
 //!
-//! A digest is alike in every process of the region, has one length whatever the identifier, and holds no byte of it. The
-//! values of sensitive keys are few enough to be guessed (addresses, tokens of a known form), so their digest is keyed by a
-//! secret that all processes share.
+//! A digest is the same in every process of the region, has one length whatever the identifier, and holds no byte of
+//! it. The values of sensitive keys are few enough to be guessed (addresses, tokens of a known form), so their digest
+//! is keyed by a secret that all processes share.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -18,8 +18,8 @@ pub struct KeyNames {
 }
 
 impl KeyNames {
-    /// Without a secret there are no names for sensitive keys: one that processes do not share would give each process
-    /// counts of its own.
+    /// `None`: sensitive keys have no names. A secret that processes do not share would give each process counts of its
+    /// own.
     pub fn new(secret: impl Into<Option<Secret>>) -> KeyNames {
         KeyNames { secret: secret.into() }
     }

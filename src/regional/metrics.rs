@@ -1,4 +1,4 @@
-//! What is measured about the region: who decided, what the origin was asked, how long it took, why it failed.
+//! Measures the region: who decided, what the origin was asked, how long it took, why it failed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -18,18 +18,19 @@ use crate::regional::region::CallPurpose;
 #[derive(Debug, Default)]
 pub(crate) struct RegionalMetrics {
     decisions: Stripes<{ DecidedBy::ALL.len() }>,
-    /// For each operation.
+    /// How long answered calls took, by purpose.
     times: [Histogram; 3],
+    /// Calls without an answer, by the word of their purpose and the reason.
     errors: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
-    /// Keys that were read because they were cold or stale.
+    /// Keys that a request had read because they were cold or stale.
     pub hydrations: AtomicU64,
-    /// Requests that asked because more would have been pending than may be.
+    /// Requests that asked because more hits would have been pending than may be.
     pub checks: AtomicU64,
     /// Cells that replays have told.
     pub replayed_cells: AtomicU64,
     /// How often all keys were told again, because the origin may have lost data.
     pub heals: AtomicU64,
-    /// The origin's clock minus ours.
+    /// The origin's clock minus ours, at the last heartbeat.
     pub clock_offset_ms: AtomicI64,
 }
 
@@ -54,7 +55,7 @@ impl RegionalMetrics {
         *self.errors.lock().entry((operation.word(), reason)).or_default() += 1;
     }
 
-    /// By operation and reason.
+    /// Calls without an answer, by the word of their purpose and the reason.
     pub(crate) fn errors(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         self.errors.lock().clone()
     }
@@ -67,21 +68,35 @@ impl RegionalMetrics {
 /// Everything about the region, at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct RegionalFigures {
+    /// This process's name at the store.
     pub process: ProcessId,
+    /// Decisions since the start, by who made them.
     pub decisions: [(DecidedBy, u64); DecidedBy::ALL.len()],
+    /// How long answered calls took, by purpose.
     pub times: [(CallPurpose, Times); 3],
+    /// Calls without an answer, by the word of their purpose and the reason.
     pub errors: BTreeMap<(&'static str, &'static str), u64>,
+    /// As [`RegionalMetrics::hydrations`].
     pub hydrations: u64,
+    /// As [`RegionalMetrics::checks`].
     pub checks: u64,
+    /// As [`RegionalMetrics::replayed_cells`].
     pub replayed_cells: u64,
+    /// As [`RegionalMetrics::heals`].
     pub heals: u64,
+    /// As [`RegionalMetrics::clock_offset_ms`].
     pub clock_offset_ms: i64,
     /// Name, whether it is open, how often it has opened.
     pub breakers: Vec<(&'static str, bool, u64)>,
+    /// Processes that share the store, this one included, as it last told.
     pub live: u32,
+    /// Hits that were pending when the last flush began.
     pub pending_hits: u64,
+    /// Pending hits of keys that the full table gave up, of all stores together; 0 in the owner's figures.
     pub lost_hits: u64,
+    /// For how many seconds something has been pending without a break; 0 if nothing is.
     pub lag_s: f64,
+    /// How the connections of both lanes are.
     pub connection: ConnectionStatus,
 }
 
@@ -92,14 +107,14 @@ impl RegionalMetrics {
 }
 
 impl RegionalFigures {
-    /// Calls of an operation, answered or not.
+    /// Calls for this purpose, answered or not.
     pub(crate) fn calls(&self, operation: CallPurpose) -> u64 {
         let answered =
             self.times.iter().filter(|(of, _)| *of == operation).map(|(_, times)| times.count()).sum::<u64>();
         answered + self.failed(operation)
     }
 
-    /// Calls of an operation without an answer.
+    /// Calls for this purpose that had no answer.
     pub(crate) fn failed(&self, operation: CallPurpose) -> u64 {
         self.errors.iter().filter(|((of, _), _)| *of == operation.word()).map(|(_, count)| count).sum()
     }

@@ -1,8 +1,8 @@
-//! What does the origin do, said plainly: `redis/scripts/origin.lua` in memory.
+//! What the origin does, in plain Rust: `redis/scripts/origin.lua` in memory.
 //!
-//! It is the simulator's Redis, and the script's documentation: the same rules without what makes a script fast. A test
-//! sends the same calls to both and compares every reply. A failover to an older copy is a clone that is put back, a loss
-//! of all data is [`Origin::clear`].
+//! It is the simulator's Redis, and it documents the script: the same rules without what makes a script fast. A test
+//! sends the same calls to both and compares every reply. To fail over to an older copy, put a clone back; to lose all
+//! data, call [`Origin::clear`].
 
 mod buckets;
 #[cfg(test)]
@@ -20,10 +20,10 @@ use crate::regional::model::buckets::{BucketHash, level_max};
 use crate::regional::model::windows::{CellHash, window, window_mut};
 use crate::regional::redis::codec::{BeatReply, bounded, bounded_update};
 
-/// A process that was not heard of for longer is gone.
+/// A process that is silent for longer is gone.
 const GONE_AFTER_MS: u64 = 3000;
 
-/// From here on an epoch has fewer bits of the nonce, so that it lasts for centuries.
+/// From 2030 on, an epoch has fewer bits of the nonce, so that epochs last for centuries.
 const EPOCHS_COARSE_MS: u64 = 1_893_456_000_000;
 
 /// A Redis with nothing but our cells in it.
@@ -33,17 +33,20 @@ pub(crate) struct Origin {
     buckets: BTreeMap<OriginKey, BucketHash>,
     /// When each process was last heard of.
     processes: BTreeMap<ProcessId, u64>,
-    /// When a heartbeat first came in, in microseconds.
+    /// When a heartbeat first came in, in microseconds: names the data that is here.
     incarnation: Option<u64>,
 }
 
-/// What every hash has.
+/// The fields that every hash has.
 #[derive(Clone, Debug, Default)]
 struct Base {
+    /// Names this making of the hash.
     epoch: u64,
-    /// The epoch from which on nothing was lost: that of the first generation.
+    /// The epoch of the first generation: nothing was lost since.
     born: u64,
+    /// One for each process that holds the key; a bucket has more in its generation before.
     fields: BTreeMap<ProcessId, ProcessField>,
+    /// When the hash expires, by the origin's clock; 0 until something is kept in it.
     expires_at_ms: u64,
 }
 
@@ -54,13 +57,16 @@ struct ProcessField {
     asked: u64,
 }
 
-/// What a process tells about a cell, next to what the cell knows: what is new in it.
+/// The news in an update of a cell.
 struct News {
-    /// The epoch that the process knows is another one, and how it compares to the cell's.
+    /// How the epoch that the process knows compares to the cell's; `None` if it is the same, or the process knows
+    /// none.
     other_epoch: Option<OtherEpoch>,
+    /// Hits to add.
     hits: u64,
     /// How far the process's field went up.
     raised: u64,
+    /// Refunds to take.
     refunds: u64,
     /// Whether the process's field is made or raised.
     is_field_new: bool,
@@ -80,7 +86,7 @@ fn saturating(left: u64, right: u64) -> u64 {
     bounded(left.saturating_add(right))
 }
 
-/// Later than one that was known.
+/// An epoch for this moment, later than one that was known.
 fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
     let epoch = match time_ms.checked_sub(EPOCHS_COARSE_MS) {
         None => time_ms * 4096 + u64::from(nonce),
@@ -90,13 +96,14 @@ fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
 }
 
 impl Base {
-    /// Made for a process that knew an epoch: the new one is later, even if this origin's clock is behind.
+    /// A hash for a process that knew an epoch: its own is later, even if this origin's clock is behind.
     fn new(told: &CellUpdate, nonce: u16, time_ms: u64) -> Base {
         let epoch = new_epoch(told.epoch, nonce, time_ms);
         Base { epoch, born: epoch, ..Base::default() }
     }
 
-    /// Raises the process's field to what it tells and says what is new in that. Without a seat only the field is made.
+    /// Raises the process's field to what it tells, and says what is new in that. For a process that is not seated,
+    /// only makes the field.
     fn hear(&mut self, process: ProcessId, told: &CellUpdate) -> News {
         let is_missing = !self.fields.contains_key(&process);
         let field = self.fields.entry(process).or_default();
@@ -129,14 +136,14 @@ impl Base {
 /// A part of a call while the call is served.
 struct OpenPart {
     part: CallKey,
-    /// What the process has accepted in the newest cell, as far as the call has come.
+    /// The process's total in the newest cell, with the asks that were admitted so far.
     running: u64,
     /// For each cell, whether it has to be written.
     is_changed: SmallVec<[bool; 2]>,
 }
 
 impl Origin {
-    /// Takes a call. The time is the origin's own.
+    /// Serves a call at a time of the origin's own clock.
     pub(crate) fn call(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.expire(time_ms);
         let mut open: Vec<OpenPart> = call.parts.iter().map(|part| self.open(call, part, time_ms)).collect();
@@ -162,7 +169,7 @@ impl Origin {
     fn decide(&mut self, call: &Call, open: &mut [OpenPart], ask: &Ask) -> AskVerdict {
         let mut fits: Vec<bool> = Vec::new();
         for (place, need) in ask.needs.iter().enumerate() {
-            // Twins of the same ask wait for the same verdict.
+            // Earlier twins in the ask that fit are counted in: one verdict covers them all.
             let is_twin = |(other, fits): &(&Need, &bool)| other.part == need.part && **fits;
             let waiting = ask.needs[..place].iter().zip(&fits).filter(is_twin);
             let waiting = waiting.fold(0, |sum, (other, _)| saturating(sum, other.hits));
@@ -207,7 +214,7 @@ impl Origin {
                     cell.told = saturating(cell.told, new);
                     cell.add(new);
                 }
-                // The row is older than what is admitted now.
+                // The row does not have what is admitted now.
                 if let Some(window) = window_mut(&mut open.part.cells[0]) {
                     let row = &mut window.row;
                     row.hits = if row.hits == 0 { 0 } else { saturating(row.hits, new) };
@@ -216,7 +223,7 @@ impl Origin {
         }
     }
 
-    /// What counts against a limit, with what a process without a seat has besides.
+    /// The count against a limit. If the process is not seated, its own hits come on top.
     fn effective(&self, part: &CallKey) -> u64 {
         let unheard = |told: &CellUpdate| if told.is_seated { 0 } else { told.own };
         let count = |told: &CellUpdate| {
@@ -239,7 +246,7 @@ impl Origin {
         }
     }
 
-    /// Writes what changed, which is when it is kept for longer, and says what the cells hold.
+    /// Writes what changed, which also extends its life, and answers what the cells hold.
     fn close(&mut self, process: ProcessId, open: &OpenPart, time_ms: u64) -> SmallVec<[CellState; 2]> {
         let OpenPart { part, is_changed, .. } = open;
         let is_bucket = matches!(part.measure, Measure::Gcra { .. });
@@ -269,7 +276,7 @@ impl Origin {
             let ProcessField { own, asked } = field;
             let (sequence, epoch) = (told.sequence(), base.epoch);
             let said = CellState { sequence, epoch, sum, field: own, asked, refunds, holders, level };
-            // What nothing is kept in was there for this call only.
+            // A cell with nothing to keep was there for this call only.
             let is_there = base.expires_at_ms > 0;
             if !is_there {
                 self.cells.remove(&(part.key, told.sequence()));

@@ -1,27 +1,29 @@
-//! Does this process know how many processes are alive? Not just after it started, or was away.
+//! Does this process know how many processes are alive? Not right after it has started or was away.
 //!
-//! Heartbeats count the processes of a region, one a second. Whoever has just started hears of those that start with it
-//! only with their first heartbeats, and whoever was silent is counted out by the others. Until two seconds of heartbeats
-//! have been acknowledged, a process takes no part of the slack for its own.
+//! Every process sends a heartbeat a second, and the origin counts them. A process that has just started hears only
+//! with its first heartbeats of those that start with it, and one that was silent is no longer counted by the others.
+//! Until its heartbeats have been acknowledged for two seconds, a process takes no part of the slack.
 
-/// How long heartbeats have to be acknowledged.
+/// How long heartbeats have to be acknowledged before a process is not new any more.
 const NEW_FOR_US: u64 = 2_000_000;
-/// After so long without one the others take a process for gone.
+/// After this long without a heartbeat the others take a process for gone.
 const GONE_AFTER_US: u64 = 3_000_000;
-/// How many processes there are taken to be, at least, by one that never knew.
+/// How many live processes a stranger assumes at least.
 pub(crate) const LIVE_ASSUMED: u32 = 8;
 
-/// What heartbeats have said about this process's own place.
+/// How long this process's heartbeats have been acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Presence {
-    /// Since when heartbeats are acknowledged, and when the last was.
+    /// Since when heartbeats have been acknowledged without a gap.
     since_us: Option<u64>,
+    /// When the last one was acknowledged.
     last_us: u64,
+    /// Heartbeats were acknowledged for long enough at least once.
     has_settled: bool,
 }
 
 impl Presence {
-    /// A heartbeat was answered.
+    /// Takes note of a heartbeat that was answered.
     pub(crate) fn acknowledged(&mut self, now_us: u64) {
         if self.is_gone(now_us) {
             self.since_us = None;
@@ -35,13 +37,13 @@ impl Presence {
         now_us.saturating_sub(self.last_us) > GONE_AFTER_US
     }
 
-    /// Others may not count it yet, or it may not know all of them.
+    /// Whether others may not count it yet, or it may not know all of them.
     pub(crate) fn is_new(&self, now_us: u64) -> bool {
         let has_lasted = |since_us: u64| self.last_us.saturating_sub(since_us) >= NEW_FOR_US;
         self.is_gone(now_us) || !self.since_us.is_some_and(has_lasted)
     }
 
-    /// It has never known how many they are.
+    /// Whether it has never known how many processes are alive.
     pub(crate) fn is_stranger(&self) -> bool {
         !self.has_settled
     }

@@ -1,8 +1,9 @@
 //! The only place that talks to Redis.
 //!
-//! Whoever asks gets an answer, or within the time it has set an [`OriginError`] that says why not. Without a connection
-//! that is at once: connecting is the business of a task in the background, never of a call. The client library neither
-//! reconnects nor limits times on its own here; only in a Cluster it follows slots that move.
+//! A caller gets an answer, or within the time it has set an [`OriginError`] that says why not; without a connection,
+//! at once. A task in the background connects, never a call. The client library neither reconnects nor limits times on
+//! its own here, except in a Cluster: there it reconnects to nodes, follows slots that move, and gives up nodes that
+//! hang.
 
 mod backoff;
 mod calls;
@@ -36,7 +37,7 @@ use crate::regional::redis::settings::address::RedisTarget;
 #[derive(Clone)]
 pub struct Redis {
     inner: Arc<Inner>,
-    /// So many have to acknowledge what a call wrote before its answer counts.
+    /// How many replicas have to acknowledge what a call wrote before its answer counts; 0: none.
     replicas: u32,
 }
 
@@ -54,14 +55,15 @@ impl Drop for Inner {
 /// The servers behind a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Made anew at every start of a server: of the one, or of every primary of the Cluster, sorted.
+    /// The run id of the server, or of every primary of the Cluster, sorted. A server has another one after every
+    /// start.
     pub run_ids: Vec<String>,
-    /// What they do when memory is full, each once, sorted.
+    /// What the servers do when memory is full: each policy once, sorted.
     pub maxmemory_policies: Vec<String>,
 }
 
 impl Identity {
-    /// A policy by which a server may throw counts away.
+    /// A policy by which a server may throw counts away; `None` if no server does.
     pub fn evicting_policy(&self) -> Option<&str> {
         self.maxmemory_policies.iter().map(String::as_str).find(|policy| *policy != "noeviction")
     }
@@ -75,13 +77,13 @@ impl Redis {
         Redis { inner: Arc::new(Inner { lanes, connector }), replicas: 0 }
     }
 
-    /// Starts connections on which so many replicas are waited for. That holds a connection up for others, so nothing else
-    /// should go over these. Not in a Cluster.
+    /// Starts connections on which every call waits for this many replicas. That holds a connection up, so nothing else
+    /// should go over these. Not for a Cluster.
     pub fn start_replicated(settings: RedisSettings, replicas: u32) -> Redis {
         Redis { replicas, ..Redis::start(settings) }
     }
 
-    /// Runs a script. All keys are in one slot of a Cluster: they share a hash tag.
+    /// Runs a script. In a Cluster, all keys have to be in one slot: they share a hash tag.
     pub async fn script(
         &self,
         lane: Lane,
@@ -108,14 +110,14 @@ impl Redis {
         self.inner.lanes.answer(lane, &live, within, asking).await
     }
 
-    /// Runs commands, each where its key is, and answers in their order. One that is refused fails them all, but all
-    /// are sent.
+    /// Runs commands, each where its key is, and returns their answers in order. If one is refused, the call fails, but
+    /// all are sent.
     pub async fn commands(&self, lane: Lane, commands: Vec<Cmd>, within: Duration) -> Result<Vec<Value>, OriginError> {
         let live = self.inner.lanes.live(lane)?;
         self.inner.lanes.answer(lane, &live, within, live.link.commands(commands)).await
     }
 
-    /// Who answers. Another run id is another start, and perhaps other data.
+    /// Asks the servers who they are. Another run id means another start, and perhaps other data.
     pub async fn identity(&self, within: Duration) -> Result<Identity, OriginError> {
         let lane = Lane::Replays;
         let live = self.inner.lanes.live(lane)?;
@@ -142,7 +144,7 @@ impl Redis {
         matches!(self.inner.lanes.settings().place, RedisTarget::Cluster(_))
     }
 
-    /// For metrics and for people.
+    /// How the connections are, for metrics and for people.
     pub fn status(&self) -> ConnectionStatus {
         self.inner.lanes.status()
     }
@@ -159,7 +161,7 @@ fn identity(server: &[String], memory: &[String]) -> Result<Identity, OriginErro
     })
 }
 
-/// A line `name:value` of INFO.
+/// The value in the line `name:value` of INFO.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
 }

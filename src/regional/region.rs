@@ -4,8 +4,10 @@
 //! calls, tell these requests). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod checking;
+mod patrol;
 mod replaying;
 
+use crate::regional::region::patrol::Patrol;
 pub(crate) use crate::regional::region::replaying::CellField;
 
 use std::collections::HashMap;
@@ -21,6 +23,7 @@ use crate::engine::key::Key;
 use crate::engine::reach::Store;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
+use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
@@ -58,12 +61,15 @@ impl CallPurpose {
 /// A call to make.
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
+    /// To be handed back with [`Region::replied`] or [`Region::failed`].
     pub id: CallId,
+    /// Chooses the lane, and the metric that counts the call.
     pub operation: CallPurpose,
+    /// What to send.
     pub call: Call,
-    /// A strict limit is decided by it.
+    /// It charges a strict limit: if replicas have to acknowledge that, it goes over their connections.
     pub is_strict: bool,
-    /// After this it has failed.
+    /// How long it may take; after that it has failed.
     pub within_us: u64,
 }
 
@@ -91,7 +97,13 @@ impl Effects {
 #[derive(Debug)]
 enum PendingCall {
     CheckCall(CheckCall),
-    Replay { slots: Vec<SlotRef> },
+    Replay {
+        slots: Vec<SlotRef>,
+    },
+    /// About keys that are not in the table any more.
+    Farewells {
+        farewells: Vec<Farewell>,
+    },
 }
 
 #[derive(Debug)]
@@ -101,16 +113,18 @@ struct RegionState {
     next_call: u64,
     replays_under_way: usize,
     checks: Breaker,
-    /// Of checks that strict limits are decided by, where others are too: they have more time, and may want replicas.
+    /// For checks of strict limits at an origin that decides others too: they have more time, and may wait for
+    /// replicas.
     strict: Breaker,
     replays: Breaker,
     flush_at_us: u64,
     /// The next shard whose keys are to be told again, because the origin has lost its data.
     heal_next: Option<u32>,
-    /// Since when something has been pending that the origin has not answered for.
+    /// Since when something has been pending without a break that the origin has not answered for.
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
     unanswered_us: Option<u64>,
+    patrol: Patrol,
     /// When pending hits were last counted while nothing could be told.
     surveyed_us: u64,
     presence: Presence,
@@ -118,7 +132,7 @@ struct RegionState {
 }
 
 impl RegionState {
-    /// Where strict limits are all that is asked about, there is one breaker for checks.
+    /// The breaker for a check. The owner is only asked about strict limits, so that all of its checks have one.
     fn check_breaker(&self, is_strict: bool, store: Store) -> &Breaker {
         if is_strict && store == Store::Origin { &self.strict } else { &self.checks }
     }
@@ -132,12 +146,12 @@ impl RegionState {
     }
 }
 
-/// What a probe has found to work.
+/// The findings of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeResult {
     /// Checks are answered.
     pub checks: bool,
-    /// Checks that strict limits are decided by are answered.
+    /// Checks of strict limits are answered.
     pub strict: bool,
     /// Replays are answered.
     pub replays: bool,
@@ -154,14 +168,15 @@ pub struct RegionOptions {
     pub store: Store,
     /// Names this process at the store.
     pub process: ProcessId,
+    /// Names keys at the store: all processes that share it need the same secret.
     pub key_names: KeyNames,
-    /// Keys of one call have to be in one slot of the Cluster.
+    /// The store is a Cluster: keys of one call have to be in one slot.
     pub is_cluster: bool,
-    /// How long requests wait for the origin at most.
+    /// How long a request waits for the store, unless it is about strict limits. No call gets less time.
     pub deadline_us: u64,
     /// When the store is given up.
     pub breaker: BreakerOptions,
-    /// Of choices that should differ between processes.
+    /// Seeds choices that should differ between processes.
     pub seed: u64,
 }
 
@@ -174,12 +189,17 @@ pub struct Region {
     /// order.
     state: Mutex<RegionState>,
     live: AtomicU32,
+    /// More are alive than a moment ago: what keys hold back may be too much.
+    has_grown: AtomicBool,
+    /// Hits that are held back, as far as the patrol has seen.
+    held_hits: AtomicU64,
     /// This process may not know yet how many are alive.
     is_new: AtomicBool,
     /// This process has never known how many are alive.
     is_stranger: AtomicBool,
-    /// What requests need to know of the breakers, without the lock.
+    /// The breakers are closed, for limits that are not strict, so that requests may ask. Read without the lock.
     may_ask: AtomicBool,
+    /// Likewise for strict limits.
     may_ask_strictly: AtomicBool,
     /// Hits that were pending when the last flush began.
     pending_hits: AtomicU64,
@@ -202,6 +222,7 @@ impl Region {
             heal_next: None,
             behind_since_us: None,
             unanswered_us: None,
+            patrol: Patrol::default(),
             surveyed_us: 0,
             presence: Presence::default(),
             random: options.seed | 1,
@@ -211,6 +232,8 @@ impl Region {
             options,
             state: Mutex::new(state),
             live: AtomicU32::new(1),
+            has_grown: AtomicBool::new(false),
+            held_hits: AtomicU64::new(0),
             is_new: AtomicBool::new(true),
             is_stranger: AtomicBool::new(true),
             may_ask: AtomicBool::new(true),
@@ -231,14 +254,18 @@ impl Region {
         self.engine.table().ledger(self.store())
     }
 
-    /// Processes of the region that are alive, as the origin last told.
+    /// How many processes share the store and are alive, as it last told; at least 1.
     pub fn live(&self) -> u32 {
         self.live.load(Ordering::Relaxed)
     }
 
     /// Takes over how many processes are alive.
     pub fn set_live(&self, live: u32) {
-        self.live.store(live.max(1), Ordering::Relaxed);
+        let before = self.live.swap(live.max(1), Ordering::Relaxed);
+        self.ledger().set_live(live.max(1));
+        if live > before {
+            self.has_grown.store(true, Ordering::Relaxed);
+        }
     }
 
     /// What requests may know of the store: whether they may ask, or have to do without because it does not answer.
@@ -262,7 +289,7 @@ impl Region {
         self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
     }
 
-    /// A request has to ask. It waits until `until_us` at the latest.
+    /// Has a request ask. It waits until `until_us` at the latest.
     pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (WaitId, Effects) {
         let keys =
             store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
@@ -276,12 +303,12 @@ impl Region {
         (id, effects)
     }
 
-    /// Nobody waits for this request any more. What the store says about its keys is still taken over.
+    /// Withdraws a request. What the store says about its keys is still taken over.
     pub fn cancel(&self, id: WaitId) {
         self.state.lock().wait_queue.give_up(id);
     }
 
-    /// A request has waited long enough. True if it had no answer: one that was answered is charged.
+    /// Ends a request's wait, because its time is up. True if it had no answer: one that was answered is charged.
     pub fn give_up(&self, id: WaitId, now: Now) -> bool {
         let state = &mut *self.state.lock();
         let Some(waiting) = state.wait_queue.waiting.get(&id) else { return false };
@@ -297,7 +324,7 @@ impl Region {
         state.wait_queue.next_us().map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
     }
 
-    /// Time has passed: what waited for it goes on.
+    /// Does what is due by now: lets requests go on that waited for their time, and flushes.
     pub fn poll(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
@@ -308,6 +335,7 @@ impl Region {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
             state.wait_queue.tidy(now.mono_us);
             self.heal_some(state);
+            self.patrol_some(state, now);
             effects.join(self.flush(state, true, now));
         } else if self.ledger().is_any_urgent() {
             effects.join(self.flush(state, false, now));
@@ -315,7 +343,7 @@ impl Region {
         effects
     }
 
-    /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
+    /// A small call for probes that does what others do: it writes a cell of its own, which is gone a moment later.
     pub fn trial(&self) -> Call {
         let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
         let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
@@ -335,7 +363,7 @@ impl Region {
         self.flush(state, true, now)
     }
 
-    /// Whether anything is pending or under way.
+    /// Whether anything is pending, under way or still to be told again.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.heal_next.is_some();
@@ -345,6 +373,16 @@ impl Region {
     /// Hits that were pending when the last flush began.
     pub fn pending_hits(&self) -> u64 {
         self.pending_hits.load(Ordering::Relaxed)
+    }
+
+    /// Hits that are held back, because their keys are far from their limits: the origin hears of them when there are more.
+    pub fn held_hits(&self) -> u64 {
+        self.held_hits.load(Ordering::Relaxed)
+    }
+
+    /// Before a clean stop: nothing is held back any more. What is the largest part of its limit is told first.
+    pub fn release_held(&self) {
+        self.ledger().release_held();
     }
 
     /// How long something has been pending that the origin does not know of.
@@ -359,13 +397,13 @@ impl Region {
             .map(|breaker| (breaker.is_open(), breaker.opened))
     }
 
-    /// A heartbeat was answered, or not. Nothing else may be going on that would show it.
+    /// Takes note of a heartbeat's end. When nothing else is asked, only heartbeats show how the store is.
     pub fn heartbeat_ended(&self, is_answered: bool, now: Now) {
         let state = &mut *self.state.lock();
         state.replays.record(is_answered, now.mono_us);
         if is_answered {
             state.presence.acknowledged(now.mono_us);
-            // Says nothing about strict limits, which may wait for replicas in vain.
+            // This says nothing about strict limits, which may wait for replicas in vain.
             state.checks.answered();
         } else {
             state.checks.record(false, now.mono_us);
@@ -376,12 +414,17 @@ impl Region {
         self.tell_requests(state);
     }
 
-    /// For how long it has been given up, if it is; for strict limits, or for the others.
+    /// The origin does not answer what it is told.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.state.lock().replays.is_open()
+    }
+
+    /// How long the store has been given up, for strict limits or for the others; `None` if it is not.
     pub fn down_for_us(&self, is_strict: bool, now: Now) -> Option<u64> {
         self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
     }
 
-    /// Whether a probe is due. A caller that is told so makes one, and says how it went with [`Region::probed`].
+    /// True if a probe is due. The caller then makes it, and says how it went with [`Region::probed`].
     pub fn wants_probe(&self, now: Now) -> bool {
         let state = &mut *self.state.lock();
         // One probe serves all.
@@ -389,7 +432,7 @@ impl Region {
         wanting.contains(&true)
     }
 
-    /// A probe has ended.
+    /// Takes note of what a probe has found.
     pub fn probed(&self, good: ProbeResult, now: Now) {
         let state = &mut *self.state.lock();
         state.checks.probed(good.checks, now.mono_us);
@@ -398,12 +441,12 @@ impl Region {
         self.tell_requests(state);
     }
 
-    /// The origin may have lost data: every key is told again, some at a time.
+    /// Has every key told again, some at a time, because the origin may have lost data.
     pub fn heal(&self) {
         self.state.lock().heal_next = Some(0);
     }
 
-    /// A call came back with an answer.
+    /// Takes the answer to a call.
     pub fn replied(&self, id: CallId, reply: &Reply, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
@@ -418,10 +461,15 @@ impl Region {
                 self.replayed(state, &slots, reply, now);
                 Effects::default()
             }
+            Some(PendingCall::Farewells { .. }) => {
+                state.replays.record(true, now.mono_us);
+                state.replays_under_way -= 1;
+                Effects::default()
+            }
         }
     }
 
-    /// A call came back without an answer, or not in time.
+    /// Takes note that a call had no answer, or none in time.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         state.unanswered_us = Some(now.mono_us);
@@ -438,14 +486,20 @@ impl Region {
                 slots.into_iter().for_each(|at| self.ledger().unacknowledged(at));
                 Effects::default()
             }
+            Some(PendingCall::Farewells { farewells }) => {
+                state.replays.record(false, now.mono_us);
+                state.replays_under_way -= 1;
+                farewells.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell));
+                Effects::default()
+            }
         }
     }
 
     fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {
         let mut origin = self.options.key_names.origin_key(key, is_sensitive);
         if self.store() == Store::Owner {
-            // A key that becomes strict starts there with what each process has accepted. Should it be the same server, that
-            // must not come on top of what is there from before.
+            // A key that becomes strict starts at the owner with what each process has accepted. If the owner is the
+            // same server as an origin, that must not come on top of what is there from before, so it has another name.
             origin.0[0] ^= 0xff;
         }
         origin

@@ -1,60 +1,72 @@
-//! What the origin has not heard of: which slots to tell it about, and how many at a time.
+//! What the origin has not heard of: which keys to tell it about, and how many at a time.
 //!
-//! Slots with pending hits stand in the table's queue; a flush takes them all and makes one message of each, however many
-//! requests made it. Nothing is dropped: the hits stay in the slot until the origin has answered, and a slot whose message
-//! came back without an answer goes into the queue again.
+//! Slots with pending hits stand in the table's queue. A flush takes them and tells each once, however many requests
+//! made it pending. Nothing is dropped: the hits stay in the slot until the origin has answered, and a slot whose
+//! message had no answer goes into the queue again.
 
-use crate::engine::table::SlotRef;
 use crate::regional::call::CallKey;
 
-/// Between two flushes.
+/// The time between two flushes.
 pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
 /// How long a replay may take before it is made again.
 pub(crate) const REPLAY_TIMEOUT_US: u64 = 100_000;
-/// Keys in one message, and cells of them: so few that the origin is busy with it for a millisecond or two. An exact window
-/// has seventeen.
+/// Keys in one message, and their cells, at most: so few that the origin is busy with them for a millisecond or two. An
+/// exact window has seventeen cells.
 pub(crate) const PARTS_MAX: usize = 64;
 pub(crate) const CELLS_MAX: usize = 2 * PARTS_MAX;
-/// Messages under way at most; a flush with more waits for the next.
+/// Messages under way at most; what is left waits for the next flush.
 pub(crate) const MESSAGES_MAX: usize = 64;
 /// Keys that are told again in one flush after the origin has lost its data: at this pace a million takes half a minute,
 /// and the origin has time for others.
 pub(crate) const HEALED_PER_FLUSH: usize = 2_000;
 
-/// Slots to tell the origin about, with what to tell.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReplayBatch {
-    pub slots: Vec<SlotRef>,
+/// What to tell the origin.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplayBatch<K> {
+    /// Whose totals they are, beside the parts: keys here by their slots, or keys that were given up.
+    pub keys: Vec<K>,
+    /// What is told of each key.
     pub parts: Vec<CallKey>,
     /// Cells of all parts.
     pub cells: usize,
 }
 
-impl ReplayBatch {
-    pub(crate) fn push(&mut self, slot: SlotRef, part: CallKey) {
+impl<K> Default for ReplayBatch<K> {
+    fn default() -> ReplayBatch<K> {
+        ReplayBatch { keys: Vec::new(), parts: Vec::new(), cells: 0 }
+    }
+}
+
+impl<K> ReplayBatch<K> {
+    pub(crate) fn push(&mut self, key: K, part: CallKey) {
         self.cells += part.cells.len();
-        self.slots.push(slot);
+        self.keys.push(key);
         self.parts.push(part);
+    }
+
+    /// There is no room for more in so many messages.
+    pub(crate) fn is_full(&self, messages: usize) -> bool {
+        self.parts.len() >= PARTS_MAX * messages || self.cells >= CELLS_MAX * messages
     }
 
     fn has_room_for(&self, part: &CallKey) -> bool {
         self.parts.len() < PARTS_MAX && self.cells + part.cells.len() <= CELLS_MAX
     }
 
-    /// In messages, each with keys of one Cluster slot if `slot_of` says which.
-    pub(crate) fn into_messages(self, slot_of: Option<fn(&CallKey) -> u16>) -> Vec<ReplayBatch> {
-        let mut messages: Vec<(Option<u16>, ReplayBatch)> = Vec::new();
-        for (slot, part) in self.slots.into_iter().zip(self.parts) {
+    /// Divides the batch into messages. If `slot_of` is given, each has keys of one Cluster slot.
+    pub(crate) fn into_messages(self, slot_of: Option<fn(&CallKey) -> u16>) -> Vec<ReplayBatch<K>> {
+        let mut messages: Vec<(Option<u16>, ReplayBatch<K>)> = Vec::new();
+        for (key, part) in self.keys.into_iter().zip(self.parts) {
             let of = slot_of.map(|slot_of| slot_of(&part));
             let open = match of {
                 None => messages.last_mut(),
                 Some(_) => messages.iter_mut().rev().find(|(other, _)| *other == of),
             };
             match open {
-                Some((_, message)) if message.has_room_for(&part) => message.push(slot, part),
+                Some((_, message)) if message.has_room_for(&part) => message.push(key, part),
                 _ => {
                     let mut message = ReplayBatch::default();
-                    message.push(slot, part);
+                    message.push(key, part);
                     messages.push((of, message));
                 }
             }
@@ -66,6 +78,7 @@ impl ReplayBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::table::SlotRef;
     use crate::engine::table::cell::CellUpdate;
     use crate::regional::call::{Measure, OriginKey};
 
@@ -86,7 +99,7 @@ mod tests {
             let sent = batch.into_messages(None);
             assert_eq!(sent.len(), messages, "{cells} cells a key");
             assert!(sent.iter().all(|message| message.cells <= CELLS_MAX && message.parts.len() <= PARTS_MAX));
-            assert_eq!(sent.iter().map(|message| message.slots.len()).sum::<usize>(), 256);
+            assert_eq!(sent.iter().map(|message| message.keys.len()).sum::<usize>(), 256);
         }
     }
 }

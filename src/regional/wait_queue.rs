@@ -1,8 +1,8 @@
 //! Who waits for which key, and what goes to the origin together.
 //!
-//! One live call for a key at a time: the origin tells a check that was already applied by its totals, so two of them with
-//! the same totals must not be under way at once. Whoever comes meanwhile waits, and all who wait go together in the next
-//! call. Calls for one key are spaced, so that a hot key costs the origin the same for any number of processes.
+//! A key has one call under way at a time. The origin recognises a check that it has already applied by its totals, so
+//! two with the same totals must not be under way at once. Requests that come meanwhile wait, and go together in the
+//! next call. Calls for one key are spaced, so that a hot key costs the origin the same for any number of processes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -14,21 +14,21 @@ use crate::engine::quota::QuotaRule;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest, steps};
 use crate::regional::call::{AskVerdict, OriginKey};
 
-/// Requests that go together at most: a call stays a matter of a millisecond for the origin.
+/// How many requests go together at most: so few that a call takes the origin about a millisecond.
 pub(crate) const TOGETHER_MAX: usize = 512;
 
-/// A request that waits for the origin.
+/// Names a request that waits for the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaitId(pub u64);
 
-/// What a waiting request is told.
+/// The outcome of a request's wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AskOutcome {
     Answered(StoreAnswer),
     /// Memory may be able to decide by now.
     Again,
-    /// Keys were read that the process did not know, so memory may be able to decide. What was read comes to this, if all
-    /// of it could be judged: a table that is too small may have given the keys up again.
+    /// Keys were read that the process did not know, so memory may be able to decide. A table that is too small may
+    /// have given them up again: so the answer that the reads come to is here, if all of it could be judged.
     Read(Option<StoreAnswer>),
     /// The origin gave no answer.
     NoAnswer,
@@ -37,18 +37,19 @@ pub enum AskOutcome {
 /// A waiting request.
 #[derive(Clone, Debug)]
 pub(crate) struct QueuedRequest {
+    /// The questions, and whether what is admitted is charged.
     pub store_request: StoreRequest,
-    /// For each question.
+    /// The key of each question at the origin, in their order.
     pub keys: SmallVec<[OriginKey; 2]>,
-    /// After this nobody waits for it any more.
+    /// Its deadline, in monotonic time: nobody waits for it any longer.
     pub until_us: u64,
-    /// It is part of a call.
+    /// It has become part of a call. Nothing reads this.
     pub is_asked: bool,
-    /// Read because the origin does not know this process's hits; nobody waits.
+    /// It reads a key that this process has hits for without knowing its own field. Nobody waits for it.
     pub is_background: bool,
-    /// Calls it is part of that have not come back: several in a Cluster.
+    /// How many calls it is part of that have not come back: several in a Cluster.
     pub calls: usize,
-    /// What the calls that have come back said.
+    /// What the calls that have come back said about each check.
     answers: SmallVec<[CheckAnswer; 4]>,
     is_admitted: bool,
     /// One of the calls only read.
@@ -76,7 +77,7 @@ impl QueuedRequest {
         }
     }
 
-    /// Takes one call's verdict; `questions` are those that were its needs, in order.
+    /// Takes one call's verdict. `questions` are those that were its needs, in order.
     pub(crate) fn hear(&mut self, verdict: &AskVerdict, questions: &[usize], is_read: bool) {
         self.calls = self.calls.saturating_sub(1);
         self.has_read |= is_read;
@@ -92,7 +93,7 @@ impl QueuedRequest {
         }
     }
 
-    /// Judges by what reads have found to be counted: within a request, a key counts down.
+    /// Judges by what reads have found to be counted. Checks of the request on one key add up.
     pub(crate) fn judge(&mut self, counted: &HashMap<OriginKey, i64>) {
         let mut waiting: HashMap<OriginKey, u64> = HashMap::new();
         for (key, asked) in self.keys.iter().zip(&self.store_request.questions) {
@@ -112,20 +113,21 @@ impl QueuedRequest {
         }
     }
 
-    /// What reads come to, if all that was to be judged could be. Nothing of it is charged.
+    /// The answer that reads come to, if all that was to be judged could be. Nothing of it is charged.
     pub(crate) fn settled_by_reads(&self) -> Option<StoreAnswer> {
         let is_judged = |asked: &StoreQuestion| self.answers.get(asked.check) != Some(&CheckAnswer::NotAsked);
         let mut judged = self.store_request.questions.iter().filter(|asked| asked.kind.is_judged());
         judged.all(is_judged).then(|| StoreAnswer { is_charged: false, ..self.settled(true) })
     }
 
-    /// The answer of all calls together. One call knows all needs; of several, none knows the quota groups of the others.
+    /// The answer of all calls together. A single call knows all needs. If there are several (`is_split`), none of them
+    /// knows the quota groups of the others.
     pub(crate) fn settled(&self, is_split: bool) -> StoreAnswer {
         let is_admitted = if is_split { self.is_admitted_by_all() } else { self.is_admitted };
         StoreAnswer { is_admitted, is_charged: self.store_request.charges, checks: self.answers.clone() }
     }
 
-    /// The quota groups of needs that did not fit, and [`QuestionKind::Fits`] if one did not that denies alone.
+    /// The quota groups of needs that did not fit, and [`QuestionKind::Fits`] if a need did not fit that denies alone.
     pub(crate) fn groups_over(&self) -> HashSet<QuestionKind> {
         let is_over = |asked: &&StoreQuestion| {
             steps::count();
@@ -153,19 +155,21 @@ impl QueuedRequest {
     }
 }
 
-/// What is going on with a key.
+/// Whether a call for a key may go, and who waits for it.
 #[derive(Clone, Debug, Default)]
 struct KeyState {
+    /// A call is under way.
     is_busy: bool,
-    /// The next call is not made before.
+    /// No call goes before this.
     free_at_us: u64,
     waiting: VecDeque<WaitId>,
 }
 
-/// Everyone who waits.
+/// All requests that wait, and what for.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     next_id: u64,
+    /// Every request without an answer, whether a call about it is under way or not.
     pub waiting: HashMap<WaitId, QueuedRequest>,
     keys: HashMap<OriginKey, KeyState>,
     /// Keys with requests that wait for the spacing to pass.
@@ -186,7 +190,7 @@ impl WaitQueue {
         self.start_with(id, &HashSet::new(), now_us)
     }
 
-    /// Starts a request that goes together with others, which have made the keys of `together` busy.
+    /// Starts a request that goes together with others. They have made the keys of `together` busy.
     fn start_with(&mut self, id: WaitId, together: &HashSet<OriginKey>, now_us: u64) -> bool {
         let Some(waiting) = self.waiting.get(&id) else { return false };
         let keys = waiting.keys.clone();
@@ -213,13 +217,14 @@ impl WaitQueue {
         true
     }
 
-    /// A call about these keys is over, the next is not made before that moment. Returns the keys that can go on at once.
+    /// Takes note that a call about these keys is over. The next is not made before `free_at_us`. Returns the keys that
+    /// can go on at once.
     pub(crate) fn free(&mut self, keys: &[OriginKey], free_at_us: u64, now_us: u64) -> Vec<OriginKey> {
         let mut ready = Vec::new();
         for key in keys {
             let Some(state) = self.keys.get_mut(key) else { continue };
             state.is_busy = false;
-            // More than one call can take do not wait for the spacing as well.
+            // If more wait than one call can take, they do not wait for the spacing as well.
             state.free_at_us = if state.waiting.len() > TOGETHER_MAX { now_us } else { free_at_us };
             match (state.waiting.is_empty(), now_us >= state.free_at_us) {
                 (true, true) => drop(self.keys.remove(key)),
@@ -231,7 +236,7 @@ impl WaitQueue {
         ready
     }
 
-    /// When the first of those that are spaced may go.
+    /// When the spacing of the first key has passed.
     pub(crate) fn next_us(&self) -> Option<u64> {
         self.spaced.iter().filter_map(|key| self.keys.get(key)).map(|state| state.free_at_us).min()
     }
@@ -250,7 +255,7 @@ impl WaitQueue {
         self.keys.retain(|_, state| state.is_busy || !state.waiting.is_empty() || now_us < state.free_at_us);
     }
 
-    /// Those who wait for a key, at most so many, and are still there.
+    /// Takes requests that wait for a key and have not been withdrawn, but no more than one call can take.
     pub(crate) fn take_waiting(&mut self, key: &OriginKey) -> Vec<WaitId> {
         let Some(state) = self.keys.get_mut(key).filter(|state| !state.is_busy) else { return Vec::new() };
         let mut taken = Vec::new();
@@ -263,11 +268,11 @@ impl WaitQueue {
         taken
     }
 
-    /// Starts those who waited for a key, together. Those whose other keys are busy wait for these. What did not fit into
-    /// one call is started after it.
+    /// Starts requests that waited for a key, together. If another of their keys is busy, they wait for that one. Those
+    /// that did not fit into one call are started after it.
     pub(crate) fn start_together(&mut self, key: &OriginKey, ids: &[WaitId], now_us: u64) -> Vec<WaitId> {
         let mut together = HashSet::new();
-        // Whoever is left in the queue stays behind these.
+        // Requests that are left in the queue stay behind these.
         let rest = self.keys.get_mut(key).map(|state| std::mem::take(&mut state.waiting)).unwrap_or_default();
         let mut started = Vec::with_capacity(ids.len());
         for id in ids {
@@ -287,7 +292,7 @@ impl WaitQueue {
         started
     }
 
-    /// Nobody waits for a request any more. True if it had no answer yet.
+    /// Withdraws a request. True if it had no answer yet.
     pub(crate) fn give_up(&mut self, id: WaitId) -> bool {
         self.waiting.remove(&id).is_some()
     }

@@ -1,23 +1,24 @@
-//! Has the origin lost data? What a process remembers of it, to tell.
+//! Has the origin lost data? A process remembers enough of it to tell.
 //!
-//! Two things give a loss away. The incarnation is made with the data and goes with it, so that another one means that
+//! Two things give a loss away. The incarnation is made with the data and goes with it. So another one means that
 //! everything is gone, whoever noticed it first and whatever became of the heartbeats meanwhile. The run ids name the
-//! servers: behind another one the data may be older. A restart changes both and is one loss: after one of them has
-//! told of it, the next change of the other is ignored.
+//! servers: behind another one the data may be older. A restart changes both and is one loss: when one of them has told
+//! of it, the next change of the other is ignored.
 
 /// What is remembered of the origin.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     incarnation: Option<u64>,
     run_ids: Vec<String>,
-    /// What changes next belongs to a loss that is known.
+    /// The next change of the incarnation belongs to a loss that is known.
     is_incarnation_excused: bool,
+    /// The next change of the run ids belongs to a loss that is known.
     are_run_ids_excused: bool,
 }
 
 impl Witness {
-    /// A heartbeat was answered. True if what the origin was told before is lost. Before the first heartbeat nobody knows
-    /// which data a call was about; `has_told` says that there was one.
+    /// Takes the incarnation that a heartbeat heard. True if the origin has lost what it was told before. Before the
+    /// first heartbeat nobody knows which data a call was about; `has_told` says that there was one.
     pub fn hear_incarnation(&mut self, incarnation: u64, has_told: bool) -> bool {
         let is_excused = std::mem::take(&mut self.is_incarnation_excused);
         let is_lost = match self.incarnation.replace(incarnation) {
@@ -28,7 +29,7 @@ impl Witness {
         is_lost
     }
 
-    /// The servers behind the origin have said who they are. True if one of them is new, and may have older data.
+    /// Takes the run ids of the servers behind the origin. True if one of them is new, and may have older data.
     pub fn hear_run_ids(&mut self, run_ids: &[String]) -> bool {
         let is_excused = std::mem::take(&mut self.are_run_ids_excused);
         let before = std::mem::replace(&mut self.run_ids, run_ids.to_vec());

@@ -35,7 +35,9 @@ impl Default for Bounds {
 /// One key and value of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorEntry<'a> {
+    /// At most [`KEY_BYTES_MAX`] bytes; may be empty.
     pub key: &'a str,
+    /// At most [`VALUE_BYTES_MAX`] bytes; may be empty.
     pub value: &'a str,
 }
 
@@ -107,19 +109,24 @@ impl Unit {
 /// A limit that the request brings along (`descriptor.limit`), in place of the rule's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitOverride {
+    /// Hits that the limit admits in a unit; 0 admits none.
     pub requests_per_unit: u32,
+    /// Its length is the limit's window.
     pub unit: Unit,
 }
 
 /// The entries to find a rule for, what they cost, and the limit they bring along, if any.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
+    /// In the order in which Envoy lists them: rules match them level by level.
     pub entries: SmallVec<[DescriptorEntry<'a>; 4]>,
+    /// What each limit that the descriptor meets is charged.
     pub hits: Hits,
+    /// Takes the place of the limits of the rule. `None` leaves them in force.
     pub limit: Option<LimitOverride>,
 }
 
-/// A request that has passed the edge.
+/// A request that is within its bounds.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     domain: &'a str,
@@ -127,7 +134,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Checks what arrived against the bounds.
+    /// Checks what has arrived against the bounds.
     pub fn new(
         domain: &'a str,
         descriptors: SmallVec<[Descriptor<'a>; 2]>,
@@ -171,7 +178,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Why a request is not answered. The first two texts are those that users of envoyproxy/ratelimit know.
+/// Why a request is not answered. `descriptor` counts from 0, `unit` is the number in the message. Users of
+/// envoyproxy/ratelimit know the first two texts.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum RequestError {
     #[error("rate limit domain must not be empty")]

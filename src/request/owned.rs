@@ -1,7 +1,7 @@
-//! A request that outlives the message it was read from: what a request keeps while it waits.
+//! A request that outlives the message it was read from: kept while the request waits.
 //!
-//! All its text is in one piece, so that a wait costs a few allocations, and the request it was is put together again without
-//! reading or checking anything.
+//! All its text is in one piece. So a wait costs a few allocations, and the request is put together again without reading or
+//! checking anything.
 
 use smallvec::SmallVec;
 
@@ -12,13 +12,14 @@ use crate::request::{Descriptor, DescriptorEntry, Hits, LimitOverride, Request};
 pub(crate) struct OwnedRequest {
     /// The domain, then the keys and values of all entries, in order.
     text: Box<str>,
+    /// The domain's length.
     domain_bytes: usize,
     descriptors: Box<[OwnedDescriptor]>,
 }
 
 #[derive(Clone, Debug)]
 struct OwnedDescriptor {
-    /// How long key and value of each entry are.
+    /// The lengths of each entry's key and value, in bytes.
     entries: SmallVec<[(usize, usize); 4]>,
     hits: Hits,
     limit: Option<LimitOverride>,
@@ -48,7 +49,7 @@ impl From<&Request<'_>> for OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// The request as it was, which borrows from this.
+    /// The request as it was, borrowed from this one.
     pub(crate) fn as_request(&self) -> Request<'_> {
         let (domain, mut rest) = self.text.split_at(self.domain_bytes);
         let mut take = |bytes: usize| {

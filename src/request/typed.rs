@@ -1,4 +1,4 @@
-//! A descriptor as people type it: `key=value,key2=value2`, the same for every command and page that takes one.
+//! A descriptor as people type it: `key=value,key2=value2`. Every command and page that takes a descriptor reads it here.
 
 use std::fmt;
 
@@ -9,7 +9,8 @@ use crate::request::DescriptorEntry;
 pub struct TypedDescriptor(Vec<(String, String)>);
 
 impl TypedDescriptor {
-    /// Reads `key=value,key2=value2`. The first `=` separates; commas and backslashes in values are escaped.
+    /// Reads `key=value,key2=value2`. The first `=` of an entry separates; a backslash goes before commas and backslashes in
+    /// values.
     pub fn read(text: &str) -> Result<TypedDescriptor, String> {
         let mut parts = vec![String::new()];
         let mut chars = text.chars();

@@ -1,10 +1,10 @@
-//! Literals at one end of a value: which of them does it begin with, or end with? One way down a tree tells, of however
-//! many lengths they are.
+//! Literals at one end of a value: which of them does it begin with, or end with? One descent of a tree tells, however
+//! many lengths they have.
 //!
-//! The way down looks only at the bytes in which literals differ, one for each branch, and ends at a literal which is the
-//! only one that the value may begin with, but for those that this one begins with itself. So one comparison is enough.
+//! The descent looks only at the bytes in which literals differ, one for each branch. It ends at one literal: the value
+//! can begin only with this one, or with others that this one begins with itself. So one comparison is enough.
 
-/// Which end.
+/// The end of the value that is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Front,
@@ -17,9 +17,9 @@ pub(super) struct Ends<T> {
     end: End,
     /// In the order of their bytes as seen from the end.
     literals: Vec<Literal<T>>,
-    /// The first is where the way begins.
+    /// The first is the root.
     branches: Vec<Branch>,
-    /// Into `branches`, for the bytes of each branch one after the other.
+    /// Indices into `branches`. Each branch has a run of them, by byte; `None` where no literal goes on.
     children: Vec<Option<u32>>,
 }
 
@@ -27,26 +27,28 @@ pub(super) struct Ends<T> {
 struct Literal<T> {
     text: Box<[u8]>,
     filed: T,
-    /// The longest of the other literals that this one begins with.
+    /// The longest of the other literals that this one begins with, by its index.
     shorter: Option<u32>,
 }
 
-/// Where literals part that have begun alike.
+/// A place where literals part that began alike.
 #[derive(Clone, Copy, Debug)]
 struct Branch {
-    /// How long they are alike.
+    /// How many bytes they have in common.
     depth: u32,
-    /// The first of them: if the way ends here, the value can only begin with this one or with those it begins with.
+    /// The first of them. If the descent ends here, the value can begin only with this one or with those it begins
+    /// with.
     literal: u32,
-    /// Its part of `children`.
+    /// Where its run of `children` starts.
     children: u32,
+    /// The length of that run.
     children_count: u16,
-    /// The byte of the first child.
+    /// The byte that the run starts with.
     first: u8,
 }
 
 impl<T> Ends<T> {
-    /// No two literals are the same, and none is empty.
+    /// No two literals may be the same, and none may be empty.
     pub(super) fn new<'l>(end: End, literals: impl IntoIterator<Item = (&'l str, T)>) -> Ends<T> {
         let seen = |text: &str| match end {
             End::Front => text.bytes().collect::<Vec<u8>>(),
@@ -81,7 +83,8 @@ impl<T> Ends<T> {
         })
     }
 
-    /// The literal at the end of the way, and how much of it the value begins with. `byte` counts from the end.
+    /// The literal at the end of the descent, and how many of its bytes the value has. `byte` counts from the end that
+    /// is looked at.
     #[inline]
     fn descend(&self, value: &[u8], byte: impl Fn(usize) -> Option<u8>) -> (Option<u32>, usize) {
         let Some(mut branch) = self.branches.first() else { return (None, 0) };
@@ -89,7 +92,7 @@ impl<T> Ends<T> {
             branch = child;
         }
         let text = &*self.literals[branch.literal as usize].text;
-        // Mostly it is the one, and to compare it as a whole is faster than byte by byte.
+        // Mostly the value has all of the literal, and comparing it as a whole is faster than byte by byte.
         let common = match self.end {
             End::Front if value.starts_with(text) => text.len(),
             End::Back if value.ends_with(text) => text.len(),
@@ -110,8 +113,8 @@ impl<T> Ends<T> {
     }
 }
 
-/// Makes the branches of sorted literals, and their children. Literals may part very often, so that this must not call
-/// itself.
+/// Makes the branches of sorted literals, and their children. Must not call itself, because literals may part very
+/// often.
 fn grow(literals: &[&[u8]]) -> (Vec<Branch>, Vec<Option<u32>>) {
     let mut branches = Vec::new();
     let mut children = Vec::new();
@@ -149,7 +152,7 @@ fn grow(literals: &[&[u8]]) -> (Vec<Branch>, Vec<Option<u32>>) {
     (branches, children)
 }
 
-/// Of sorted literals, for each the longest of the others that it begins with: that one comes before it.
+/// For each of the sorted literals, the longest other one that it begins with. That one comes before it.
 fn link_shorter(literals: &[&[u8]]) -> Vec<Option<u32>> {
     let mut begun: Vec<usize> = Vec::new();
     let mut shorter = Vec::with_capacity(literals.len());
@@ -161,7 +164,7 @@ fn link_shorter(literals: &[&[u8]]) -> Vec<Option<u32>> {
     shorter
 }
 
-/// How many bytes are the same, from the start.
+/// How many bytes both have in common from the start.
 #[inline]
 fn common<'b>(one: impl Iterator<Item = &'b u8>, other: impl Iterator<Item = &'b u8>) -> usize {
     one.zip(other).take_while(|(a, b)| a == b).count()

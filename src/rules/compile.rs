@@ -1,6 +1,6 @@
 //! From rule files to the tree that requests are matched against.
 //!
-//! Here is what needs more than one descriptor to see: duplicates, domains spread over files, rule ids.
+//! Checks what takes more than one descriptor to see: duplicates, domains spread over files, rule ids.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +16,7 @@ use crate::rules::tree::{KeysByName, Label, Number, Tree, TreeNode, Values};
 use crate::rules::wildcard::{Pattern, Patterns};
 use crate::rules::{Domain, OVERRIDE_RULE_ID, Options};
 
-/// Builds the domains of a load. Problems are reported; what is built is only good if none of them is an error.
+/// Builds the domains of a load. Problems are reported; the result is good only if none of them is an error.
 pub(crate) fn compile(
     files: Vec<DomainFile>,
     options: &Options,
@@ -77,11 +77,12 @@ struct Compiler<'c> {
     tree: Tree,
     problems: &'c mut Problems,
     ids: HashSet<String>,
-    /// The length of all rule ids together.
+    /// The length of all rule ids of the domain together.
     id_bytes: usize,
 }
 
-/// Rule ids repeat what is above them, so that deep trees of long names come to much more than their files.
+/// The most bytes of rule ids in a domain. Ids repeat what is above them, so that deep trees of long names come to much
+/// more than their files.
 const ID_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// The way down to a level.
@@ -99,7 +100,7 @@ struct Path {
 struct PathStep {
     key: Arc<str>,
     written: Arc<str>,
-    /// Values differ from request to request, each has its own count, and they may be shown.
+    /// Requests bring different values here, each has its own count, and they may be shown.
     has_open_value: bool,
     value_to_metric: bool,
 }
@@ -123,11 +124,12 @@ impl PathStep {
 struct KeyChildren<'f> {
     values: Values,
     patterns: Vec<(Pattern, TreeNode)>,
+    /// Where each value is declared; `None` is the key alone.
     places: Vec<(Option<&'f str>, FilePosition)>,
 }
 
 impl Compiler<'_> {
-    /// Compiles the descriptors of one level; returns its index. `path` is the rule id so far.
+    /// Compiles the descriptors of one level and returns its index. `path` is the way down to it.
     fn level(&mut self, descriptors: &[(&Arc<str>, &DescriptorFile)], path: &Path) -> Number {
         let index = self.tree.levels.len();
         self.tree.levels.push(KeysByName::default());
@@ -236,7 +238,7 @@ impl Compiler<'_> {
         id
     }
 
-    /// A node that leads nowhere yet, and its label.
+    /// Makes a node that leads nowhere yet, and its label.
     fn label(&mut self, file: &Arc<str>, descriptor: &DescriptorFile, path: &str) -> TreeNode {
         let at = FilePosition { file: file.clone(), position: descriptor.at };
         self.tree.labels.push(Label { path: path.into(), at });
@@ -292,7 +294,7 @@ fn limit(file: &LimitFile) -> Option<Limit> {
             limit,
             window_ms: terms.window_ms,
             algorithm: terms.algorithm,
-            // A limit of zero denies everything, at once too.
+            // A limit of zero denies everything, a burst too.
             burst: terms.burst.filter(|_| terms.algorithm.is_bucket() && limit > 0).unwrap_or(limit),
         },
         name: name(file),
@@ -302,7 +304,8 @@ fn limit(file: &LimitFile) -> Option<Limit> {
     })
 }
 
-/// Wildcards behind one that matches all that they match, and keys alone behind a `*`, are never reached.
+/// Warns of wildcards behind one that matches all that they match, and of keys alone beside a `*`: neither is ever
+/// reached.
 fn warn_of_shadowed(
     (key, is_sensitive): (&str, bool),
     all: &Patterns,

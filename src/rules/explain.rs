@@ -11,7 +11,7 @@ use crate::rules::problem::FilePosition;
 use crate::rules::tree::{Number, Tree, TreeNode, Via};
 use crate::rules::wildcard::Patterns;
 
-/// Rules passed over that are named for one entry; the rest is counted.
+/// How many rules passed over are named for one entry. The rest is counted.
 const PASSED_OVER_MAX: usize = 20;
 
 /// One entry of the descriptor and what became of it.
@@ -19,8 +19,9 @@ const PASSED_OVER_MAX: usize = 20;
 pub(crate) struct MatchStep {
     /// `key=value` as asked.
     pub entry: String,
-    /// The node it leads to.
+    /// The node that the entry leads to. `None` ends the walk.
     pub chosen: Option<Chosen>,
+    /// What else stands below the key, with the reason; at most `PASSED_OVER_MAX`.
     pub passed_over: Vec<PassedOver>,
     /// How many more were passed over.
     pub passed_over_more: usize,
@@ -28,28 +29,38 @@ pub(crate) struct MatchStep {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Chosen {
+    /// The way down to the node, in the form of a rule id.
     pub path: String,
+    /// Where its descriptor starts in the rule file.
     pub at: FilePosition,
+    /// How the value meets it, in words.
     pub why: &'static str,
-    /// The value has a count of its own.
+    /// Each value that leads here has a count of its own.
     pub is_counted_by_value: bool,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct PassedOver {
+    /// The way down to the node, in the form of a rule id.
     pub path: String,
+    /// Where its descriptor starts in the rule file.
     pub at: FilePosition,
+    /// Why the entry does not lead there, in words.
     pub why: String,
 }
 
 /// The whole walk.
 #[derive(Debug)]
 pub(crate) struct Explanation<'r> {
+    /// Whose rules were walked through.
     pub domain: &'r str,
+    /// All entries of the descriptor, even those that the walk did not reach.
     pub asked: Vec<DescriptorEntry<'r>>,
+    /// One for each entry that was looked up.
     pub steps: Vec<MatchStep>,
+    /// What the last entry leads to. `None` if nothing limits the descriptor.
     pub rule: Option<&'r Rule>,
-    /// Values that are part of the key.
+    /// The values that are part of the key. Complete only if there is a rule.
     pub identifier: Vec<String>,
     /// Why there is no rule, or a sentence on the one there is.
     pub outcome: String,

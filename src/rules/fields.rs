@@ -15,7 +15,9 @@ use crate::rules::yaml::{NodeKind, YamlNode};
 /// A value and where it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Located<T> {
+    /// As read, converted to its type.
     pub value: T,
+    /// The value's first character in the file, where problems with it are reported.
     pub at: Position,
 }
 
@@ -23,8 +25,8 @@ pub(crate) struct Located<T> {
 pub(crate) struct ProblemSink<'p> {
     file: &'p Arc<str>,
     problems: &'p mut Problems,
-    /// Unknown keys that have been reported, by where they stand and what was expected there, and what they were probably
-    /// meant to be. Aliases bring the same key again and again.
+    /// What reported unknown keys were probably meant to be, by their place and the kind of map that was expected
+    /// there. Aliases bring the same key again and again; it is reported once.
     unknown: HashMap<(Position, &'static str), Option<&'static str>>,
 }
 
@@ -50,10 +52,12 @@ impl<'p> ProblemSink<'p> {
     }
 }
 
-/// One of the three kinds of map in a rule file, and the keys that belong there.
+/// One of the four kinds of map in a rule file, and the keys that belong there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MapShape {
+    /// With its article, as messages call it.
     pub name: &'static str,
+    /// All keys that may stand in it. Help names the first two as examples.
     pub keys: &'static [&'static str],
 }
 
@@ -95,7 +99,7 @@ pub(crate) const LIMIT: MapShape = MapShape {
 };
 pub(crate) const REPLACES: MapShape = MapShape { name: "a replaces entry", keys: &["name"] };
 
-/// The keys that envoyproxy/ratelimit knows; it looks for them at every level alike.
+/// The keys that envoyproxy/ratelimit knows. It looks for all of them at every level.
 const REFERENCE_KEYS: &[&str] = &[
     "domain",
     "key",
@@ -123,9 +127,10 @@ struct FieldValue {
 
 /// The fields of one map.
 pub(crate) struct MapFields {
+    /// Where the map starts. Problems with a missing field are reported here.
     pub at: Position,
     fields: Vec<FieldValue>,
-    /// Known keys that a misspelt one was probably meant to be: they are not missing as well.
+    /// Known keys that a misspelt key was probably meant to be. They are not reported as missing too.
     meant: Vec<&'static str>,
 }
 
@@ -180,7 +185,7 @@ impl MapFields {
         Some(fields)
     }
 
-    /// `<<: *anchor`: what is not given here comes from there.
+    /// `<<: *anchor`: takes from there what is not given here.
     fn merge(&mut self, node: &YamlNode, shape: MapShape, report: &mut ProblemSink<'_>) {
         let sources: Vec<&YamlNode> = match &node.kind {
             NodeKind::Map(_) => vec![node],
@@ -205,7 +210,7 @@ impl MapFields {
         if shape.keys.contains(&key) {
             return true;
         }
-        // Descriptors first: most of what is misplaced in a limit belongs there.
+        // Descriptors first: most keys that are misplaced in a limit belong there.
         let home = [DESCRIPTOR, ROOT, LIMIT].into_iter().find(|other| other.keys.contains(&key));
         if let Some(home) = home {
             let message = format!("the key '{key}' belongs into {}, not into {}", home.name, shape.name);
@@ -226,17 +231,17 @@ impl MapFields {
         false
     }
 
-    /// Whether a key is there, or something that was probably meant to be it.
+    /// Whether a key is there, or another one that was probably meant to be it.
     pub(crate) fn mentions(&self, key: &str) -> bool {
         self.get(key).is_some() || self.is_misspelt(key)
     }
 
-    /// Whether something else was probably meant to be this key.
+    /// Whether an unknown key was probably meant to be this one.
     pub(crate) fn is_misspelt(&self, key: &str) -> bool {
         self.meant.contains(&key)
     }
 
-    /// Whether a key that is there can't be read, or is misspelt: what is wrong has been said.
+    /// Whether a key is there but can't be read, or is misspelt. Either has been reported already.
     pub(crate) fn is_spoilt<T>(&self, key: &str, read: Option<&T>) -> bool {
         read.is_none() && (self.node(key).is_some() || self.is_misspelt(key))
     }
@@ -263,7 +268,8 @@ impl MapFields {
             return None;
         };
         if let Meaning::Float(_) = scalar.meaning() {
-            // Whether a value is sensitive is known only when all descriptors of its domain have been read.
+            // The value is not quoted: whether it is sensitive is known only when all descriptors of its domain have
+            // been read.
             let (number, quoted) = match key {
                 "value" => ("a floating-point number".to_owned(), "…".to_owned()),
                 _ => (format!("the number {}", excerpt(&scalar.text)), excerpt(&scalar.text)),
@@ -278,7 +284,8 @@ impl MapFields {
         Some(Located { value: scalar.text.clone(), at: node.at })
     }
 
-    /// A word that must be one of few: anything that is not text gets the choices as help.
+    /// One of few words. A map, a list or a floating-point number is reported, with the choices as help; any other text
+    /// is for the caller to check.
     pub(crate) fn choice(&self, key: &str, help: &str, report: &mut ProblemSink<'_>) -> Option<Located<String>> {
         let node = self.node(key)?;
         match node.as_scalar() {
@@ -297,7 +304,7 @@ impl MapFields {
         self.boolean_or_spoilt(key, report).unwrap_or(false)
     }
 
-    /// A boolean, or `None` if what is there is none. Absent is false.
+    /// A boolean, or `None` if something else stands there. Absent is false.
     pub(crate) fn boolean_or_spoilt(&self, key: &str, report: &mut ProblemSink<'_>) -> Option<bool> {
         let Some(node) = self.node(key) else { return Some(false) };
         let value = node.as_scalar().and_then(|scalar| match scalar.meaning() {
@@ -314,7 +321,7 @@ impl MapFields {
         value
     }
 
-    /// A whole number in a range.
+    /// A whole number from `min` to `u32::MAX`.
     pub(crate) fn number(&self, key: &str, min: u32, report: &mut ProblemSink<'_>) -> Option<Located<u32>> {
         let node = self.node(key)?;
         let help = format!("write {key}: N with N from {min} to {}, without quotes", u32::MAX);
@@ -327,7 +334,7 @@ impl MapFields {
                     node.describe()
                 );
                 let help = "write the number without leading zeros";
-                // What is not octal either is no number to anybody, however lenient.
+                // `089` is not octal either. It is no number to anybody, so this is an error, however lenient.
                 let Some(value) = scalar.and_then(Scalar::octal) else {
                     report.error(node.at, message, help);
                     return None;
@@ -413,15 +420,15 @@ fn string_key<'n>(key: &'n YamlNode, report: &mut ProblemSink<'_>) -> Option<&'n
     }
 }
 
-/// The longest key that is compared with those that are known: what is longer resembles none of them, and comparing takes
-/// time and memory by its length.
+/// The longest key that is compared with the known ones. A longer key resembles none of them, and comparing takes time
+/// and memory by its length.
 const LIKENESS_BYTES_MAX: usize = 64;
 
 /// Reports a key that belongs nowhere. Returns what it was probably meant to be.
 fn report_unknown(key: &str, at: Position, shape: MapShape, report: &mut ProblemSink<'_>) -> Option<&'static str> {
     let unspaced = key.split_once(':').and_then(|(start, rest)| Some((known(shape, start)?, rest)));
     let (shown, meant, help) = match unspaced {
-        // A value may be sensitive.
+        // The value may be sensitive, so it is not shown.
         Some(("value", _)) => {
             ("value:…".to_owned(), Some("value"), "write a space after the colon: value: …".to_owned())
         }
@@ -435,14 +442,14 @@ fn report_unknown(key: &str, at: Position, shape: MapShape, report: &mut Problem
         },
     };
     report.error(at, format!("config error, unknown key '{shown}'"), help);
-    // Bounded by what is reported.
+    // The map holds no more keys than errors are kept.
     if !report.problems.is_full() {
         report.unknown.insert((at, shape.name), meant);
     }
     meant
 }
 
-/// The known key that this one resembles most, if it does.
+/// The known key that this one resembles most, if any is near enough.
 fn nearest(key: &str, shape: MapShape) -> Option<&'static str> {
     if key.len() > LIKENESS_BYTES_MAX {
         return None;
@@ -472,7 +479,7 @@ mod tests {
     fn a_long_unknown_key_is_not_compared_with_those_that_are_known() {
         assert_eq!((nearest("sensitve", DESCRIPTOR), nearest("colour", DESCRIPTOR)), (Some("sensitive"), None));
         let long = "x".repeat(1 << 20);
-        // A comparison keeps numbers for each letter.
+        // A comparison would allocate for each letter.
         let compared = allocation_counter::measure(|| assert_eq!(nearest(&long, DESCRIPTOR), None));
         assert_eq!(compared.bytes_total, 0);
     }

@@ -1,6 +1,6 @@
 //! A rule file as written: typed, every value with its position, checked as far as one descriptor alone allows.
 //!
-//! What needs a look at several descriptors or files (duplicates, merging) is `compile.rs`'s.
+//! `compile.rs` checks what takes several descriptors or files to see (duplicates, merging).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,35 +14,49 @@ use crate::rules::problem::{Position, Problems};
 use crate::rules::scalar::excerpt;
 use crate::rules::yaml::{self, YamlNode};
 
-/// Limits on one descriptor. Each is a counter per key.
+/// The most limits on one descriptor. Each takes a counter per key.
 pub(crate) const LIMITS_PER_RULE_MAX: usize = 8;
 
 /// One document: a domain and its descriptors.
 #[derive(Debug)]
 pub(crate) struct DomainFile {
+    /// The name of the text that the document is in. One text may hold several documents.
     pub file: Arc<str>,
+    /// Never empty. A second document of this name is an error, unless domains are merged.
     pub domain: Located<String>,
+    /// The first level, in the order of declaration. Broken descriptors are reported and left out.
     pub descriptors: Vec<DescriptorFile>,
 }
 
 #[derive(Debug)]
 pub(crate) struct DescriptorFile {
+    /// Where the descriptor starts. Its rule is shown with this place.
     pub at: Position,
     /// Nothing was written below the key: no limits and no nested descriptors, not even broken ones.
     pub is_bare: bool,
+    /// The key of an entry that Envoy sends; never empty.
     pub key: Located<String>,
     /// `None` matches any value; with a `*` it is a pattern.
     pub value: Option<Located<String>>,
+    /// All apply at once. Empty if this descriptor limits nothing itself.
     pub limits: Vec<LimitFile>,
+    /// The next level.
     pub descriptors: Vec<DescriptorFile>,
+    /// The limits count and report, but never deny. Not inherited.
     pub shadow_mode: bool,
+    /// The limits deny only together with all other quota descriptors of the request. Not inherited.
     pub quota_mode: bool,
+    /// Metrics of this rule name every open value on the way to it. Not inherited.
     pub detailed_metric: bool,
+    /// Metrics of this rule and of those below name the value at this level, if it is open.
     pub value_to_metric: bool,
+    /// All values that the wildcard matches share one count. An error unless the value is a wildcard.
     pub share_threshold: bool,
-    /// Where that is written, if it is.
+    /// Where `share_threshold` is written, or the descriptor if it is not.
     pub share_threshold_at: Position,
+    /// Values of this key are shown only as digests, anywhere in the domain.
     pub sensitive: bool,
+    /// Returned with requests that the rule lets pass. `None` if absent or broken.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
@@ -54,8 +68,11 @@ impl DescriptorFile {
 
 #[derive(Debug)]
 pub(crate) struct LimitFile {
+    /// Where the map of the limit starts.
     pub at: Position,
+    /// What Envoy is told as the limit's name, and `replaces` refers to. `None` if absent or empty.
     pub name: Option<Located<String>>,
+    /// Names of limits that are dropped from the same request. The limit's own name is refused.
     pub replaces: Vec<Located<String>>,
     /// `None` is unlimited.
     pub terms: Option<TermsFile>,
@@ -63,15 +80,26 @@ pub(crate) struct LimitFile {
 
 #[derive(Debug)]
 pub(crate) struct TermsFile {
+    /// Hits per window. 0 denies everything; so does a missing number, with a warning.
     pub requests_per_unit: u32,
+    /// From `unit` or `window`, within `WINDOW_MS_MIN` and `WINDOW_MS_MAX`.
     pub window_ms: u64,
+    /// Where the value of `unit` or `window` stands.
     pub window_at: Position,
+    /// `Algorithm::DEFAULT` if absent.
     pub algorithm: Algorithm,
+    /// How many hits a fresh key admits at once; at least 1, for `gcra` only. `None` is the limit.
     pub burst: Option<u32>,
+    /// As written. `None` leaves it to the class and the algorithm.
     pub scope: Option<Scope>,
+    /// Thousandths of the limit that may be admitted before the origin knows. `None` takes the setting, or 0 for a
+    /// split limit.
     pub slack_permille: Option<u16>,
+    /// As written. `None` leaves it to the class.
     pub on_outage: Option<OnOutage>,
+    /// `None` is treated like `comfort`.
     pub class: Option<Class>,
+    /// `auto` if absent.
     pub charge: Charge,
 }
 
@@ -322,7 +350,7 @@ fn check_unlimited(fields: &MapFields, report: &mut ProblemSink<'_>) {
             None => report.tolerable(unit.at, message, help),
         }
     }
-    // envoyproxy/ratelimit takes the number and does nothing with it, too.
+    // envoyproxy/ratelimit also accepts the number and ignores it.
     if let Some(number) = fields.number("requests_per_unit", 0, report) {
         report.warning(number.at, "should not specify requests_per_unit when unlimited", help);
     }
@@ -446,7 +474,8 @@ fn window(fields: &MapFields, report: &mut ProblemSink<'_>) -> Option<Located<u6
     Some(Located { value: window_ms, at: text.at })
 }
 
-/// A unit of months or years in a duration. humantime has them by the mean length of the calendar's, which is none of ours.
+/// Finds a unit of months or years in a duration. humantime takes the mean length of the calendar's, but a month is 30
+/// days here and a year 365.
 fn calendar_unit(text: &str) -> Option<&str> {
     let mut units = text.split(|c: char| !c.is_alphabetic());
     units.find(|unit| matches!(*unit, "M" | "month" | "months" | "y" | "yr" | "yrs" | "year" | "years"))

@@ -17,8 +17,11 @@ pub const WINDOW_MS_MAX: u64 = 366 * 24 * 60 * 60 * 1000;
 /// The numbers of a limit that a decision needs: how many, per how long, counted how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
+    /// Hits per window; 0 denies everything.
     pub limit: u32,
+    /// The length of the window, within [`WINDOW_MS_MIN`] and [`WINDOW_MS_MAX`].
     pub window_ms: u64,
+    /// How hits are counted against the limit. With the window it is part of the key: another one starts a new count.
     pub algorithm: Algorithm,
     /// How many `gcra` admits at once on a fresh key; the limit itself for the other algorithms.
     pub burst: u32,
@@ -31,13 +34,13 @@ impl Terms {
         if self.algorithm.is_bucket() { self.burst } else { self.limit }
     }
 
-    /// How many hits fit at once, where that is not the limit.
+    /// How many hits fit at once, for an algorithm that tells that apart from the limit.
     pub(crate) fn own_burst(&self) -> Option<u32> {
         self.algorithm.is_bucket().then_some(self.burst)
     }
 }
 
-/// Names a family of keys: the digest of domain and rule id. It outlives reloads, so counters do too.
+/// Names a family of keys: the digest of domain and rule id. It stays the same over reloads, so counters survive them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Space([u64; 2]);
 
@@ -72,17 +75,20 @@ impl fmt::Debug for Space {
 /// One configured limit.
 #[derive(Clone, Debug)]
 pub struct Limit {
+    /// As written in the rule. A region's part of a split limit is worked out later.
     pub terms: Terms,
     /// Echoed as `current_limit.name`, and what `replaces` refers to. Empty when the rule gives none.
     pub name: Arc<str>,
     /// Names of limits that are dropped from the same request.
     pub replaces: Vec<Arc<str>>,
+    /// Which hits of a denied request count.
     pub charge: Charge,
+    /// With the defaults of the class and the algorithm filled in.
     pub policy: Policy,
 }
 
 impl Limit {
-    /// The protocol's unit, when the window is one.
+    /// The protocol's unit that is as long as the window, if there is one.
     pub fn unit(&self) -> Option<Unit> {
         Unit::of_window_ms(self.terms.window_ms)
     }
@@ -91,7 +97,7 @@ impl Limit {
 /// What a rule demands of the keys it matches.
 #[derive(Clone, Debug)]
 pub enum Demand {
-    /// Never counted, always OK; it may still replace others.
+    /// Never counted, always OK. It has a name and may replace other limits, as a [`Limit`] does.
     Unlimited { name: Arc<str>, replaces: Vec<Arc<str>> },
     /// All of these hold at once. Never empty, and no two share a window.
     Limits(Vec<Limit>),
@@ -100,10 +106,11 @@ pub enum Demand {
 /// One level on the way to a rule, as metrics and `/rlconfig` name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulePathStep {
+    /// The descriptor key at this level.
     pub key: Arc<str>,
     /// What the file says: `key`, `key_value` or `key_pattern`. A sensitive value is a digest.
     pub written: Arc<str>,
-    /// Metrics name the value of the request here, because the rule asks for it.
+    /// Metrics show the value of the request here, because the rule asks for it.
     pub takes_value: bool,
 }
 
@@ -114,7 +121,9 @@ pub struct Rule {
     pub number: u32,
     /// The stable path `key=value/key2`, unique in its domain.
     pub id: Arc<str>,
+    /// The digest of the domain and `id`, which all keys of the rule have in common.
     pub space: Space,
+    /// Its limits, or that it has none on purpose.
     pub demand: Demand,
     /// Counts and reports, never denies.
     pub shadow_mode: bool,
@@ -129,7 +138,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The limits to hold, none for an unlimited rule.
+    /// The limits to hold; none for an unlimited rule.
     pub fn limits(&self) -> &[Limit] {
         match &self.demand {
             Demand::Unlimited { .. } => &[],
@@ -151,8 +160,8 @@ impl Rule {
     }
 }
 
-/// What digests of sensitive values are keyed by, so that they can't be guessed: made of a secret. The default is for rules
-/// that nobody is shown.
+/// Keys the digests of sensitive values, so that nobody can guess the values. It is made of a secret. The default is
+/// for rules that nobody is shown.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct DigestKey([u8; 32]);
 
@@ -168,7 +177,7 @@ impl fmt::Debug for DigestKey {
     }
 }
 
-/// A value as it is shown: in place of one that nobody may see, enough of its digest to tell two apart.
+/// A value as it may be shown. In place of a sensitive one stands enough of its digest to tell two apart.
 pub fn shown(value: &str, is_sensitive: bool, key: &DigestKey) -> String {
     if !is_sensitive {
         return value.to_owned();
@@ -179,7 +188,8 @@ pub fn shown(value: &str, is_sensitive: bool, key: &DigestKey) -> String {
     format!("#{hex}")
 }
 
-/// A value in a message about the rules, where the place says which one it is.
+/// A value in a message about the rules. A sensitive one is left out, because the place in the file says which one it
+/// is.
 pub fn in_message(value: &str, is_sensitive: bool) -> &str {
     if is_sensitive { "<sensitive>" } else { value }
 }
@@ -192,7 +202,7 @@ pub fn rule_step(key: &str, value: Option<&str>) -> String {
     }
 }
 
-/// A step with `%`, `/` and `=` in its names escaped, for the rare rule whose plain id another one has already.
+/// A step with `%`, `/` and `=` in its names escaped, for the rare rule whose plain id is already taken.
 pub fn escaped_rule_step(key: &str, value: Option<&str>) -> String {
     let escape = |text: &str| text.replace('%', "%25").replace('/', "%2F").replace('=', "%3D");
     rule_step(&escape(key), value.map(escape).as_deref())

@@ -1,4 +1,5 @@
-//! What loads but probably does not do what it seems to: the warnings of `tidegate check` and of the start.
+//! The warnings of `tidegate check` and of the start: rules that load but probably do not do what they seem to. Also
+//! two refusals, of rules that would not hold where they are to run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::rules::problem::{Problem, Problems, Severity};
 use crate::rules::scalar::excerpt;
 use crate::rules::{Domain, LoadResult};
 
-/// Warnings that the files as written give rise to.
+/// Warns of what the files as written show.
 pub(crate) fn lint(files: &[DomainFile], problems: &mut Problems) {
     // A limit is replaced only in its own domain, but a merged domain may be spread over files.
     let mut names_of: HashMap<&str, HashSet<&str>> = HashMap::new();
@@ -75,9 +76,10 @@ fn descriptor_lint(
     }
 }
 
-/// Refuses rules with sensitive keys, whose values would leave the process and must not be guessed from their digests.
+/// Refuses rules with sensitive keys, whose values would leave the process and could be guessed from their digests.
 ///
-/// Whether a limit counts by such a key does not matter: the secret names every key of a domain that has one.
+/// Whether a limit counts by such a key does not matter: if a domain has one, the secret goes into the names of all its
+/// keys.
 pub(crate) fn refuse_sensitive(loaded: &mut LoadResult) {
     let Some(ruleset) = &loaded.ruleset else { return };
     let places = ruleset.domains().flat_map(|domain| &domain.tree().sensitive_keys);

@@ -8,7 +8,7 @@
 /// Texts of a bucket, on average. More take longer to place, fewer make more displacements.
 const BUCKET_TEXTS: usize = 4;
 
-/// A slot that holds nothing has this scope, which nobody asks for.
+/// The scope of an empty slot. Nobody asks for it.
 const VACANT: u32 = u32::MAX;
 
 /// From a scope and a text to a target. Texts of up to `SHORT` bytes stand in the slot itself.
@@ -33,12 +33,16 @@ enum StoredText<const SHORT: usize> {
     Long(Box<[u8]>),
 }
 
-/// A text before it is filed. Hashes have to be good in all of their bits.
+/// A text to be filed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookupEntry<'t, T> {
+    /// Tells equal texts apart. Never `VACANT`.
     pub scope: u32,
+    /// At most once in a scope.
     pub text: &'t str,
+    /// Of scope and text together, good in all of its bits. `find` is called with the same.
     pub hash: u64,
+    /// What `find` returns.
     pub target: T,
 }
 
@@ -52,7 +56,7 @@ impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
     /// `None` if two hashes are equal, or nearly so: another hash function will do.
     pub(crate) fn new(filed: &[LookupEntry<'_, T>]) -> Option<Lookup<T, SHORT>> {
         let Some(first) = filed.first() else { return Some(Lookup::default()) };
-        // A few slots stay free, or the last texts would be sought a place for too long.
+        // A few slots stay free, or the search for the last texts' places would take too long.
         let slots = filed.len() + filed.len() / 16 + 1;
         let mut buckets: Vec<Vec<&LookupEntry<'_, T>>> = vec![Vec::new(); filed.len().div_ceil(BUCKET_TEXTS)];
         for it in filed {
@@ -82,7 +86,7 @@ impl<T: Copy, const SHORT: usize> Lookup<T, SHORT> {
     }
 }
 
-/// Puts a bucket's texts into free slots; says by how much they are moved.
+/// Puts a bucket's texts into free slots and returns their displacement; `None` if there is none at which all fit.
 fn place<'p, 't, T>(bucket: &[&'p LookupEntry<'t, T>], placed: &mut [Option<&'p LookupEntry<'t, T>>]) -> Option<u16> {
     (0..=u16::MAX).find(|displacement| {
         for (at, filed) in bucket.iter().enumerate() {
@@ -174,7 +178,7 @@ mod tests {
         assert!(Lookup::<(), 4>::new(&texts).is_none());
     }
 
-    /// Of the sizes in use.
+    /// For the sizes in use.
     #[test]
     fn a_slot_is_a_cache_line() {
         assert_eq!(size_of::<LookupSlot<[u32; 4], 38>>(), 64);

@@ -34,36 +34,40 @@ use crate::rules::tree::{Identifier, Map, Tree};
 /// The rule id of request overrides that no rule matches.
 pub const OVERRIDE_RULE_ID: &str = "override";
 
-/// The text of rules and the name that problems in it are reported under: a file, or what a management server sent.
+/// Rules as text, from a file or from a management server.
 #[derive(Clone, Debug)]
 pub struct RuleText {
+    /// What problems in the text are reported under: the file's path, or `xds:` and the name of the server's resource.
     pub name: Arc<str>,
+    /// One or several YAML documents, not parsed yet.
     pub text: String,
 }
 
 /// How files are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
+    /// Whether files that envoyproxy/ratelimit loads without doing what they say are refused.
     pub strictness: Strictness,
-    /// A domain may be spread over several documents.
+    /// A domain may be spread over several documents. If not, the second one is an error.
     pub merge_domains: bool,
-    /// What the digests of sensitive values in rule ids are keyed by.
+    /// Keys the digests that stand for sensitive values in rule ids, metrics and messages.
     pub digest_key: DigestKey,
 }
 
 /// The rules of one domain.
 #[derive(Debug)]
 pub struct Domain {
-    /// Its place among the domains, in the order of their names.
+    /// Its place among the domains in the order of their names, from 0.
     pub number: u32,
+    /// As the rule file has it and as requests name it.
     pub name: Arc<str>,
     tree: Tree,
-    /// The keys of request overrides that no rule matches.
+    /// Names the keys of request overrides that no rule matches.
     pub override_space: Space,
 }
 
 impl Domain {
-    /// The rule that the entries lead to; the values it leaves open go to `identifier`.
+    /// Finds the rule that the entries lead to, and pushes the values that it leaves open to `identifier`.
     pub fn find(&self, entries: &[DescriptorEntry<'_>], identifier: &mut impl Identifier) -> Option<&Rule> {
         self.tree.find(entries, identifier)
     }
@@ -73,7 +77,7 @@ impl Domain {
         self.tree.rules.iter()
     }
 
-    /// Some of its values leave the process only as keyed digests.
+    /// Whether the values of some keys leave the process only as keyed digests.
     pub fn has_sensitive_keys(&self) -> bool {
         !self.tree.sensitive_keys.is_empty()
     }
@@ -94,6 +98,7 @@ pub struct Ruleset {
 pub struct LoadResult {
     /// `None` if any problem is an error.
     pub ruleset: Option<Ruleset>,
+    /// Errors and warnings. There may be warnings even if the rules are good.
     pub problems: Vec<Problem>,
 }
 

@@ -57,15 +57,15 @@ words! {
 }
 
 impl Algorithm {
-    /// How a limit counts that does not say how.
+    /// The algorithm of a limit that names none.
     pub(crate) const DEFAULT: Algorithm = Algorithm::SlidingWindow;
 
-    /// Those whose counts regions exchange.
+    /// The algorithms whose counts regions exchange.
     pub(crate) fn windowed() -> impl Iterator<Item = Algorithm> {
         Algorithm::ALL.iter().copied().filter(|algorithm| algorithm.is_windowed())
     }
 
-    /// Counts in one or two cells, each as long as the window, which is what regions exchange.
+    /// Whether it counts in one or two cells, each as long as the window: the form that regions exchange.
     #[inline(always)]
     pub(crate) fn is_windowed(self) -> bool {
         match self {
@@ -74,7 +74,7 @@ impl Algorithm {
         }
     }
 
-    /// A bucket that drains at the limit's rate, and holds `burst` hits.
+    /// Whether it is a bucket that drains at the limit's rate and holds `burst` hits.
     #[inline(always)]
     pub(crate) fn is_bucket(self) -> bool {
         match self {
@@ -83,7 +83,8 @@ impl Algorithm {
         }
     }
 
-    /// The widest scope of what other regions can't be told of; `None` stands for the widest that is configured.
+    /// The widest scope that a limit can have. `None` stands for the widest that is configured; counts that other
+    /// regions can't be told of stay in the region.
     pub(crate) fn widest_scope(self) -> Option<Scope> {
         match self {
             Algorithm::SlidingWindow | Algorithm::FixedWindow => None,
@@ -95,29 +96,41 @@ impl Algorithm {
 words! {
     /// Who shares the count.
     Scope {
+        /// Each process alone.
         Local = "local",
+        /// The processes of a region, through its origin.
         Regional = "regional",
+        /// All regions, approximately: each learns of the others about a second later.
         Global = "global",
+        /// The processes of a region, on the region's part of the limit.
         Split = "split",
+        /// Everybody, exactly: one owner decides every request.
         Strict = "strict",
     }
 }
 
 words! {
-    /// What answers when the origin does not.
+    /// What answers while the store that should decide does not.
     OnOutage {
+        /// Memory, against the limit.
         Local = "local",
+        /// Memory, and this process gives out no more than its part of the limit.
         Share = "share",
+        /// OK, up to ten times the limit.
         Allow = "allow",
+        /// OVER_LIMIT.
         Deny = "deny",
     }
 }
 
 words! {
-    /// What a limit is for; sets the defaults of scope and outage policy.
+    /// What a limit is for. Sets the defaults of scope and outage policy, and who gives way first under overload.
     Class {
+        /// Fairness: a few too many hurt nobody.
         Comfort = "comfort",
+        /// Guessing: one too many is one too many.
         Security = "security",
+        /// Requests that cost money.
         Cost = "cost",
     }
 }
@@ -125,7 +138,7 @@ words! {
 words! {
     /// Which hits of a denied request are charged.
     Charge {
-        /// The request's own hits are not, a descriptor's own hits are: those report usage after the fact.
+        /// Hits of the request are not. A descriptor's own hits are, because they report usage after the fact.
         Auto = "auto",
         /// Only hits of admitted requests.
         Accepted = "accepted",
@@ -134,19 +147,23 @@ words! {
     }
 }
 
-/// How far a limit reaches and what it does without its origin. `None` stands for the widest scope that is configured.
+/// How far a limit reaches, and what it does without its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
+    /// Also decides who gives way first under overload. `None` counts as comfort there.
     pub class: Option<Class>,
+    /// Who shares the count. `None` stands for the widest scope that is configured.
     pub scope: Option<Scope>,
+    /// What answers while the store that should decide does not.
     pub on_outage: OnOutage,
-    /// Thousandths of the limit that a process may admit before the origin knows; `None` takes the setting.
+    /// As written, in thousandths of the limit: what all processes together may admit before the origin knows. `None`
+    /// takes the setting, or 0 for a split limit.
     pub slack_permille: Option<u16>,
 }
 
 impl Policy {
-    /// Thousandths of the limit that may be admitted before the origin knows, unless that is left to the setting. What is
-    /// split asks every time: only then can the regions together never admit more than the limit.
+    /// Thousandths of the limit that may be admitted before the origin knows. `None` takes the setting. A split limit
+    /// asks every time unless it says otherwise: only then can the regions together never admit more than the limit.
     pub fn slack_permille(&self) -> Option<u16> {
         self.slack_permille.or((self.scope == Some(Scope::Split)).then_some(0))
     }

@@ -1,7 +1,7 @@
 //! What is wrong with a rule file: where, what, and what to write instead.
 //!
-//! Problems are collected, not thrown: a load reports everything that it finds in every file. Whether a problem stops
-//! the load is its severity; `Strictness` decides it for what envoyproxy/ratelimit lets pass silently.
+//! Problems are collected, not thrown: a load reports everything that it finds in every file. The severity of a problem
+//! says whether it stops the load; `Strictness` decides that for what envoyproxy/ratelimit lets pass silently.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -10,24 +10,28 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// A position in a file, both counted from 1.
+/// A position in a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Position {
+    /// Counted from 1, through all documents of the text.
     pub line: usize,
+    /// Counted from 1, in characters.
     pub column: usize,
 }
 
 /// A position and the file it is in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct FilePosition {
+    /// The name of the [`RuleText`](crate::rules::RuleText): a path, or `xds:` and a resource.
     pub file: Arc<str>,
+    /// Line and column, which JSON has beside `file`.
     #[serde(flatten)]
     pub position: Position,
 }
 
 impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The names of files and of a management server's resources may hold any character.
+        // The names of files and of a management server's resources may hold any character, line breaks too.
         write!(f, "{}:{}:{}", escaped(&self.file), self.position.line, self.position.column)
     }
 }
@@ -53,11 +57,14 @@ impl fmt::Display for Severity {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
+    /// Where the faulty value stands, or the map that lacks one.
     #[serde(flatten)]
     pub place: FilePosition,
+    /// Whether it stops the load.
     pub severity: Severity,
+    /// What is wrong. `Problems` escapes its control characters and cuts it after `TEXT_BYTES_MAX`.
     pub message: String,
-    /// What to write instead, or what to do.
+    /// What to write instead, or what to do; escaped and cut like `message`.
     pub help: String,
 }
 
@@ -77,9 +84,10 @@ pub enum Strictness {
     Lenient,
 }
 
-/// Problems of one severity that are kept: whoever has more of them has a broken generator, or means harm.
+/// How many problems of one severity are kept. A load with more comes from a broken generator, or from someone who
+/// means harm.
 pub(crate) const LISTED_MAX: usize = 1000;
-/// The longest message: names from the files are quoted in it.
+/// The longest message, and the longest help. They quote names from the files.
 const TEXT_BYTES_MAX: usize = 2000;
 
 /// Collects the problems of a load.
@@ -88,16 +96,16 @@ pub(crate) struct Problems {
     strictness: Strictness,
     errors: UniqueProblems,
     warnings: UniqueProblems,
-    /// Those that were said again included.
+    /// How often something was reported, repeats included.
     count: usize,
 }
 
-/// Problems of one severity, each once: several aliases of one anchor repeat the same.
+/// The problems of one severity, each kept once: several aliases of one anchor repeat its problems.
 #[derive(Debug, Default)]
 struct UniqueProblems {
     found: BTreeSet<Problem>,
     left_out: usize,
-    /// Where the first one that was left out is.
+    /// The place of the first one that was left out.
     left_out_at: Option<FilePosition>,
 }
 
@@ -111,7 +119,7 @@ impl UniqueProblems {
         }
     }
 
-    /// What stands for those that were left out.
+    /// One problem that stands for all that were left out; `None` if none was.
     fn rest(&self, severity: Severity) -> Option<Problem> {
         Some(Problem {
             place: self.left_out_at.clone()?,
@@ -147,7 +155,7 @@ impl Problems {
         self.add(file, position, Severity::Warning, message.into(), help.into());
     }
 
-    /// Something that envoyproxy/ratelimit accepts: an error, or a warning when lenient.
+    /// Reports something that envoyproxy/ratelimit accepts: as an error, or as a warning if lenient.
     pub(crate) fn tolerable(
         &mut self,
         file: &Arc<str>,
@@ -173,7 +181,7 @@ impl Problems {
         }
     }
 
-    /// How often something was found wrong.
+    /// How often something was reported, repeats included.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -182,12 +190,12 @@ impl Problems {
         !self.errors.found.is_empty()
     }
 
-    /// Further errors are counted only.
+    /// Whether further errors are only counted.
     pub(crate) fn is_full(&self) -> bool {
         self.errors.found.len() >= LISTED_MAX
     }
 
-    /// In the order of files and lines, each once; at the end, how many were left out.
+    /// Returns each problem once, in the order of files and lines, and at the end how many were left out.
     pub(crate) fn into_sorted(self) -> Vec<Problem> {
         let rest = [self.errors.rest(Severity::Error), self.warnings.rest(Severity::Warning)];
         let mut all: Vec<Problem> = self.errors.found.into_iter().chain(self.warnings.found).collect();
@@ -206,7 +214,7 @@ fn presentable(mut text: String) -> String {
     escaped(&text).into_owned()
 }
 
-/// A text in which control characters are written as escapes.
+/// Writes control characters as escapes.
 fn escaped(text: &str) -> Cow<'_, str> {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
     match text.contains(char::is_control) {

@@ -1,4 +1,4 @@
-//! Which descriptors do the rules of a domain wait for? Those who configure Envoy need to know.
+//! Which descriptors do the rules of a domain wait for? Whoever configures Envoy needs to know.
 
 use crate::rules::Domain;
 use crate::rules::limit::Rule;
@@ -15,7 +15,9 @@ pub enum Expect<'a> {
 /// The entries that lead to a rule, in their order.
 #[derive(Clone, Debug)]
 pub struct ReachingEntries<'a> {
+    /// Each entry's key, and what its value has to be.
     pub entries: Vec<(&'a str, Expect<'a>)>,
+    /// What the entries lead to.
     pub rule: &'a Rule,
 }
 

@@ -3,6 +3,7 @@
 /// A scalar as written.
 #[derive(Debug)]
 pub(crate) struct Scalar {
+    /// Without quotes and with escapes resolved, but otherwise as written: a number is not converted.
     pub text: String,
     /// Neither quoted, nor a block, nor tagged as a string: the text may mean a number, a boolean or null.
     pub plain: bool,
@@ -21,7 +22,7 @@ pub(crate) enum Meaning {
 }
 
 impl Scalar {
-    /// Numbers, booleans and null of YAML 1.2's core schema, with the `1_000` and `0b1` of YAML 1.1.
+    /// Reads numbers, booleans and null as YAML 1.2's core schema does, and `1_000` and `0b1` as YAML 1.1 does.
     pub(crate) fn meaning(&self) -> Meaning {
         if !self.plain {
             return Meaning::Text;
@@ -43,7 +44,8 @@ impl Scalar {
         i128::from_str_radix(&self.text.replace('_', ""), 8).ok()
     }
 
-    /// Whether the text is a boolean to YAML 1.1 and a string to YAML 1.2 (`yes`, `off`, `n`), and which.
+    /// The value of a text that is a boolean to YAML 1.1 and a string to YAML 1.2 (`yes`, `off`, `n`); `None` for any
+    /// other.
     pub(crate) fn legacy_bool(&self) -> Option<bool> {
         if !self.plain {
             return None;

@@ -1,4 +1,4 @@
-//! Rule files as operators write them: what they come to, and what is said of those that are wrong.
+//! Rule files as operators write them: what good ones compile to, and what is said about wrong ones.
 
 use std::time::{Duration, Instant};
 
@@ -272,7 +272,7 @@ fn a_window_of_months_or_years_is_refused() {
     }
 }
 
-/// The most bytes that a load holds at a time beside the text.
+/// The most bytes that a load holds at any time, besides the text.
 fn held(text: &str) -> (LoadResult, u64) {
     let mut loaded = None;
     let measured = allocation_counter::measure(|| loaded = Some(load_with(&[text], Options::default())));
@@ -341,15 +341,15 @@ fn messages_can_not_forge_lines() {
     assert!(said[0].contains("a\\nb\\u{1b}[31m"), "{said:?}");
 }
 
-/// How long this thread has had a processor: what others take of the machine is not in it. Where the system does not say,
-/// the time that has passed.
+/// CPU time of this thread, so that other load on the machine does not count. Where the system does not tell it, the
+/// time that has passed.
 fn spent(since: Instant) -> Duration {
     let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = schedstat.split(' ').next().and_then(|first| first.parse().ok()).filter(|time| *time > 0);
     nanoseconds.map_or_else(|| since.elapsed(), Duration::from_nanos)
 }
 
-/// Neither wildcards behind each other nor documents beside each other cost the square of their number.
+/// Neither many wildcards of one key nor many documents in one file cost the square of their number.
 #[test]
 fn ten_times_as_many_rules_do_not_take_a_hundred_times_as_long() {
     let began = Instant::now();
@@ -364,7 +364,8 @@ fn ten_times_as_many_rules_do_not_take_a_hundred_times_as_long() {
         assert_eq!(ruleset(&text).rules_count(), count);
         spent(began) - started
     };
-    // Ten times, and a hundred times if it is the square. Neighbours who use up the caches can slow down one try, not all.
+    // Linear is ten times as long, quadratic a hundred times. Neighbours who use up the caches can slow down one try,
+    // not all.
     let is_linear = |_| {
         let (small, large) = (load(1500), load(15_000));
         println!("{large:?} against {small:?}");

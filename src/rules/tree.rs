@@ -1,10 +1,10 @@
 //! The matching tree of one domain: which rule does a descriptor's list of entries lead to?
 //!
 //! One level per entry. At each level an exact value beats wildcards, the first declared wildcard beats the key alone,
-//! and there is no way back: what was chosen is chosen, even if it has no rule below. Only the last entry's limit counts.
-//! On the way, the values that the rules leave open are collected: they make up the identifier.
+//! and there is no way back: a choice stands, even if it has no rule below. Only the last entry's limit counts. On the
+//! way, the values that the rules leave open are collected: they make up the identifier.
 //!
-//! The levels are for people. Requests find their way by two tables over all of them, one of keys and one of values, so
+//! The levels are for people. Requests find their way by two tables over all levels, one of keys and one of values, so
 //! that a step costs the same in a small and in a large tree.
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,12 +20,13 @@ use crate::rules::wildcard::Patterns;
 
 pub(crate) type Map<V> = HashMap<Box<str>, V, ahash::RandomState>;
 
-/// The values that a rule leaves open, each prefixed with its length, so that no two lists of values look alike.
+/// Collects the values that a rule leaves open. The one that makes keys prefixes each with its length, so that no two
+/// lists of values look alike.
 pub trait Identifier {
     fn push(&mut self, value: &str);
 }
 
-/// A place in a list. An optional one takes no more room.
+/// An index into a list. An optional one takes no more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number(NonZeroU32);
 
@@ -43,15 +44,16 @@ impl Number {
     }
 }
 
-/// Somewhere in the tree. Small, and kept where the way to it is looked up.
+/// A descriptor's place in the tree. Small, and stored in the tables that lead to it.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeNode {
-    /// Into `Tree::labels`.
+    /// Its index in `Tree::labels`.
     pub number: u32,
-    /// Into `Tree::rules`.
+    /// Its rule's index in `Tree::rules`; `None` if it limits nothing itself.
     pub rule: Option<Number>,
-    /// Into `Tree::levels`.
+    /// The index in `Tree::levels` of the level below it, if there is one.
     pub level: Option<Number>,
+    /// Its value has a `*`.
     pub is_pattern: bool,
     /// All values that the pattern matches share one count.
     pub is_shared: bool,
@@ -62,12 +64,13 @@ pub struct TreeNode {
 pub struct Values {
     /// By value, the texts of patterns included: a value that literally is a pattern's text means that pattern.
     pub exact: BTreeMap<Box<str>, TreeNode>,
-    /// Into `Tree::patterns`.
+    /// The index in `Tree::patterns` of its wildcards, if it has any.
     pub patterns: Option<Number>,
-    /// The key alone, any value.
+    /// The key alone, which any value matches.
     pub any: Option<TreeNode>,
 }
 
+/// One level: its keys, and the children below each.
 pub type KeysByName = BTreeMap<Box<str>, Values>;
 
 /// How a node was reached.
@@ -83,6 +86,7 @@ pub enum Via {
 pub struct Label {
     /// The path down to the node, in the form of a rule id.
     pub path: Arc<str>,
+    /// Where its descriptor starts in the rule file.
     pub at: FilePosition,
 }
 
@@ -90,8 +94,11 @@ pub struct Label {
 pub struct Tree {
     /// By node.
     pub labels: Vec<Label>,
+    /// The first is [`Tree::ROOT`].
     pub levels: Vec<KeysByName>,
+    /// The wildcards of one key at one level each.
     pub patterns: Vec<Patterns>,
+    /// In the order of declaration.
     pub rules: Vec<Rule>,
     /// Keys whose values are shown to nobody, wherever they stand: a request may bring them in a place that no rule
     /// foresees. Each with the place of the first descriptor that says so.
@@ -112,7 +119,7 @@ struct Ways {
 /// A key of a level.
 #[derive(Clone, Copy, Debug)]
 struct LevelKey {
-    /// What its values are filed under, if it has any.
+    /// The scope that its values have in `Ways::values`; `None` if it has no values.
     values: Option<Number>,
     patterns: Option<Number>,
     any: Option<TreeNode>,
@@ -122,7 +129,7 @@ impl Tree {
     /// The level of the first entry, which is always there.
     pub const ROOT: u32 = 0;
 
-    /// Opens the ways. To be called once, when all levels are there.
+    /// Builds the tables that requests are looked up in. To be called once, when all levels are there.
     pub fn open(&mut self) {
         self.ways = Ways::new(&self.levels);
     }
@@ -213,7 +220,7 @@ impl Ways {
         hasher.finish()
     }
 
-    /// Goes by the key's hash, not by its number: so neither hash waits for a table.
+    /// Uses the key's hash, not its number, so that neither hash has to wait for a lookup.
     #[inline]
     fn hash_value(&self, key_hash: u64, value: &str) -> u64 {
         let mut hasher = self.hashing.build_hasher();
@@ -237,7 +244,7 @@ impl TreeNode {
 mod tests {
     use super::*;
 
-    /// What a step reads of a table is one cache line.
+    /// A step reads one cache line of a table.
     #[test]
     fn a_node_is_small() {
         assert_eq!(size_of::<Option<TreeNode>>(), 16);

@@ -1,9 +1,9 @@
-//! The wildcard values of one key at one level: which of them, the first declared, matches a value?
+//! The wildcard values of one key at one level: which is the first declared that matches a value?
 //!
-//! `*` stands for any number of characters, anywhere and as often as you like. A few patterns are tried in turn. Of many,
-//! each is filed under a literal that few of them share, so that only patterns whose literal occurs are tried at all: those
-//! at an end of the value are found by one way down a tree, those in between by one from each place where they may begin,
-//! or in one pass of an automaton.
+//! `*` stands for any number of characters, anywhere and as often as you like. A few patterns are tried in turn. If
+//! there are many, each is filed under a literal that few of them share, and only patterns whose literal occurs are
+//! tried. Literals at an end of the value are found by one descent of a tree. Literals in between are found by one
+//! descent from each place where they may begin, or in one pass of an automaton.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -16,18 +16,20 @@ use smallvec::SmallVec;
 use crate::rules::affix_trie::{End, Ends};
 use crate::rules::tree::TreeNode;
 
-/// Up to here, trying each pattern beats finding them.
+/// Up to this many patterns, trying each is faster than looking for literals.
 const TRY_EACH_MAX: usize = 8;
 
-/// So many patterns are tried rather than told apart by a literal between two stars, which takes the whole value to find.
+/// An end that no more patterns than this share is preferred to a literal between two stars: finding that takes the
+/// whole value, which costs more than trying a few patterns.
 const SHARED_END_MAX: usize = 4;
 
-/// In values up to this length, literals between two stars are sought from each place where one may begin. That is twice as
-/// fast as the automaton, but may take the product of both lengths, while the automaton never takes more than the value's.
+/// In values up to this length, literals between two stars are sought from each place where one may begin. That is
+/// twice as fast as the automaton, but its time may grow with the product of both lengths; the automaton's never grows
+/// with more than the value's.
 const SEEK_BYTES_MAX: usize = 64;
 
-/// Literals up to this length together are compiled into the fastest automaton, which takes some hundred bytes for each
-/// byte of them.
+/// If all literals together are no longer than this, they are compiled into the fastest automaton, which takes some
+/// hundred bytes for each byte of them.
 const DFA_BYTES_MAX: usize = 64 * 1024;
 
 /// A value with at least one `*`.
@@ -48,8 +50,8 @@ impl Pattern {
         &self.text
     }
 
-    /// The prefix and the suffix are anchored; what stands between two stars is found from left to right, each time at
-    /// the first place, which leaves the most for the rest.
+    /// The prefix and the suffix are anchored. Literals between two stars are sought from left to right, each at its
+    /// first place, which leaves the most for the rest.
     pub fn matches(&self, value: &str) -> bool {
         let Some(rest) = value.strip_prefix(self.prefix()) else { return false };
         let Some(mut rest) = rest.strip_suffix(self.suffix()) else { return false };
@@ -65,7 +67,8 @@ impl Pattern {
         true
     }
 
-    /// Of a pattern with one literal between two stars, which stands there: is the rest as it has to be?
+    /// For a pattern with one literal between two stars, which stands at `at`: do the prefix and the suffix match
+    /// around it?
     fn matches_around(&self, value: &str, at: &Range<usize>) -> bool {
         let (prefix, suffix) = (self.prefix(), self.suffix());
         let has_room = prefix.len() <= at.start && at.end + suffix.len() <= value.len();
@@ -94,6 +97,7 @@ impl Pattern {
 #[derive(Debug, Default)]
 pub struct Patterns {
     patterns: Vec<(Pattern, TreeNode)>,
+    /// `None` if the patterns are tried in turn.
     finder: Option<Finder>,
 }
 
@@ -110,37 +114,39 @@ struct Finder {
 /// The patterns under one literal, in the order of their declaration.
 type PatternEntry = SmallVec<[Candidate; 2]>;
 
-/// A pattern whose literal occurs in the value.
+/// A pattern filed under a literal, and what is left to check when that literal occurs.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     pattern: u32,
     rest: Rest,
 }
 
-/// What else a pattern asks for.
+/// What has to match besides the literal.
 #[derive(Clone, Copy, Debug)]
 enum Rest {
     Nothing,
-    /// Its literal stands between two stars; before the first and behind the last there may be others.
+    /// The literal stands between two stars; the prefix and the suffix are still to be checked.
     Ends,
-    /// Whatever: all of it is tried.
+    /// Something else: the whole pattern is tried.
     Everything,
 }
 
 /// Patterns by a literal somewhere inside the value.
 #[derive(Debug)]
 struct Middles {
-    /// Bytes that a literal begins with.
+    /// Whether a literal begins with this byte.
     first_bytes: Box<[bool; 256]>,
-    /// What stands before a literal at least, and from its beginning to the value's end.
+    /// Every literal has at least this many bytes before it in a value that its pattern matches.
     before_bytes_min: usize,
+    /// From the first byte of a literal to the end of such a value there are at least this many bytes.
     from_bytes_min: usize,
-    /// Numbers of literals.
+    /// Leads to the literals that begin at a place: each by its index in `filed`.
     begun: Ends<usize>,
+    /// The literals, for longer values.
     literals: Literals,
-    /// By literal.
+    /// The patterns under each literal, by its index.
     filed: Vec<PatternEntry>,
-    /// Some patterns ask for more than their literal and what stands at the ends.
+    /// Some patterns are tried as a whole (`Rest::Everything`).
     has_everything: bool,
 }
 
@@ -150,9 +156,9 @@ type LiteralSet = SmallVec<[u64; 16]>;
 /// How those literals are found in longer values.
 #[derive(Debug)]
 enum Literals {
-    /// One step a byte.
+    /// One step for each byte.
     Few(DFA),
-    /// Several steps a byte, in less memory.
+    /// Several steps for each byte, in less memory.
     Many(NFA),
 }
 
@@ -180,7 +186,7 @@ impl Patterns {
     }
 }
 
-/// Where patterns are filed while they are gathered, in their order.
+/// Gathers patterns under the literals that they are filed under, in the order of declaration.
 #[derive(Default)]
 struct PatternIndex<'p> {
     prefixes: BTreeMap<&'p str, PatternEntry>,
@@ -220,7 +226,7 @@ enum FiledUnder<'p> {
 /// An end that few patterns share, otherwise the literal that fewest share. `None` if there is no literal.
 fn choose<'p>(pattern: &'p Pattern, uses: &HashMap<&str, usize>) -> Option<FiledUnder<'p>> {
     let uses = |literal: &str| uses.get(literal).copied().unwrap_or_default();
-    // The longer of two that are as rare sets more values apart.
+    // Of two that are as rare, the longer tells more values apart.
     let rarity = |literal: &str| (uses(literal), usize::MAX - literal.len());
     let rarest = pattern.literals().min_by_key(|literal| rarity(literal))?;
     let ends = [(pattern.prefix(), FiledUnder::Prefix), (pattern.suffix(), FiledUnder::Suffix)];
@@ -253,7 +259,8 @@ impl Finder {
 
     fn position(&self, patterns: &[(Pattern, TreeNode)], value: &str) -> Option<usize> {
         let mut best = self.catch_all;
-        // `at` is where the literal stands, if it is not at an end. What is tried as a whole is tried where it stands first.
+        // `at` is where the literal stands, if it is not at an end. A pattern that is tried as a whole is tried only
+        // where its literal stands first.
         let mut try_each = |filed: &PatternEntry, at: Range<usize>, is_first: bool| {
             let before = |candidate: &&Candidate| best.is_none_or(|best| candidate.pattern < best);
             let matches = |candidate: &&Candidate| match (candidate.rest, &patterns[candidate.pattern as usize].0) {
@@ -296,7 +303,7 @@ impl Middles {
     }
 
     fn find(&self, value: &str, mut try_each: impl FnMut(&PatternEntry, Range<usize>, bool)) {
-        // To try a whole pattern wherever its literal stands would take the square of the value's length.
+        // Trying a whole pattern wherever its literal stands would take the square of the value's length.
         let mut met = LiteralSet::new();
         if self.has_everything {
             met.resize(self.filed.len().div_ceil(64), 0);
@@ -322,7 +329,7 @@ impl Middles {
         }
     }
 
-    /// Every literal where its pattern leaves it room, from each place where one may begin.
+    /// Finds every literal from each place where one may begin, except where no pattern leaves it room.
     fn seek(&self, value: &[u8], mut found: impl FnMut(usize, Range<usize>)) {
         let starts = (value.len() + 1).saturating_sub(self.from_bytes_min);
         for (start, byte) in value.iter().enumerate().take(starts).skip(self.before_bytes_min) {
@@ -334,7 +341,7 @@ impl Middles {
     }
 }
 
-/// Every literal wherever it occurs, in one pass.
+/// Finds every literal wherever it occurs, in one pass.
 fn scan(automaton: &impl Automaton, value: &str, mut found: impl FnMut(PatternID, Range<usize>)) {
     let Ok(mut state) = automaton.start_state(Anchored::No) else { return };
     for (end, byte) in (1..).zip(value.bytes()) {
@@ -430,7 +437,7 @@ mod tests {
         fn matching_agrees_with_the_definition(
             texts in prop::collection::vec("[ab]{0,3}\\*[ab*]{0,5}", 1..40),
             value in "[ab]{0,8}",
-            // Longer values are sought in by other means.
+            // Longer values are searched by other means.
             repeated in prop_oneof![Just(1), Just(10)],
         ) {
             let value = value.repeat(repeated);

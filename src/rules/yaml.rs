@@ -1,8 +1,8 @@
 //! YAML as a tree in which every value knows its line and column.
 //!
 //! Built on the parser's events rather than on serde, for three reasons: a file's errors are collected instead of
-//! ending at the first, scalars keep the text as written (`value: 0123` is the string `0123`), and what a file may cost
-//! is bounded: nesting, and the number of values after aliases are followed, which stops an alias bomb before it
+//! ending at the first, scalars keep the text as written (`value: 0123` is the string `0123`), and the cost of a file
+//! is bounded: its nesting, and its values and bytes after aliases are followed, which stops an alias bomb before it
 //! unfolds.
 
 use std::collections::HashMap;
@@ -14,22 +14,24 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use crate::rules::problem::{Position, Problems};
 use crate::rules::scalar::{Meaning, Scalar, excerpt};
 
-/// Maps and lists inside each other. Rules nest two deep per level, and requests have few levels.
+/// How deep maps and lists may nest. Rules nest two deep per level, and requests have few levels.
 const DEPTH_MAX: usize = 128;
-/// Values in a document once aliases are followed; a rule is about ten.
+/// The most values in a document after aliases are followed. A rule has about ten.
 const VALUES_MAX: usize = 4_000_000;
-/// Text in a document once aliases are followed.
+/// The most text in a document after aliases are followed.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A value and where it starts.
 #[derive(Debug)]
 pub(crate) struct YamlNode {
+    /// Its first character, counted through the whole file. What an alias stands for has the place of its anchor.
     pub at: Position,
+    /// The value itself, with aliases followed.
     pub kind: NodeKind,
     size: Size,
 }
 
-/// What a subtree comes to once aliases are followed.
+/// The size of a subtree after aliases are followed.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     values: usize,
@@ -45,7 +47,7 @@ pub(crate) enum NodeKind {
 }
 
 impl YamlNode {
-    /// A few words for messages: what kind of value stands here.
+    /// Says in a few words, for messages, what kind of value stands here.
     pub(crate) fn describe(&self) -> String {
         match &self.kind {
             NodeKind::Map(_) => "a map".into(),
@@ -102,7 +104,7 @@ fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<YamlNode>>, YamlError
                 let opener = builder.open.last().map(|open| open.at).filter(|opener| opener.line < stopped.line);
                 let at = match tab_indentation(chunk, marker.line()) {
                     Some((line, column)) => Position { line: line + line_offset, column },
-                    // A bracket that is not closed shows only where something else begins, lines below.
+                    // The parser notices a bracket that is not closed only lines below, where something else begins.
                     None if error.info().contains("while parsing a flow") || marker.line() > chunk.lines().count() => {
                         opener.unwrap_or(stopped)
                     }
@@ -118,8 +120,8 @@ fn parse(chunk: &str, line_offset: usize) -> Result<Vec<Rc<YamlNode>>, YamlError
     }
 }
 
-/// The parser refuses a tab between a colon and a plain value, which YAML allows. From the line it stopped at, those tabs
-/// become spaces, so that positions stay. `None` if that is not what stopped it.
+/// Turns tabs between a colon and a plain value into as many spaces, so that positions stay: YAML allows such tabs, but
+/// the parser refuses them. Begins at the line that the parser stopped at. `None` if that is not what stopped it.
 pub(crate) fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<String> {
     let is_culprit = chunk.lines().nth(line.checked_sub(1)?)?.contains(":\t");
     let mend = |(index, text): (usize, &str)| match text.find([':', '"', '\'', '#']) {
@@ -133,7 +135,7 @@ pub(crate) fn without_tabs_after_colons(chunk: &str, line: usize) -> Option<Stri
     is_culprit.then(|| chunk.split_inclusive('\n').enumerate().map(mend).collect())
 }
 
-/// Where a line near the one that the parser stopped at is indented with a tab.
+/// Finds a line that is indented with a tab, near the one that the parser stopped at.
 fn tab_indentation(chunk: &str, line: usize) -> Option<(usize, usize)> {
     let first = line.saturating_sub(1).max(1);
     let nearby = chunk.lines().enumerate().skip(first - 1).take(3);
@@ -164,7 +166,8 @@ fn syntax_help(chunk: &str, line: usize, info: &str) -> &'static str {
 }
 
 /// Splits a file at its `---` lines, which YAML allows nowhere but between documents, so that a syntax error ends only
-/// its own document. Directives stay with the document that they precede.
+/// its own document. Directives stay with the document that they precede. Each chunk comes with the number of lines
+/// before it.
 fn chunks(text: &str) -> Vec<(usize, &str)> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -203,12 +206,15 @@ struct YamlError {
 struct Builder {
     documents: Vec<Rc<YamlNode>>,
     open: Vec<OpenCollection>,
+    /// By the parser's number.
     anchors: HashMap<usize, Rc<YamlNode>>,
 }
 
 struct OpenCollection {
     at: Position,
+    /// The parser's number of its anchor; 0 if it has none.
     anchor: usize,
+    /// Of a map, keys and values in turn.
     children: Vec<Rc<YamlNode>>,
     is_map: bool,
     size: Size,
@@ -258,7 +264,7 @@ impl Builder {
     }
 
     fn enter(&mut self, at: Position, anchor: usize, is_map: bool) -> Result<(), YamlError> {
-        // Refused here already, so that what is open stays bounded too.
+        // Also refused here, so that the stack of open collections stays bounded.
         if self.open.len() >= DEPTH_MAX {
             return Err(too_deep(at));
         }

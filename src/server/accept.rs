@@ -1,4 +1,4 @@
-//! The accept loop of any port: who may connect, and what becomes of one too many.
+//! The accept loop of every port: who may connect, and which connection has to go when the port is full.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,20 +14,23 @@ use crate::server::line::Socket;
 use crate::server::listener::Listen;
 use crate::server::log_budget::LogBudget;
 
-/// How many connections a port has, and what becomes of one more.
+/// How many connections a port has, and what happens when there is one more.
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
+    /// How many connections may be open at the same time.
     pub max: usize,
+    /// Which connection has to go when there is one more.
     pub when_full: WhenFull,
+    /// Counts open and refused connections. Only those of the gRPC port are shown to anybody.
     pub stats: Arc<ConnectionStats>,
 }
 
-/// What a connection does that finds the port full.
+/// Which connection is closed when a port is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// The newcomer is closed at once: those that are open are long-lived and in use.
+    /// The new one, at once: open connections are long-lived and in use.
     Refuse,
-    /// The oldest is closed: a port for short questions, such as probes, must not be filled by who only sits there.
+    /// The oldest: idle clients must not fill a port for short questions, such as probes.
     EndOldest,
 }
 
@@ -41,7 +44,7 @@ where
     let Room { max, when_full, stats } = room;
     let log = LogBudget::default();
     let mut connections = JoinSet::new();
-    // In the order in which they came; those that have ended are taken out when there are too many.
+    // Oldest first. Connections that have ended are taken out when there are too many of them.
     let mut ages: VecDeque<AbortHandle> = VecDeque::new();
     let mut begin = |stream: Socket, drain: &Drain, connections: &mut JoinSet<()>| {
         while connections.try_join_next().is_some() {}
@@ -83,7 +86,7 @@ where
         }
     }
     listener.withdraw();
-    // Who is connected already, as far as the client knows, is served to the end too.
+    // Clients that wait to be accepted are connected as far as they know: they are served to the end, too.
     while let Ok(Ok(stream)) = timeout(Duration::ZERO, listener.accept()).await {
         begin(stream, &drain, &mut connections);
     }
@@ -91,7 +94,7 @@ where
     while connections.join_next().await.is_some() {}
 }
 
-/// Out of file descriptors is the one failure of accept that does not pass by itself at once.
+/// Pauses unless the client is to blame: a lack of file descriptors is the one failure that does not pass at once.
 async fn pause_after(port: &str, error: &io::Error) {
     let is_clients_fault = matches!(
         error.kind(),

@@ -1,5 +1,5 @@
-//! Who may come in, and who may wait: bounds on requests that are open, on those that wait for a store, and on messages that
-//! have not arrived.
+//! Who may come in, and who may wait: bounds on open requests, on requests that wait for a store, and on messages that have
+//! not fully arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,25 +9,25 @@ use crate::rules::policy::Class;
 use crate::server::incomplete_calls::IncompleteCalls;
 use crate::server::no_answer::NoAnswer;
 
-/// Places beyond the bound, where there is a Redis to wait for: those who wait may take up all the others, and a burst has to
-/// be read before anyone is told to wait or not to. As many as one connection may have open.
+/// Places beyond the bound, if there is a Redis to wait for: waiting requests may take all other places, and a burst has to be
+/// read before it is known which of its requests have to wait. As many as one connection may have open.
 const SPARE: usize = 1024;
 
-/// The places of a process.
+/// Counts the requests of the process that are open and that wait, and admits more while there is room.
 #[derive(Debug)]
 pub(crate) struct Admission {
     in_flight_max: usize,
     in_flight: AtomicUsize,
-    /// Of those, requests that wait for Redis.
+    /// Requests that wait for Redis. They are in flight as well, unless that was full when they began to wait.
     waiting: AtomicUsize,
-    /// There is a Redis to wait for.
+    /// Whether there is a Redis to wait for.
     has_store: AtomicBool,
     incomplete: Arc<IncompleteCalls>,
     /// Calls of Watch and reflection that are open.
     lasting: Arc<AtomicUsize>,
 }
 
-/// A request that is open, for as long as this lives.
+/// The place of an open request, given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Admission>);
 
@@ -37,7 +37,7 @@ impl Drop for InFlight {
     }
 }
 
-/// A place among those that wait for Redis, for as long as this lives.
+/// A place among the requests that wait for Redis, given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitingPlace(Arc<Admission>);
 
@@ -64,12 +64,12 @@ impl Admission {
         self.has_store.store(true, Ordering::Relaxed);
     }
 
-    /// Requests that are open now.
+    /// Requests that hold a place now. A gRPC call that is decided as it arrives takes none.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// How many may be.
+    /// How many requests may be open, [`SPARE`] places aside.
     pub(crate) fn in_flight_max(&self) -> usize {
         self.in_flight_max
     }
@@ -79,7 +79,7 @@ impl Admission {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Calls of which not all has arrived.
+    /// Calls whose message has not fully arrived.
     pub(crate) fn incomplete(&self) -> &Arc<IncompleteCalls> {
         &self.incomplete
     }
@@ -107,20 +107,20 @@ impl Admission {
         in_flight.ok_or_else(|| self.overload())
     }
 
-    /// A place among those that wait, unless too many do for a request of this class.
+    /// A place to wait for Redis, unless so many requests wait that one of this class may not join them.
     pub(crate) fn place_to_wait(self: &Arc<Self>, class: Class) -> Option<WaitingPlace> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let place = WaitingPlace(self.clone());
         (before < waiting_max(self.in_flight_max, class)).then_some(place)
     }
 
-    /// Those who wait for Redis do not keep others from being read: these are decided by memory, or answered at once.
+    /// Requests that wait for Redis do not keep others from being read: memory decides these, or they are answered at once.
     fn has_spare_room(&self, in_flight: usize) -> bool {
         let can_wait = self.has_store.load(Ordering::Relaxed);
         can_wait && in_flight < self.in_flight_max.saturating_add(SPARE)
     }
 
-    /// There is no room for a request.
+    /// Why a request that finds no room gets no answer.
     pub(crate) fn overload(&self) -> NoAnswer {
         NoAnswer::Overload { max: self.in_flight_max }
     }

@@ -1,24 +1,24 @@
-//! What an answer says besides its verdict: headers, their values, and whether there is a body. The same for every protocol,
-//! and free of the bytes of any.
+//! What an answer says besides its verdict: headers, their values, and whether there is a body. Every protocol uses this, and
+//! nothing here is about the bytes of any.
 
 use clap::ValueEnum;
 
 use crate::engine::{Decision, LimitStatus, StatusKind};
 
-/// What an answer says besides its verdict.
+/// Which headers, body and metadata answers have besides their verdict.
 #[derive(Clone, Debug)]
 pub struct AnswerOptions {
-    /// The names of the limit, remaining and reset headers of the response, when they are on.
+    /// The names of the limit, remaining and reset headers of the response; `None` if these are off.
     pub headers: Option<LimitHeaders>,
-    /// The names of the limit, remaining and reset headers that Envoy adds to the request to the upstream, when they are on.
+    /// The names of the same headers on the request that Envoy sends to the upstream; `None` if these are off.
     pub request_headers: Option<LimitHeaders>,
-    /// `Retry-After` on denials.
+    /// Whether denials have `Retry-After`.
     pub retry_after: bool,
     /// On which answers `x-ratelimit-reason` is.
     pub reason_header: ReasonHeader,
-    /// A problem document as the body of denials.
+    /// Whether denials have a problem document as their body.
     pub problem_body: bool,
-    /// Fill in `dynamic_metadata`.
+    /// Whether answers have `dynamic_metadata`.
     pub dynamic_metadata: bool,
 }
 
@@ -34,26 +34,29 @@ pub enum ReasonHeader {
 /// The names of three headers that describe a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitHeaders {
+    /// Names the header that tells how many hits the limit allows in its window.
     pub limit: String,
+    /// Names the header that tells how many hits are left.
     pub remaining: String,
+    /// Names the header that tells in how many seconds the limit starts afresh: rounded up, at least 1.
     pub reset: String,
 }
 
-/// What a protobuf Duration can hold, about ten thousand years.
+/// The most that a protobuf Duration can hold, about ten thousand years.
 const DURATION_SECONDS_MAX: u64 = 315_576_000_000;
 
 /// The header that tells a denied client when to come back.
 pub const RETRY_AFTER: &str = "Retry-After";
 
-/// The header that says why.
+/// The header that says why a request was answered as it was.
 pub const REASON: &str = "x-ratelimit-reason";
 
-/// What `Retry-After` says, when it is said.
+/// The value of `Retry-After`; `None` if the answer has no such header.
 pub fn retry_after_s(decision: &Decision<'_>, options: &AnswerOptions) -> Option<u64> {
     decision.retry_after_ms().filter(|_| options.retry_after).map(seconds)
 }
 
-/// What `x-ratelimit-reason` says, when it is said.
+/// The value of `x-ratelimit-reason`; `None` if the answer has no such header.
 pub fn reason_shown(decision: &Decision<'_>, options: &AnswerOptions) -> Option<&'static str> {
     let is_shown = match options.reason_header {
         ReasonHeader::Always => true,
@@ -63,7 +66,7 @@ pub fn reason_shown(decision: &Decision<'_>, options: &AnswerOptions) -> Option<
     is_shown.then(|| decision.reason().word())
 }
 
-/// The descriptor that the headers describe: the least remaining, but the last that denies beats it.
+/// The limit that the headers describe: the last one that denies, or else the one with the least remaining.
 pub fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d LimitStatus<'d>> {
     let mut shown: Option<&LimitStatus<'_>> = None;
     let mut is_denial = false;
@@ -79,7 +82,7 @@ pub fn shown_in_headers<'d>(decision: &'d Decision<'_>) -> Option<&'d LimitStatu
     shown
 }
 
-/// Rounded up, and at least one: Envoy cuts fractions off, and a client must not come back too early.
+/// Whole seconds, rounded up and at least one: Envoy cuts fractions off, and a client must not come back too early.
 pub fn seconds(ms: u64) -> u64 {
     ms.div_ceil(1000).clamp(1, DURATION_SECONDS_MAX)
 }

@@ -1,4 +1,4 @@
-//! How many connections there are and how many there were not: the figures that metrics show.
+//! How many connections are open, were refused, or failed before they began: the figures that metrics show.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ pub(crate) struct ConnectionStats {
 }
 
 impl ConnectionStats {
-    /// Connections that are open now, with those that still have to say what they want.
+    /// Connections that are open now, including those that have not begun HTTP/2 yet.
     pub(crate) fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
@@ -22,8 +22,8 @@ impl ConnectionStats {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Connections that came to nothing: the TLS handshake failed, or HTTP/2 did not begin. Who connects and goes away
-    /// without a word, as load balancers do to see whether a port is open, is not among them.
+    /// Connections that came to nothing: the TLS handshake failed, or HTTP/2 did not begin. Clients that leave without a
+    /// word do not count: load balancers do that to see whether a port is open.
     pub(crate) fn handshake_failures(&self) -> u64 {
         self.handshake_failures.load(Ordering::Relaxed)
     }
@@ -43,6 +43,7 @@ impl ConnectionStats {
     }
 }
 
+/// Counts as an open connection until it is dropped.
 #[derive(Debug)]
 pub(crate) struct OpenConnection(Arc<ConnectionStats>);
 

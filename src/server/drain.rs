@@ -6,20 +6,21 @@
 
 use tokio::sync::watch;
 
+/// How far a stop has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrainPhase {
     Serving,
-    /// Unhealthy, but still accepting and answering.
+    /// Health says NOT_SERVING, but the ports still accept and answer.
     Announced,
     /// No new connections; open ones finish.
     Closing,
 }
 
-/// Tells everyone in which phase we are.
+/// Tells everyone which phase it is.
 #[derive(Debug)]
 pub(crate) struct Drainer(watch::Sender<DrainPhase>);
 
-/// Knows in which phase we are.
+/// Knows which phase it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Drain(watch::Receiver<DrainPhase>);
 

@@ -1,4 +1,4 @@
-//! The rules in force, and those that were and may still be seen.
+//! The rules in force, and replaced rules that a request may still see.
 
 use std::sync::Arc;
 
@@ -11,36 +11,37 @@ use crate::rules::Ruleset;
 /// Rules, and the counters that belong to them.
 #[derive(Debug)]
 pub(crate) struct InForce {
+    /// What requests are matched against. Never changes: new rules replace all of this.
     pub ruleset: Ruleset,
-    /// What its limits have admitted and denied.
+    /// What its limits have admitted and denied. Carries on the counts of the rules before.
     pub hits: HitMetrics,
 }
 
-/// A look at the rules in force, which it keeps from being dropped.
+/// A look at the rules in force, `None` before the first. Keeps them from being dropped.
 pub(crate) type RulesLook = Guard<Option<Arc<InForce>>>;
 
 /// The rules in force. A request takes one look and keeps to what it saw.
 #[derive(Debug, Default)]
 pub(crate) struct RulesInForce {
     current: ArcSwapOption<InForce>,
-    /// Rules that were replaced and may still be seen by a request. Dropped here, because a large ruleset takes
-    /// milliseconds to drop, which no request should pay.
+    /// Replaced rules that a request may still see. They are dropped here, because a large ruleset takes milliseconds to
+    /// drop, which no request should pay.
     retired: Mutex<Vec<Arc<InForce>>>,
 }
 
 impl RulesInForce {
-    /// For a request: without a count of references that all threads would write.
+    /// For a request: takes no reference count, which all threads would write.
     #[inline]
     pub(crate) fn look(&self) -> RulesLook {
         self.current.load()
     }
 
-    /// For those who look rather than ask.
+    /// For readers other than requests, such as the admin port.
     pub(crate) fn get(&self) -> Option<Arc<InForce>> {
         self.current.load_full()
     }
 
-    /// Puts rules into force, then does what has to follow before other rules may replace them.
+    /// Puts rules into force, then calls `then` before other rules may replace them.
     pub(crate) fn install(&self, ruleset: Ruleset, then: impl FnOnce(&Ruleset)) {
         let mut retired = self.retired.lock();
         let before = self.get();

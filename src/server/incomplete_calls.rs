@@ -4,11 +4,11 @@
 //! places are taken, the call that has waited longest for its message is ended, and the newcomer has its place. Clients
 //! send a message right after its headers: to push one of them out in that moment, a stranger would have to open as many
 //! calls as there are places. A call whose message came along with it needs no place: it is decided at once, or joins those
-//! that wait for Redis, who are counted on their own.
+//! that wait for Redis, which are counted apart.
 //!
-//! Messages that are begun and not finished could fill the memory long before the places are taken. So each reserves the
-//! length that it announces, and when all of them together reserve more than there may be, those that have waited longest
-//! are ended in the same way.
+//! Messages that begin and do not end could fill the memory long before all places are taken. So each message reserves the
+//! length that it announces. When they reserve more than is allowed together, the calls that have waited longest are ended
+//! in the same way.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -20,12 +20,12 @@ use tokio::sync::oneshot;
 
 use crate::server::no_answer::NoAnswer;
 
-/// The calls whose message is still to come, and how much of them there may be.
+/// The calls whose message is still to come, and the bounds that they keep together.
 #[derive(Debug)]
 pub(crate) struct IncompleteCalls {
-    /// How many calls may be open, whether they are complete or not.
+    /// How many calls may be open, complete or not. A call that has to give way is told so.
     places_max: usize,
-    /// What their messages may take together.
+    /// How many bytes their messages may reserve together.
     bytes_max: usize,
     queue: Mutex<ArrivalQueue>,
 }
@@ -33,22 +33,25 @@ pub(crate) struct IncompleteCalls {
 /// The calls in the order in which they began to wait.
 #[derive(Debug, Default)]
 struct ArrivalQueue {
+    /// The number of the next call. The lowest number has waited longest.
     next: u64,
     calls: BTreeMap<u64, IncompleteCall>,
-    /// What all of them have reserved.
+    /// How many bytes all of them have reserved.
     bytes: usize,
 }
 
 /// A call that waits.
 #[derive(Debug)]
 struct IncompleteCall {
+    /// Tells the call that it has to give way, and for what.
     end: oneshot::Sender<Scarce>,
+    /// How many bytes its message has reserved.
     bytes: usize,
-    /// It may be ended so that another one has its place.
+    /// It may be ended so that another call gets its place.
     gives_place: bool,
 }
 
-/// What a call has to give way for.
+/// Why a call has to give way: another one needs its place, or its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scarce {
     Places,
@@ -56,7 +59,7 @@ enum Scarce {
 }
 
 impl ArrivalQueue {
-    /// Ends the call that has waited longest. False if none waits.
+    /// Ends the call that has waited longest, of those that make room for what is scarce. False if there is none.
     fn end_longest(&mut self, scarce: Scarce) -> bool {
         let is_asked = |call: &IncompleteCall| scarce == Scarce::Bytes || call.gives_place;
         let longest = self.calls.iter().find(|(_, call)| is_asked(call)).map(|(number, _)| *number);
@@ -73,17 +76,17 @@ impl IncompleteCalls {
         IncompleteCalls { places_max, bytes_max, queue: Mutex::default() }
     }
 
-    /// Ends the call that has waited longest, so that another one has its place. False if none waits.
+    /// Ends the call that has waited longest, so that another one gets its place. False if none waits.
     pub(crate) fn end_longest(&self) -> bool {
         self.queue.lock().end_longest(Scarce::Places)
     }
 
-    /// What messages that arrive may take together.
+    /// How many bytes messages may reserve together while they arrive.
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// There is no room for a message.
+    /// Why a message that finds no room gets no answer.
     pub(crate) fn too_many_bytes(&self) -> NoAnswer {
         NoAnswer::ArrivingBytes { max: self.bytes_max }
     }
@@ -102,8 +105,8 @@ impl IncompleteCalls {
     }
 }
 
-/// A place among those that wait. Held to the end of the message: who sends a byte now and then does not become a newcomer
-/// by it.
+/// A call's place among those that wait. It keeps the place to the end of its message: a byte now and then does not make it a
+/// newcomer.
 #[derive(Debug)]
 pub(crate) struct IncompletePlace {
     calls: Arc<IncompleteCalls>,
@@ -116,7 +119,7 @@ impl IncompletePlace {
         IncompletePlace::new(calls, true)
     }
 
-    /// For a request to the HTTP port, which has few: it gives way only to others' bytes.
+    /// For a request to the HTTP port. That port has few of them, so one gives way only for bytes, never for a place.
     pub(crate) fn of_bytes(calls: Arc<IncompleteCalls>) -> IncompletePlace {
         IncompletePlace::new(calls, false)
     }
@@ -133,8 +136,8 @@ impl IncompletePlace {
         IncompletePlace { calls, number, ended }
     }
 
-    /// Reserves the bytes of the call's message. If that is more than there may be, those give way that have waited longest,
-    /// and that may be this call itself.
+    /// Reserves the bytes of the call's message. If all messages then reserve too much, the calls that have waited longest
+    /// are ended, which may include this one.
     pub(crate) fn reserve(&self, bytes: usize) {
         let mut waiting = self.calls.queue.lock();
         let Some(call) = waiting.calls.get_mut(&self.number) else { return };
@@ -143,7 +146,7 @@ impl IncompletePlace {
         while waiting.bytes > self.calls.bytes_max && waiting.end_longest(Scarce::Bytes) {}
     }
 
-    /// Ready once the call has to give way.
+    /// Ready when the call has to give way.
     pub(crate) fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<NoAnswer> {
         Pin::new(&mut self.ended).poll(context).map(|scarce| match scarce {
             Ok(Scarce::Bytes) => self.calls.too_many_bytes(),
@@ -178,7 +181,7 @@ mod tests {
         assert_eq!(first.poll_ended(context), Poll::Ready(NoAnswer::ArrivingBytes { max }));
         assert!(second.poll_ended(context).is_pending() && third.poll_ended(context).is_pending());
         assert_eq!(calls.bytes(), max / 2 + 1);
-        // One alone that is too large goes as well, after those that came before it.
+        // A call that is too large by itself is ended as well, after those before it.
         fourth.reserve(max + 1);
         assert!([second, third, fourth].into_iter().all(|place| place.poll_ended(context).is_ready()));
         assert_eq!(calls.bytes(), 0);

@@ -1,7 +1,7 @@
 //! The bytes of a connection: TCP or a unix socket, in plain text or over TLS, and who is at the other end.
 //!
-//! One type for all of them, so that HTTP/2 above is compiled once and not four times. Which one it is never changes during a
-//! connection: the choice costs a branch that the processor foresees, beside a call of the system.
+//! One type for all of them, so that HTTP/2 above is compiled once and not four times. The variant never changes during a
+//! connection, so the choice costs a branch that the processor predicts, next to a system call.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-/// Who is at the other end.
+/// Who is at the other end: an address for TCP, a process for a unix socket, as far as the system tells its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Address(SocketAddr),
@@ -38,7 +38,7 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Moves the connection to the runtime on which this is called: events of it then come from there.
+    /// Moves the connection to the runtime that calls this, from which its events come then.
     pub(crate) fn moved(self) -> io::Result<Socket> {
         match self {
             Socket::Tcp(stream) => TcpStream::from_std(stream.into_std()?).map(Socket::Tcp),
@@ -65,11 +65,11 @@ impl Socket {
 #[derive(Debug)]
 pub(crate) enum LineStream {
     Plain(Socket),
-    /// Apart, because it is many times as large.
+    /// Boxed, because it is many times as large.
     Tls(Box<TlsStream<Socket>>),
 }
 
-/// Hands everything on to the variant at hand.
+/// Implements reading and writing by calls to whichever variant there is.
 macro_rules! hand_on {
     ($name:ident: $($variant:ident),+) => {
         impl AsyncRead for $name {

@@ -1,4 +1,4 @@
-//! What clients connect to: a TCP port or a unix socket.
+//! Where clients connect: a TCP port or a unix socket.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::server::socket_settings::SocketSettings;
 pub(crate) trait Listen: Send {
     fn accept(&self) -> impl Future<Output = io::Result<Socket>> + Send;
 
-    /// Keeps newcomers from trying, where that can be done before the end. Who has connected can still be accepted.
+    /// Hides itself from new clients, if it can do so before it closes. Clients that have connected can still be accepted.
     fn withdraw(&mut self) {}
 }
 
@@ -23,10 +23,10 @@ impl Listen for TcpListener {
     }
 }
 
-/// A unix socket with its file, which goes with it.
+/// A unix socket. Removes its file when it is dropped.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
-    // Goes first: see `socket_file.rs` on why the socket must be open until then.
+    // Declared first, so dropped first: `socket_file.rs` says why the socket must be open until then. `None`: withdrawn.
     file: Option<SocketFile>,
     listener: UnixListener,
 }
@@ -51,7 +51,7 @@ impl Listen for UnixSocket {
     }
 }
 
-/// What the gRPC port is on.
+/// Where the gRPC port listens.
 #[derive(Debug)]
 pub(crate) enum GrpcListener {
     Tcp(TcpListener),

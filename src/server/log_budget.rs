@@ -1,29 +1,31 @@
-//! How much may be logged about what strangers do: enough to see it, never so much that it is an attack by itself.
+//! How much may be logged about what strangers do: enough to see it, never so much that the log is an attack by itself.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// So many lines at once.
+/// How many lines may be logged at once.
 const BURST: u32 = 10;
-/// And then one each.
+/// After that, one line for each interval.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Lines that may be logged. What is left out is counted, and told with the next line.
+/// Says which lines may be logged. Counts those that are left out, for the next line to tell.
 #[derive(Debug, Default)]
 pub(crate) struct LogBudget(Mutex<LineCount>);
 
 #[derive(Debug, Default)]
 struct LineCount {
+    /// Lines that were logged and are not forgiven yet; at most [`BURST`].
     lines: u32,
-    /// When the last of `lines` was forgiven.
+    /// When lines were last forgiven, or when the first was asked for. `None`: no line was asked for yet.
     since: Option<Instant>,
+    /// Lines that were left out since one was logged.
     left_out: u64,
 }
 
 impl LogBudget {
-    /// Asks for a line. The answer is how many were left out before it, or `None` if this one is, too.
+    /// Asks for a line. Returns how many were left out before it, or `None` if this one has to be left out, too.
     pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut spent = self.0.lock();
         let since = *spent.since.get_or_insert(now);
@@ -54,7 +56,7 @@ mod tests {
         };
         assert_eq!(lines(0, 1000), [0; 10]);
         assert_eq!(lines(1000, 3000), [990, 999]);
-        // After a quiet while all is as at the start, and nothing that was left out is forgotten.
+        // After a quiet minute there is a whole burst again, and the lines left out before it are still counted.
         assert_eq!(lines(60_000, 60_020), [999, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 }

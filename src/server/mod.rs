@@ -1,4 +1,4 @@
-//! What the world talks to: the ports, and how they open, answer and close.
+//! The ports that the world talks to: how they open, answer and close.
 
 pub(crate) mod accept;
 pub(crate) mod admin;

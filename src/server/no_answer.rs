@@ -1,4 +1,4 @@
-//! Why a request gets no answer, in words that no port has made up. Each port turns it into its own kind of error.
+//! Why a request gets no answer, independent of any port. Each port turns it into its own kind of error.
 
 use thiserror::Error;
 

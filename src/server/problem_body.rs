@@ -1,7 +1,7 @@
-//! What a denied client reads: a problem document (RFC 9457), so that a program can tell which limit it met and when to
-//! come back.
+//! The body that a denied client reads: a problem document (RFC 9457), so that a program can tell which limit it met and when
+//! to come back.
 //!
-//! It says nothing that the headers do not say: the names that the operator gave to limits, never rules or keys.
+//! It calls limits by the names that the operator gave them, and never tells rules or keys.
 
 use std::collections::HashSet;
 

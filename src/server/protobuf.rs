@@ -1,21 +1,22 @@
-//! The bytes of protobuf messages, read where they lie and written into one buffer.
+//! The bytes of protobuf messages: read in place, and written into one buffer.
 //!
-//! Reads and refuses what prost does, without a copy of any field: what a request says is borrowed from the bytes that came
-//! off the wire. `src/server/rls/tests.rs` and `fuzz/` hold the two against each other.
+//! This reads and refuses the same bytes as prost, but copies no field: a request borrows from the bytes that came off the
+//! wire. `src/server/rls/tests.rs` and `fuzz/` compare the two.
 
 use thiserror::Error;
 
-/// What gRPC puts before a message: whether it is compressed, and its length.
+/// The length of the prefix that gRPC puts before a message: one byte says whether it is compressed, four give its length.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// How deep groups and messages may lie in each other, as in prost.
+/// How deeply groups and messages may be nested, as in prost.
 const DEPTH_MAX: usize = 100;
 
-/// Why bytes are no message.
+/// Why bytes are not a message, and where.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the message can't be read: {fault} at byte {at}")]
 pub struct Malformed {
     fault: WireFault,
+    /// How many bytes of the outermost message come before it.
     at: usize,
 }
 
@@ -39,22 +40,23 @@ enum WireFault {
     Depth,
 }
 
-/// What a field holds.
+/// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value<'a> {
     Number(u64),
     /// Text, bytes, or a message.
     Bytes(&'a [u8]),
-    /// Of a kind that no field has that is read here.
+    /// Of a kind that no field has which is read here.
     Skipped,
 }
 
 /// The fields of a message, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageFields<'a> {
-    /// The outermost message, to say where something is.
+    /// The outermost message: faults are located in it.
     whole: &'a [u8],
     rest: &'a [u8],
+    /// How many messages this one is nested in.
     depth: usize,
 }
 
@@ -63,12 +65,12 @@ impl<'a> MessageFields<'a> {
         MessageFields { whole: message, rest: message, depth: 0 }
     }
 
-    /// The fields of a message in this one.
+    /// The fields of a message nested in this one.
     pub(crate) fn inner(&self, value: Value<'a>) -> Result<MessageFields<'a>, Malformed> {
         Ok(MessageFields { whole: self.whole, rest: self.bytes(value)?, depth: self.depth + 1 })
     }
 
-    /// Reads the next field, `None` at the end.
+    /// Reads the number and value of the next field; `None` at the end.
     #[inline]
     pub(crate) fn read(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
@@ -112,7 +114,7 @@ impl<'a> MessageFields<'a> {
         Malformed { fault, at: self.place(self.rest) }
     }
 
-    /// How far into the whole message a part of it begins.
+    /// Where a part of the whole message begins in it.
     fn place(&self, part: &[u8]) -> usize {
         (part.as_ptr() as usize).saturating_sub(self.whole.as_ptr() as usize)
     }
@@ -190,27 +192,28 @@ impl<'a> MessageFields<'a> {
     }
 }
 
-/// How many bytes a number takes.
+/// How many bytes a number takes as a varint.
 pub(crate) const fn number_bytes(number: u64) -> usize {
     // Seven bits a byte, and one byte for zero.
     ((70 - (number | 1).leading_zeros()) / 7) as usize
 }
 
-/// The size of a field that holds a number, which is left out if it is zero. All field numbers here take one byte.
+/// The size of a field that holds a number: nothing for zero, which is left out. All field numbers here take one byte.
 pub(crate) const fn number_field(number: u64) -> usize {
     if number == 0 { 0 } else { 1 + number_bytes(number) }
 }
 
-/// The size of a field that holds so many bytes.
+/// The size of a field that holds this many bytes.
 pub(crate) const fn bytes_field(length: usize) -> usize {
     1 + number_bytes(length as u64) + length
 }
 
-/// Writes fields. Whoever writes a message into a message says its size first.
+/// Writes fields. The size of a nested message has to be known before it is written.
 pub(crate) trait Write {
     fn number(&mut self, number: u64);
+    /// Left out if it is zero.
     fn number_field(&mut self, field: u8, number: u64);
-    /// The beginning of a message in the message.
+    /// Begins a nested message of this many bytes.
     fn message_field(&mut self, field: u8, size: usize);
     fn bytes_field(&mut self, field: u8, bytes: &[u8]);
     /// Left out if it is empty.

@@ -1,7 +1,7 @@
-//! Rules into force: read as a whole, checked as a whole, and taken or refused as a whole.
+//! Puts rules into force: they are read as a whole, checked as a whole, and taken or refused as a whole.
 //!
-//! Refused rules change nothing: those from before stay in force, and the log, the metrics and `/config/status` say which
-//! file is wrong and where.
+//! Refused rules change nothing: the old ones stay in force, and the log, the metrics and `/config/status` say which file is
+//! wrong and where.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,23 +17,26 @@ use crate::sources::load_status::ConfigStatus;
 use crate::sources::surroundings::Surroundings;
 use crate::sources::xds::stream::Taker;
 
-/// Problems that are logged one by one; `/config/status` has more of them.
+/// How many problems are logged one by one; `/config/status` has more of them.
 const LOGGED_MAX: usize = 20;
-/// Problems that a management server is told.
+/// How many errors a management server is told.
 const REFUSED_MAX: usize = 10;
 
-/// Knows how rules are read and judged, and who wants them.
+/// Reads rules, judges them, and puts good ones into force.
 #[derive(Clone, Debug)]
 pub(crate) struct Reloader {
+    /// How rules are read: how strictly, and whether a domain may be spread over documents.
     pub options: Options,
+    /// Has the rules in force, and takes those that replace them.
     pub service: Arc<Service>,
+    /// Is told of every attempt, good or bad.
     pub config: Arc<ConfigStatus>,
-    /// What the rules have to fit into.
+    /// The layers that there are, and whether there is a secret: rules that need more are refused.
     pub surroundings: Surroundings,
 }
 
 impl Reloader {
-    /// Loads rule files and puts them into force if they are good. Returns what was found wrong with them.
+    /// Loads rule files and puts them into force if they are good. Returns all problems, as an error if they are not.
     ///
     /// Blocks: ten thousand rules take some tens of milliseconds, which no request should wait for.
     pub(crate) fn load(&self, location: &Location) -> Result<Vec<Problem>, Vec<Problem>> {
@@ -62,15 +65,15 @@ impl Reloader {
         self.config.succeeded((domains, rules), problems, began.elapsed());
     }
 
-    /// What this process can't do for the rules in force, a sentence each.
+    /// A sentence for each wish of the rules in force that this process can't fulfil.
     pub(crate) fn not_honoured(&self) -> Vec<String> {
         let sentences = |in_force: Arc<InForce>| self.surroundings.not_honoured(&in_force.ruleset);
         self.service.in_force().map(sentences).unwrap_or_default()
     }
 
-    /// Loads rule files again and logs what came of it.
+    /// Loads rule files again and logs the outcome.
     pub(crate) fn reload(&self, location: &Location) {
-        // What is wrong is logged and shown.
+        // The problems are logged by now, and /config/status shows them.
         let _ = self.change(|| self.load(location));
     }
 
@@ -100,7 +103,7 @@ impl Reloader {
         let is_news = before.last_attempt.is_none_or(|before| {
             now.last_attempt.as_ref().is_none_or(|now| (now.ok, &now.problems) != (before.ok, &before.problems))
         });
-        // The same again, as with files that are touched and touched: once is enough.
+        // Files may be touched again and again without a change: the same outcome is logged only the first time.
         if is_news {
             log(problems);
         }
@@ -108,7 +111,7 @@ impl Reloader {
             tracing::warn!("{sentence}");
         }
         match &outcome {
-            // Whoever was told that rules are refused is told when they are not any more.
+            // The log has said that rules were refused, so it also says when they are good again.
             Ok(_) if had_failed => {
                 tracing::warn!(
                     rules = now.rules,
@@ -134,10 +137,12 @@ impl Reloader {
     }
 }
 
-/// Takes a management server's rules, and tells when there are new ones.
+/// Puts a management server's rules into force, and tells when there are new ones.
 #[derive(Debug)]
 pub(crate) struct XdsFollower {
+    /// Reads the server's rules and puts them into force.
     pub reloader: Reloader,
+    /// Counts the rulesets that have come into force, to wake those who wait for the next one.
     pub news: watch::Sender<u64>,
 }
 
@@ -151,7 +156,7 @@ impl Taker for XdsFollower {
     }
 }
 
-/// Errors before warnings, and not too many of them.
+/// Logs problems, errors before warnings, [`LOGGED_MAX`] of them at most.
 pub(crate) fn log(problems: &[Problem]) {
     let (errors, warnings): (Vec<&Problem>, Vec<&Problem>) =
         problems.iter().partition(|problem| problem.severity == Severity::Error);

@@ -1,7 +1,7 @@
-//! The service behind every port: from a request to its decision, without waiting, unless a store has to be asked.
+//! The service behind every port: takes a request to its decision, and waits only if it has to ask a store.
 //!
-//! Knows no bytes. A protocol reads its own message into a [`Request`], has it decided here, writes the decision down, and
-//! has it concluded here, where everything that follows from a decision is done.
+//! It knows no bytes. A protocol reads its message into a [`Request`], has it decided here, writes the answer, and calls
+//! [`Service::conclude`], which does everything that follows from a decision.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -27,17 +27,19 @@ use crate::server::no_answer::NoAnswer;
 /// How requests are read, decided and answered.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceOptions {
-    /// How large a request may be.
+    /// How many descriptors and entries a request may have.
     pub bounds: Bounds,
+    /// What the operator sets for all rules at once: shadow mode, quota mode.
     pub modes: Modes,
+    /// Which headers, body and metadata an answer has besides its verdict.
     pub answers: AnswerOptions,
     /// How many requests may be open.
     pub in_flight_max: usize,
-    /// What messages that have not arrived may take together.
+    /// How many bytes messages may take together while they arrive.
     pub arriving_bytes_max: usize,
     /// How long a request waits for the owner of strict limits.
     pub strict_timeout: Duration,
-    /// The share of a limit from which on hits count as near it.
+    /// Hits beyond this share of their limit count as near it: 0.8 is 80 %.
     pub near_limit_ratio: f32,
 }
 
@@ -47,21 +49,21 @@ pub(crate) struct Service {
     engine: Arc<Engine>,
     rules: RulesInForce,
     options: ServiceOptions,
-    /// What moments are counted from.
+    /// Drivers count monotonic time from here.
     began: Instant,
     admission: Arc<Admission>,
     outcomes: Outcomes,
-    /// Set once, when counts are shared with other processes.
+    /// The region's Redis. Set at most once, if counts are shared with other processes.
     regional: OnceLock<Arc<RegionalDriver>>,
-    /// Set once, when strict limits have an owner of their own.
+    /// Set at most once, if strict limits have an owner of their own.
     owner: OnceLock<Arc<RegionalDriver>>,
     /// How long requests have waited for the owner of strict limits.
     strict_time: Histogram,
-    /// Set once, when counts are shared with other regions.
+    /// Set at most once, if counts are shared with other regions.
     global: OnceLock<Arc<GlobalDriver>>,
 }
 
-/// What a first look at a request came to.
+/// The outcome of a first look at a request.
 #[derive(Debug)]
 pub(crate) enum FirstLook<'r> {
     Decided(Decision<'r>),
@@ -69,7 +71,7 @@ pub(crate) enum FirstLook<'r> {
     Waits(Box<StoreWait>),
 }
 
-/// What a request that waits for a store holds until it is decided.
+/// Everything that a request holds while it waits for a store.
 #[derive(Debug)]
 pub(crate) struct StoreWait {
     question: StoreRequest,
@@ -94,7 +96,7 @@ impl Service {
         }
     }
 
-    /// Takes part in a region from now on.
+    /// Shares counts with the other processes of the region from now on.
     pub(crate) fn join(&self, regional: Arc<RegionalDriver>) {
         self.join_store(&self.regional, regional);
     }
@@ -103,7 +105,7 @@ impl Service {
         self.regional.get()
     }
 
-    /// Has strict limits decided by their owner from now on.
+    /// Lets the owner decide strict limits from now on.
     pub(crate) fn join_owner(&self, owner: Arc<RegionalDriver>) {
         self.join_store(&self.owner, owner);
     }
@@ -114,7 +116,7 @@ impl Service {
 
     fn join_store(&self, place: &OnceLock<Arc<RegionalDriver>>, store: Arc<RegionalDriver>) {
         store.set_shortest_window(self.in_force().and_then(|in_force| in_force.ruleset.shortest_window_ms()));
-        // Once at most.
+        // Called at most once.
         let _ = place.set(store);
         self.admission.expect_waits();
     }
@@ -135,23 +137,23 @@ impl Service {
         &self.strict_time
     }
 
-    /// The store that should decide gives no answer, so that the policy does.
+    /// Whether the store that should decide gives no answer, so that the policy decides.
     pub(crate) fn is_out(&self, reach: Reach) -> bool {
         let regional = reach.store().and_then(|store| self.store(store));
         regional.is_some_and(|regional| matches!(regional.view().asking(reach), StoreAccess::Never(_)))
     }
 
-    /// Other regions can't be heard.
+    /// Whether this region can't hear the others, or they can't hear it.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.global.get().is_some_and(|global| global.is_down())
     }
 
-    /// Takes part in the exchange between regions from now on.
+    /// Exchanges counts with other regions from now on.
     pub(crate) fn join_others(&self, global: Arc<GlobalDriver>) {
         if let Some(in_force) = self.in_force() {
             global.set_rules(&in_force.ruleset);
         }
-        // Once at most.
+        // Called at most once.
         let _ = self.global.set(global);
     }
 
@@ -159,7 +161,7 @@ impl Service {
         self.global.get()
     }
 
-    /// Puts rules into force. Requests that are being decided finish with those they began with.
+    /// Puts rules into force. Requests in progress finish under the rules they began with.
     pub(crate) fn install(&self, ruleset: Ruleset) {
         for regional in self.stores() {
             regional.set_shortest_window(ruleset.shortest_window_ms());
@@ -167,11 +169,11 @@ impl Service {
         if let Some(global) = self.global.get() {
             global.set_rules(&ruleset);
         }
-        // Also what nobody asks for any more: its hits count where the rules say now.
+        // Moves keys that nobody asks for any more as well: the store that shares them now has to hear of their hits.
         self.rules.install(ruleset, |installed| self.engine.rehome(installed));
     }
 
-    /// Forgets what has expired: keys, and rules that no request sees any more. To be called about once a second.
+    /// Forgets expired keys, and rules that no request sees any more. Call it about once a second.
     pub(crate) fn tidy(&self) {
         self.engine.expire(wall_ms());
         self.rules.tidy();
@@ -202,12 +204,12 @@ impl Service {
         &self.outcomes
     }
 
-    /// Who may come in, and who may wait.
+    /// The places for requests that are open and that wait.
     pub(crate) fn admission(&self) -> &Arc<Admission> {
         &self.admission
     }
 
-    /// Counts why there is no answer.
+    /// Counts a request that gets no answer, and hands the reason back.
     pub(crate) fn fail(&self, reason: NoAnswer) -> NoAnswer {
         self.outcomes.record_failure(reason.failure());
         reason
@@ -219,7 +221,7 @@ impl Service {
         self.rules.look()
     }
 
-    /// How the stores stand, and what the first look at a request goes by.
+    /// How the stores stand now. The first look at a request goes by this.
     fn views(&self, at: Instant) -> StoreViews<'static> {
         let any = self.regional.get().or_else(|| self.owner.get());
         let view = |store: Store| self.store(store).map_or(StoreViews::ALONE.origin, |regional| regional.view());
@@ -233,7 +235,7 @@ impl Service {
         }
     }
 
-    /// Decides a request, if memory can, or if too many wait for a store already.
+    /// Decides a request if memory can, or if too many wait for a store already. Otherwise it has to wait.
     #[inline]
     pub(crate) fn decide<'r>(
         &self,
@@ -270,8 +272,8 @@ impl Service {
         }
     }
 
-    /// Decides a request that has to ask first, by the rules of its first look: the nearer store, then the farther. It is
-    /// decided before its call ends, if that is to end at some time.
+    /// Asks the stores, the nearer one first, and decides the request by the rules of its first look. It decides before
+    /// `call_ends`, if that is given.
     pub(crate) async fn decide_after<'r>(
         &self,
         wait: Box<StoreWait>,
@@ -293,7 +295,7 @@ impl Service {
         }
     }
 
-    /// Asks a store, for as long as there is time, and says whether there is any left.
+    /// Asks a store for as long as there is time, and says whether any is left.
     async fn ask(&self, question: StoreRequest, began: Instant, call_ends: Option<Instant>) -> (AskOutcome, bool) {
         let Some(regional) = self.store(question.store) else { return (AskOutcome::NoAnswer, false) };
         let is_strict = question.is_strict;
@@ -307,7 +309,7 @@ impl Service {
         (outcome, Instant::now() < deadline)
     }
 
-    /// Does what follows from a decision, once its answer is written, and says when that was done.
+    /// Does everything that follows from a decision, after its answer is written. Returns the time at which it was done.
     pub(crate) fn conclude(
         &self,
         InForce { hits, .. }: &InForce,
@@ -338,7 +340,7 @@ impl StoreWait {
     }
 }
 
-/// A service without rules, for tests of what surrounds it.
+/// A service without rules, for tests of the code around it.
 #[cfg(test)]
 pub(crate) fn idle() -> Arc<Service> {
     let answers = AnswerOptions {

@@ -1,10 +1,10 @@
-//! The file of a unix socket: how it appears, whose it is, and how it goes.
+//! The file of a unix socket: how it appears, whose it is, and when it is removed.
 //!
-//! A client that sees the path may connect if the mode lets it, and gets an answer: so the socket is made under another
-//! name in the same directory, given its mode, made to listen, and only then renamed to its path. That also replaces
-//! what a process that was killed has left behind, without a moment in which there is nothing.
+//! A client that sees the path can connect, if the mode lets it, and gets an answer. So the socket is made under another
+//! name in the same directory, gets its mode, listens, and is only then renamed to its path. That also replaces the file
+//! of a process that was killed, without a moment in which there is none.
 //!
-//! Nothing else is ever replaced: not a socket that somebody serves, and not a file that is no socket. And nothing else
+//! Nothing else is ever replaced: neither a socket that somebody serves, nor a file that is not a socket. And nothing else
 //! is ever removed: at the end the path may lead to a successor's socket, which has another inode. (Our inode can't be
 //! given to another file as long as the socket is open.)
 
@@ -26,16 +26,21 @@ const BACKLOG: i32 = 4096;
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
+    /// Device and inode, which tell our file from a successor's.
     inode: (u64, u64),
 }
 
+/// Why the socket can't be opened.
 #[derive(Debug, Error)]
 #[error("can't open the unix socket {path}: {fault}, or choose another path with --grpc-uds (GRPC_UDS)")]
 pub(crate) struct SocketError {
+    /// The path that the operator has set, whichever file the fault is about.
     pub path: PathBuf,
+    /// What went wrong, and what to do about it if the path is to stay.
     pub fault: SocketFault,
 }
 
+/// What is wrong with the path of a socket.
 #[derive(Debug, Error)]
 pub(crate) enum SocketFault {
     #[error("the directory {0} does not exist: create it")]
@@ -64,7 +69,7 @@ impl SocketFile {
         let (socket, temporary) = bind(settings.directory())?;
         let opened = open(&socket, &temporary, settings);
         if opened.is_err() {
-            // The error that stopped us is the one to tell.
+            // The operator has to hear of the first error, not of this one.
             let _ = fs::remove_file(&temporary);
         }
         Ok((SocketFile { path: settings.path.clone(), inode: opened? }, socket.into()))
@@ -88,8 +93,8 @@ fn inode(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Free is a path with nothing there, or with a socket that nobody serves. Two that start at the same moment may both
-/// find it free; then the last one has the path, and the other's socket has no name.
+/// A path is free if there is nothing, or a socket that nobody serves. Two processes that start at the same moment may
+/// both find it free; then the last one has the path, and the other's socket has no name.
 fn ensure_free(path: &Path) -> Result<(), SocketFault> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -110,12 +115,12 @@ fn ensure_free(path: &Path) -> Result<(), SocketFault> {
 
 fn try_connect(path: &Path) -> io::Result<()> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // One that has stopped accepting must not hold the start up.
+    // A process that has stopped accepting must not hold up the start.
     socket.set_nonblocking(true)?;
     socket.connect(&SockAddr::unix(path)?)
 }
 
-/// Binds a socket to a name in the directory that nobody knows.
+/// Binds a socket to a random name in the directory, which nobody knows.
 fn bind(directory: &Path) -> io::Result<(Socket, PathBuf)> {
     let mut tries_left = 10;
     loop {
@@ -132,7 +137,8 @@ fn bind(directory: &Path) -> io::Result<(Socket, PathBuf)> {
     }
 }
 
-/// Nobody can connect before the mode is in force, because the socket does not listen before.
+/// Gives the socket its mode, makes it listen and renames it. Nobody can connect before the mode is in force, because the
+/// socket does not listen before. Returns device and inode.
 fn open(socket: &Socket, temporary: &Path, settings: &SocketSettings) -> io::Result<(u64, u64)> {
     fs::set_permissions(temporary, Permissions::from_mode(settings.mode))?;
     let inode = inode(&fs::symlink_metadata(temporary)?);

@@ -1,7 +1,7 @@
 //! The unix socket of the gRPC port, as flags and as checked.
 //!
-//! What can be told from the setting alone is refused here: a mode that is none, a path that no socket can have. What
-//! the file system says to it is found out when the socket is made, in `server/socket_file.rs`.
+//! Faults that show in the setting alone are refused here: a mode that is none, a path that no socket can have. Faults
+//! that only the file system knows are found when the socket is made, in `server/socket_file.rs`.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 /// The most bytes in the path of a socket: 108 on Linux, of which the last is zero.
 const PATH_BYTES_MAX: usize = 107;
-/// The socket is made under a name of this length in the same directory before it gets its own.
+/// The length of the name that the socket is made under, in the same directory, before it gets its own.
 pub(crate) const TEMPORARY_NAME_BYTES: usize = 9;
 
 #[derive(Args, Clone, Debug)]
@@ -25,10 +25,12 @@ pub struct SocketFlags {
     pub uds_mode: String,
 }
 
-/// A unix socket that can be made, as far as its setting goes.
+/// A unix socket that can be made, unless the file system objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SocketSettings {
+    /// Without `unix:`, and short enough for a socket (107 bytes).
     pub path: PathBuf,
+    /// Permission bits of the file, at most 0o777, with a w bit for somebody: connecting takes one.
     pub mode: u32,
 }
 

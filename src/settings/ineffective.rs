@@ -1,11 +1,11 @@
-//! Settings in the environment that do nothing here, said in one warning, so that nobody relies on them.
+//! Warns of settings in the environment that have no effect here, in one sentence, so that nobody relies on them.
 //!
-//! Names are listed one by one rather than by prefix: Kubernetes puts variables of its own beside them, such as
+//! The names are listed one by one rather than by prefix: Kubernetes puts variables of its own beside them, such as
 //! `REDIS_PORT=tcp://...` for a Service called redis.
 
 use crate::flag_value::boolean;
 
-/// Names, the value that asks for nothing (if there is one), and why they have no effect.
+/// Names, each with the value that asks for nothing (empty if there is none), and why they have no effect.
 const GROUPS: &[(&[(&str, &str)], &str)] = &[
     (
         &[
@@ -96,7 +96,7 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
     (&[("GRPC_SERVER_TLS_CA_CERT", "")], "client certificates are asked for with GRPC_CLIENT_TLS_CACERT"),
 ];
 
-/// From here on, one name is probably the other, misspelt.
+/// Two names that are at least this much alike are probably one name, misspelt.
 const LIKENESS_MIN: f64 = 0.8;
 
 /// One sentence on all settings of the environment that have no effect, if there are any.
@@ -134,7 +134,7 @@ pub(crate) fn unknown(environment: &[(String, String)], known: &[String]) -> Vec
         .collect()
 }
 
-/// What Kubernetes tells every pod of a namespace about a Service called tidegate.
+/// Whether Kubernetes sets such a variable in every pod of a namespace with a Service called tidegate.
 fn is_kubernetes(name: &str) -> bool {
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")

@@ -1,4 +1,4 @@
-//! How much memory the process may use: what its control group says, as a container has one.
+//! How much memory the process may use, by its control group. Every container has one.
 //!
 //! Both versions of control groups are read. A group's limit holds for all groups below it, so the smallest one on the way
 //! up counts. Inside a container the path may be the host's, and only the root of the hierarchy is visible.
@@ -6,10 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What version 1 writes for no limit is close to 2^63; no machine has a thousandth of it.
+/// Version 1 writes a number close to 2^63 for no limit. No machine has a thousandth of that.
 const NO_LIMIT_BYTES: u64 = 1 << 53;
 
-/// In bytes; `None` if there is no limit, or none that can be read.
+/// The limit in bytes; `None` if there is none, or none that can be read.
 pub(crate) fn memory_limit() -> Option<u64> {
     memory_limit_below(Path::new("/"))
 }
@@ -72,7 +72,7 @@ mod tests {
     fn a_container_sees_its_own_group_as_the_root() {
         let files = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "134217728\n")];
         assert_eq!(limit(&files), Some(134_217_728));
-        // Of the host's path nothing is there.
+        // The host's path does not exist in the container.
         let of_host = "4:memory:/docker/abc\n1:cpu,cpuacct:/docker/abc\n0::/\n";
         let files = [("proc/self/cgroup", of_host), ("sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n")];
         assert_eq!(limit(&files), Some(536_870_912));

@@ -4,10 +4,10 @@
 //! everything parsed, bounded and checked before a port is opened. Environment names are those of envoyproxy/ratelimit
 //! where it has the setting; ours start with `TIDEGATE_`.
 //!
-//! What belongs to one part of the program is defined there, flags and checks together: `regional/redis/settings.rs`,
-//! `global/settings.rs`, `sources/settings.rs`, `server/tls/settings.rs` and so on. Here is what belongs to the whole
-//! process or to several parts, and what puts them together. So this folder may import all parts that serve, and none of
-//! them imports it.
+//! The settings of one part of the program are defined there, flags and checks together: `regional/redis/settings.rs`,
+//! `global/settings.rs`, `sources/settings.rs`, `server/tls/settings.rs` and so on. This folder has the settings of the whole
+//! process or of several parts, and puts all of them together. So it may import all parts that serve, and none of them
+//! imports it.
 
 pub(crate) mod ineffective;
 pub(crate) mod memory_limit;
@@ -41,56 +41,74 @@ use crate::settings::sharing::SharingSettings;
 use crate::sources::rule_source::RuleSource;
 use crate::sources::xds::settings::XdsSettingError;
 
-/// Room for some thousands of keys: whoever sets less has mistaken the unit.
+/// Room for some thousands of keys: an operator who sets less has mistaken the unit.
 const KEYS_BYTES_LEAST: usize = 1 << 20;
 /// More than any machine has to spare for messages that have not arrived.
 const ARRIVING_BYTES_MAX: usize = 64 * 1024 * 1024 * 1024;
 /// Nobody waits longer than this for a process to stop.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
+/// Ten years stand for no limit. Much more could not be added to a clock.
 const FOR_GOOD: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// What the service runs on.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    /// The port for `/json` and the probes.
     pub http_addr: SocketAddr,
-    /// `/json` is served.
+    /// Whether `/json` is served, besides the probes.
     pub has_http_json: bool,
+    /// The port for Envoy, unless `grpc_socket` replaces it.
     pub grpc_addr: SocketAddr,
+    /// The port for operators. On loopback, it answers to names of this machine alone.
     pub admin_addr: SocketAddr,
+    /// `None`: metrics are on the admin port alone.
     pub prometheus: Option<PrometheusPort>,
+    /// How `/metrics` is written.
     pub scrape: ScrapeOptions,
+    /// Start even without usable rules; calls then fail until there are some.
     pub force_start: bool,
     /// Where rules come from.
     pub rules: RuleSource,
-    /// After a forced start, not ready before there are rules.
+    /// Whether a forced start has to wait for rules before it is ready.
     pub ready_with_rules_only: bool,
+    /// After this long, give or take a tenth, a gRPC client is asked to reconnect. At least a second, [`FOR_GOOD`] for no limit.
     pub connection_age: Duration,
+    /// How long a connection has for its open calls after it was asked to go. [`FOR_GOOD`] for no limit.
     pub connection_grace: Duration,
+    /// How many keys memory holds, and how many bytes they may take.
     pub capacity: Capacity,
+    /// How many gRPC connections may be open; one more is closed at once.
     pub connections_max: usize,
-    /// Threads that serve gRPC connections.
+    /// How many threads serve gRPC connections: at least one, by default one for each core.
     pub workers: usize,
+    /// The largest gRPC message, without its prefix. A body of `/json` may be four times as large.
     pub message_bytes_max: usize,
+    /// How requests are read, decided and answered, on any port.
     pub service: ServiceOptions,
+    /// How long a stop goes on accepting and answering while health says NOT_SERVING. At most an hour.
     pub drain_delay: Duration,
+    /// How long a stop then waits for open calls. At most an hour.
     pub drain_timeout: Duration,
-    /// Replaces `grpc_addr`.
+    /// The unix socket that replaces `grpc_addr`; `None` if gRPC is served by TCP.
     pub grpc_socket: Option<SocketSettings>,
+    /// TLS of the gRPC port; `None` for plain text.
     pub tls: Option<TlsSettings>,
-    /// Whom counts are shared with.
+    /// With whom counts are shared, and through what.
     pub sharing: SharingSettings,
-    /// The table in MySQL is brought up to date first.
+    /// Whether the table in MySQL is brought up to date before it is used.
     pub migrates: bool,
 }
 
-/// The second place that metrics are served at.
+/// A second port for metrics, besides the admin port.
 #[derive(Clone, Debug)]
 pub(crate) struct PrometheusPort {
+    /// May be every address of the machine: nothing but metrics is served there.
     pub addr: SocketAddr,
+    /// Begins with `/`, and has nothing in it that the router would take for a pattern.
     pub path: String,
 }
 
-/// A setting that can't be used.
+/// A setting that can't be used. `flag` and `env` are the two names that operators know it by.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum SettingError {
     #[error("--{flag} ({env}) is '{value}', which is not an IP address: write 0.0.0.0, 127.0.0.1, :: or the like")]
@@ -168,7 +186,7 @@ impl Settings {
             },
             force_start: flags.force_start_without_initial_config,
             ready_with_rules_only: flags.healthy_with_at_least_one_config_loaded,
-            // Longer than this is for good; much longer could not be added to a clock.
+            // Zero is no limit; anything else below a second becomes a second.
             connection_age: for_good_if_zero(flags.grpc_max_connection_age).max(Duration::from_secs(1)),
             connection_grace: for_good_if_zero(flags.grpc_max_connection_age_grace),
             capacity: Capacity {
@@ -207,7 +225,7 @@ impl Settings {
                     dynamic_metadata: flags.response_dynamic_metadata,
                 },
                 in_flight_max: count("max-in-flight", "TIDEGATE_MAX_IN_FLIGHT", flags.max_in_flight, 1, 1_000_000)?,
-                // Room for the largest message at least, with what gRPC puts before it.
+                // Room for at least the largest message, with what gRPC puts before it.
                 arriving_bytes_max: count(
                     "max-arriving-bytes",
                     "TIDEGATE_MAX_ARRIVING_BYTES",
@@ -229,7 +247,7 @@ impl Settings {
     }
 }
 
-/// What keys take of a memory limit where nothing else is set: the rest is for connections, messages and rules.
+/// How much of a memory limit keys may take if nothing else is set. The rest is for connections, messages and rules.
 fn part_for_keys(limit_bytes: u64) -> usize {
     usize::try_from(limit_bytes / 10 * 6).unwrap_or(usize::MAX).max(KEYS_BYTES_LEAST)
 }
@@ -242,7 +260,7 @@ fn address(flag: &'static str, env: &'static str, value: &str) -> Result<IpAddr,
     }
 }
 
-/// No limit is written as zero, as in envoyproxy/ratelimit.
+/// Zero means no limit, as in envoyproxy/ratelimit.
 fn for_good_if_zero(duration: Duration) -> Duration {
     if duration.is_zero() { FOR_GOOD } else { duration.min(FOR_GOOD) }
 }
@@ -253,7 +271,7 @@ fn drain(flag: &'static str, env: &'static str, value: Duration) -> Result<Durat
 
 fn prometheus_port(flags: &ServeFlags) -> Result<PrometheusPort, SettingError> {
     let path = flags.prometheus_path.as_str();
-    // Braces and stars would mean something to the router.
+    // The router would take braces and stars for patterns.
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     if !path.starts_with('/') || !path.bytes().all(is_plain) {
         return Err(SettingError::MetricsPath(path.to_owned()));

@@ -1,4 +1,4 @@
-//! How long each layer may be silent before it is given up, and how often one that was is tried again.
+//! How long each layer may be silent before it is given up, and how often it is then tried again.
 
 use std::time::Duration;
 
@@ -25,12 +25,12 @@ pub struct OutageFlags {
     pub probe_interval: Duration,
 }
 
-/// What outages are noticed by.
+/// When a layer is given up, and when it is tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutageSettings {
-    /// Of a Redis: the region's own, and the owner of strict limits.
+    /// For each Redis: the region's own, and the owner of strict limits.
     pub breaker: BreakerOptions,
-    /// MySQL is given up after so long.
+    /// MySQL is given up when nothing could be imported or published for this long.
     pub global_after: Duration,
 }
 

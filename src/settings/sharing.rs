@@ -1,5 +1,5 @@
-//! What counts are shared through, as flags and as checked: the same for `serve`, which connects to it, and for `check`,
-//! which tells what it means for the rules.
+//! What counts are shared through: the flags, and the settings that they come to. `serve` connects to it, and `check` tells
+//! what it means for the rules.
 
 use clap::Args;
 
@@ -27,20 +27,20 @@ pub struct SharingFlags {
     pub outages: OutageFlags,
 }
 
-/// Whom counts are shared with.
+/// With whom counts are shared, and through what.
 #[derive(Clone, Debug)]
 pub(crate) struct SharingSettings {
     /// The region's Redis. `None`: the process counts alone.
     pub redis: Option<RedisSettings>,
     /// The regions and what they share. `None`: counts stay in the region.
     pub global: Option<GlobalSettings>,
-    /// The regions, also when they share nothing.
+    /// The names of the regions, even if these share nothing. `None`: no names are set, so there is one region.
     pub names: Option<RegionNames>,
-    /// Who owns strict limits.
+    /// Which Redis owns strict limits, and how long requests wait for it.
     pub owner: OwnerSettings,
-    /// By what outages are noticed.
+    /// When a layer is given up, and when it is tried again.
     pub outages: OutageSettings,
-    /// What sensitive values are hashed with before they leave the process.
+    /// The key of the digests that stand for sensitive values outside the process; `None` if none is set.
     pub secret: Option<Secret>,
 }
 
@@ -68,7 +68,7 @@ impl SharingSettings {
         let place = self.names.as_ref().map_or(RegionIndex::ONLY, RegionNames::place);
         let owner = match &self.owner.redis {
             Some(_) => Some(Store::Owner),
-            // Several regions have no Redis that could own a limit of all of them.
+            // Of several regions, none has a Redis that could own a limit of all of them.
             None => (is_regional && place.regions == 1).then_some(Store::Origin),
         };
         Layers {
@@ -80,7 +80,7 @@ impl SharingSettings {
         }
     }
 
-    /// What rules have to fit into.
+    /// The layers and the secret that rules have to make do with.
     pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
             layers: self.layers(),
@@ -89,12 +89,12 @@ impl SharingSettings {
         }
     }
 
-    /// Whether anything says where the rules are to hold.
+    /// Whether any setting tells of a store or of regions, so that rules can be judged by what they reach.
     pub(crate) fn is_set(&self) -> bool {
         self.surroundings().has_store || self.names.is_some()
     }
 
-    /// What is harmless, but hardly what was meant, a sentence each.
+    /// A sentence for each setting that is harmless, but hardly what was meant.
     pub(crate) fn warnings(&self, flags: &SharingFlags) -> Vec<String> {
         let alone = match (&self.redis, &self.global) {
             (None, Some(global)) => Some(format!(

@@ -1,4 +1,4 @@
-//! What a run came to, in one number: two runs with the same digest had the same decisions and the same calls, in order.
+//! A run in one number: two runs with the same digest had the same decisions, calls and published rows, in order.
 
 use crate::global::row::OwnRow;
 use crate::regional::call::Call;
@@ -25,7 +25,7 @@ impl Digest {
         numbers.iter().for_each(|number| self.bytes(&number.to_le_bytes()));
     }
 
-    /// Rows that are published.
+    /// Adds rows that are published.
     pub fn rows(&mut self, rows: &[OwnRow]) {
         for OwnRow { cell, counts } in rows {
             self.bytes(&cell.identifier);
@@ -33,7 +33,7 @@ impl Digest {
         }
     }
 
-    /// A call as Redis would read it.
+    /// Adds a call as Redis would read it.
     pub fn call(&mut self, call: &Call) {
         let written = codec::encode(call);
         for text in written.keys.iter().chain(&written.args) {

@@ -3,26 +3,26 @@
 /// How messages travel.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
-    /// One way, between these.
+    /// How long a message takes one way to a store or back, between these.
     pub delay_us: (u64, u64),
-    /// Calls that never arrive, of a thousand.
+    /// Calls that get lost on their way, of a thousand.
     pub lost_calls: u64,
     /// Replies that never arrive although the call was applied, of a thousand.
     pub lost_replies: u64,
-    /// Calls that arrive twice, of a thousand.
+    /// Calls, and published rows, that arrive once more within a second, of a thousand.
     pub repeated: u64,
-    /// Calls that arrive late, by up to a second, of a thousand.
+    /// Calls that arrive late, by up to a second, of a thousand that are not lost.
     pub late: u64,
-    /// One way to the table that regions share.
+    /// How long a message takes one way to the table that regions share or back, between these.
     pub table_delay_us: (u64, u64),
     /// Statements that get lost on their way there or back, of a thousand.
     pub table_lost: u64,
-    /// From when rows are dated until others see them, between these.
+    /// How long it takes from when rows are dated until others see them, between these.
     pub commit_us: (u64, u64),
 }
 
 impl Network {
-    /// Half a millisecond each way, and nothing goes wrong.
+    /// Half a millisecond each way to a store, and nothing goes wrong.
     pub const QUIET: Network = Network {
         delay_us: (450, 550),
         lost_calls: 0,
@@ -49,19 +49,19 @@ impl Network {
 /// Something that happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A region's origin answers nothing for so long.
+    /// A region's origin answers nothing for this long.
     Freeze { region: usize, for_us: u64 },
-    /// The owner of strict limits answers nothing for so long.
+    /// The owner of strict limits answers nothing for this long.
     FreezeOwner { for_us: u64 },
     /// A region's origin loses all it has.
     LoseData { region: usize },
-    /// A copy of a region's origin from so long ago takes over.
+    /// A copy of a region's origin takes over, which was made this long ago.
     Failover { region: usize, back_us: u64 },
-    /// For so long nothing goes from a region to the table that regions share, or nothing comes back, or neither.
+    /// For this long nothing goes from a region to the table that regions share, or nothing comes back, or neither.
     Partition { region: usize, way: Way, for_us: u64 },
-    /// For so long the table takes statements and commits none.
+    /// For this long the table takes statements and commits none.
     Stall { for_us: u64 },
-    /// A region's clocks are off by so much from now on.
+    /// From now on the wall clocks of a region's processes are off by this much.
     Skew { region: usize, by_ms: i64 },
     /// A process dies and another takes its place.
     Crash { process: usize },
@@ -71,7 +71,7 @@ pub enum Fault {
     Calm,
 }
 
-/// Which way is cut.
+/// Which way is cut, as seen from a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     There,

@@ -5,42 +5,50 @@ use std::collections::BTreeMap;
 /// One admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmittedHits {
+    /// By the wall clock of the process that admitted it, wrong or right.
     pub at_ms: u64,
+    /// As in [`KeyHits::key`](crate::simulate::process::KeyHits::key).
     pub key: usize,
+    /// Never a refund; 0 if the request only looked.
     pub hits: u64,
+    /// The place of the process among [`World::processes`](crate::simulate::world::World::processes).
     pub process: usize,
 }
 
 /// Everything that happened to requests.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
+    /// In the order of their true time. A request with several descriptors has an entry for each.
     pub admitted: Vec<AdmittedHits>,
+    /// Requests that were denied, by a policy too.
     pub denied: u64,
+    /// All requests that arrived.
     pub requests: u64,
-    /// Requests that waited for the origin.
+    /// Requests that had to ask a store and waited for it.
     pub asked: u64,
-    /// Requests that memory decided because the origin gave no answer.
+    /// How often a store gave a request no answer, so that it was decided without.
     pub unanswered: u64,
-    /// Requests that a policy decided because too many waited, and those of them that it admitted.
+    /// Requests that a policy decided because too many waited.
     pub shed: u64,
+    /// Of `shed`, those that the policy admitted.
     pub shed_admitted: u64,
-    /// Hits of requests that stopped waiting: the origin may have counted them all the same.
+    /// Hits of requests that had no answer: the store may have counted them all the same.
     pub abandoned_hits: u64,
-    /// Hits that were pending in processes that died.
+    /// Hits that were pending in processes that died, or whose clean stop ran out of time.
     pub died_with: u64,
-    /// Hits that no process knew the origin to have when it lost its data, or that calls under way then brought: they may be
-    /// told twice.
+    /// Hits that were not acknowledged when an origin lost data: they were pending, or in calls that arrive after it.
+    /// They may be told twice.
     pub unacknowledged: u64,
-    /// Calls that arrived at the origin.
+    /// Calls that arrived at stores.
     pub calls: u64,
-    /// Cells that they were about.
+    /// Cells that those calls were about.
     pub cells: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
 }
 
 impl Oracle {
-    /// Hits of a key by fixed window.
+    /// Hits of a key that were admitted, by fixed window.
     pub fn by_window(&self, key: usize, window_ms: u64) -> BTreeMap<u64, u64> {
         let mut windows = BTreeMap::new();
         for admitted in self.admitted.iter().filter(|admitted| admitted.key == key) {
@@ -69,7 +77,7 @@ impl Oracle {
         worst * 1000 / limit
     }
 
-    /// The most that any interval of a window's length admitted.
+    /// The most hits that were admitted in any interval of a window's length.
     pub fn worst_interval(&self, key: usize, window_ms: u64) -> u64 {
         let of_key: Vec<&AdmittedHits> = self.admitted.iter().filter(|admitted| admitted.key == key).collect();
         let mut from = 0;

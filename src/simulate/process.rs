@@ -27,6 +27,7 @@ use crate::simulate::random::Random;
 pub struct KeyHits {
     /// Of the rule `k`, or, from [`OTHER_KEYS`] on, of the rule `o`.
     pub key: usize,
+    /// The cost of the request; below 0 it gives back.
     pub hits: i64,
 }
 
@@ -36,10 +37,12 @@ pub const OTHER_KEYS: usize = 1_000_000;
 /// The descriptors of a request.
 pub type KeysHits = SmallVec<[KeyHits; 2]>;
 
-/// A question to a store, while a request waits for it.
+/// Names a question to a store, while a request waits for the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskPlace {
+    /// Who is asked.
     pub store: Store,
+    /// The request's name on the process's side of that store.
     pub id: WaitId,
 }
 
@@ -48,11 +51,11 @@ pub struct AskPlace {
 pub enum Became {
     Admitted,
     Denied,
-    /// Too many waited already, so that its policy decided.
+    /// Too many requests waited already, so that its policy decided.
     Shed {
         is_admitted: bool,
     },
-    /// It waits for a store, until then at most.
+    /// It waits for a store, until `until_us` at most.
     Waits {
         place: AskPlace,
         until_us: u64,
@@ -62,10 +65,12 @@ pub enum Became {
 /// A request that waits for a store.
 #[derive(Clone, Debug)]
 pub struct SimulatedWait {
+    /// What the request is about: every later look needs it again.
     pub asked: KeysHits,
     consultation: Consultation,
     /// When it arrived.
     began_us: u64,
+    /// The deadline of its question, counted from when the request arrived.
     until_us: u64,
     is_strict: bool,
 }
@@ -77,32 +82,39 @@ impl SimulatedWait {
     }
 }
 
+/// One simulated process, with its real engine.
 #[derive(Debug)]
 pub struct Process {
+    /// The production engine, with a table that hashes by the seed.
     pub engine: Arc<Engine>,
     /// Its side of the region's origin.
     pub region: Region,
-    /// Its side of the owner of strict limits, if that is not the origin.
+    /// Its side of the owner of strict limits; `None` if there is none beside the origin.
     pub owner: Option<Region>,
-    /// What it remembers of its origin.
+    /// What it remembers of its origin, to notice that data is lost.
     pub witness: Witness,
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
+    /// Requests without a decision, by the question that they wait for.
     pub waiting: BTreeMap<AskPlace, SimulatedWait>,
-    /// How far the wall clock is ahead of the true time.
+    /// How far its wall clock is ahead of the true time.
     pub skew_ms: i64,
     /// Tells this process from the one that had its place before.
     pub generation: u64,
+    /// To know deadlines and bounds.
     pub(super) start: ProcessStart,
 }
 
 /// What a process is started with.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessStart {
+    /// Keys that its table holds at most.
     pub keys_max: usize,
+    /// The slack, in thousandths of a limit.
     pub slack_permille: u16,
-    /// How long a request waits for the origin, and for who decides strict limits.
+    /// How long a request waits for a store, unless it is about strict limits.
     pub deadline_us: u64,
+    /// How long a request about strict limits waits for the store that decides them.
     pub strict_deadline_us: u64,
     /// Strict limits have an owner that all regions ask.
     pub has_owner: bool,
@@ -110,10 +122,13 @@ pub struct ProcessStart {
     pub is_cluster: bool,
     /// How many requests may be open, which bounds those that wait.
     pub in_flight_max: usize,
+    /// Seeds its random choices, and is its name at the stores.
     pub seed: u64,
+    /// Becomes [`Process::generation`].
     pub generation: u64,
-    /// Which region it is in, and of how many.
+    /// Which region it is in, from 0.
     pub region: usize,
+    /// How many regions there are; counts are exchanged if more than one.
     pub regions: usize,
 }
 
@@ -203,7 +218,7 @@ impl Process {
         })
     }
 
-    /// A request arrives.
+    /// Has a request arrive. Says what became of it, and what the process wants done.
     pub fn request(&mut self, ruleset: &Ruleset, asked: KeysHits, now: Now) -> (Became, Effects) {
         let views = self.views(now);
         let mut question = match self.attempt(ruleset, &asked, now, &views) {
@@ -239,7 +254,7 @@ impl Process {
         (Became::Waits { place, until_us }, effects)
     }
 
-    /// A request that waited is told something.
+    /// Tells a request that waited what its store has said, and has it look again.
     pub fn told(
         &mut self,
         ruleset: &Ruleset,

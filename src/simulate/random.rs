@@ -17,12 +17,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// How a table hashes: what it gives up at its cap is then the same in every run, too.
+    /// How a table hashes. It is fixed, so that the table gives up the same keys at its cap in every run.
     pub fn hasher(&mut self) -> ahash::RandomState {
         ahash::RandomState::with_seeds(self.number(), self.number(), self.number(), self.number())
     }
 
-    /// From 0 up to, but not, the bound.
+    /// A number from 0 up to the bound, without the bound itself.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.number()) * u128::from(bound.max(1))) >> 64) as u64
     }
@@ -31,7 +31,7 @@ impl Random {
         from + self.below(to.saturating_sub(from).saturating_add(1))
     }
 
-    /// True so many times in a thousand.
+    /// True as many times in a thousand as `share` says.
     pub fn permille(&mut self, share: u64) -> bool {
         self.below(1000) < share
     }

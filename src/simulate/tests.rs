@@ -17,7 +17,7 @@ use crate::simulate::world::{Setup, World};
 
 pub(super) const SECOND_US: u64 = 1_000_000;
 
-/// Requests of one hit on one key, evenly spaced, each to any process.
+/// Plans requests of one hit on one key, evenly spaced, each to any process.
 pub(super) fn load(world: &mut World, per_second: u64, from_us: u64, to_us: u64) {
     let processes = world.processes.len() as u64;
     let mut at_us = from_us;
@@ -30,7 +30,7 @@ pub(super) fn load(world: &mut World, per_second: u64, from_us: u64, to_us: u64)
     }
 }
 
-/// A world with load on one key for so many seconds, then some time to settle.
+/// A world with load on one key for some seconds, and then time to settle.
 pub(super) fn loaded(setup: Setup, per_second: u64, seconds: u64) -> World {
     let mut world = World::new(setup);
     // The heartbeats come first.

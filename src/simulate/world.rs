@@ -25,11 +25,12 @@ use crate::simulate::process::{KeyHits, Process, ProcessStart, with_request};
 use crate::simulate::random::Random;
 use crate::simulate::world::event::{Event, To};
 
-/// A whole number of days after the epoch.
+/// When the true time begins: a whole number of days after 1970.
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
-/// Monotonic clocks start here: zero stands for never, and who is there from the start has been there for a while.
+/// Monotonic clocks start here, because zero stands for never, and because processes that are there from the start have
+/// been there for a while.
 const MONO_START_US: u64 = 3_000_000;
-/// How often a copy of the origin is kept, and for how long, for failovers to an older one.
+/// How often a copy of each origin is made, and how many are kept, for failovers to an older one.
 const COPY_EVERY_US: u64 = 20_000;
 const COPIES_MAX: usize = 50;
 const BEAT_EVERY_US: u64 = 1_000_000;
@@ -39,18 +40,23 @@ const LEAVE_WITHIN_US: u64 = 2_000_000;
 /// What is simulated.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// Decides everything random: two worlds with the same setup and requests run alike.
     pub seed: u64,
+    /// How many regions, each with an origin of its own.
     pub regions: usize,
-    /// In each region.
+    /// How many processes each region has.
     pub processes: usize,
     /// A rule `k` in the domain `d`, as YAML of its `rate_limit`.
     pub limit: String,
-    /// A second rule `o`, if there is one: requests may ask for keys of both.
+    /// Likewise for a second rule `o`, if there is one: a request may ask for keys of both.
     pub other_limit: Option<String>,
+    /// The slack of every process, in thousandths of a limit.
     pub slack_permille: u16,
+    /// How messages travel, until [`Fault::Calm`] makes the network quiet.
     pub network: Network,
-    /// How long a request waits for the origin, and for who decides strict limits.
+    /// How long a request waits for a store, unless it is about strict limits.
     pub deadline_us: u64,
+    /// How long a request about strict limits waits for the store that decides them.
     pub strict_deadline_us: u64,
     /// Strict limits have an owner, which all regions ask.
     pub has_owner: bool,
@@ -58,8 +64,9 @@ pub struct Setup {
     pub is_cluster: bool,
     /// How many requests may be open in a process, which bounds those that wait.
     pub in_flight_max: usize,
-    /// Keys that a process holds at most.
+    /// How many keys a process holds at most.
     pub keys_max: usize,
+    /// `None` in an honest run.
     pub plant: Option<Plant>,
 }
 
@@ -88,10 +95,13 @@ impl Setup {
 #[derive(Debug, Default)]
 struct Home {
     origin: Origin,
+    /// Copies and when they were made, the oldest first.
     copies: VecDeque<(u64, Origin)>,
+    /// Until when nothing is answered: calls that arrive are served then.
     frozen_until_us: u64,
-    /// Until when nothing goes to the table, and nothing comes back.
+    /// Until when nothing goes from this region to the table.
     cut_there_us: u64,
+    /// Until when nothing comes back from the table.
     cut_back_us: u64,
 }
 
@@ -102,24 +112,27 @@ pub struct World {
     ruleset: Ruleset,
     random: Random,
     now_us: u64,
-    /// By moment, then by when they were made.
+    /// By moment, then in the order in which they were made.
     events: BTreeMap<(u64, u64), Event>,
     next_event: u64,
+    /// By place: region 0 first, `Setup::processes` of each. A process that is replaced leaves its place to the next.
     pub processes: Vec<Process>,
     homes: Vec<Home>,
     /// Decides strict limits for all regions, if they have an owner.
     owner: Home,
-    /// Copies of the origins are kept: some failover wants one.
+    /// Copies of the origins are kept, because a failover wants one.
     is_copied: bool,
-    /// What regions share.
+    /// The table that regions share.
     pub rows: Rows,
-    /// Until when nothing is committed there.
+    /// Until when the table commits nothing.
     stalled_until_us: u64,
+    /// How many processes were started so far.
     generation: u64,
-    /// Of each process and store.
+    /// When each process polls each store the next time.
     next_poll: BTreeMap<(usize, Store), u64>,
-    /// Processes that stop, and until when they may take for it.
+    /// For each process, until when it may take to stop; `None`: it does not stop.
     leaving: Vec<Option<u64>>,
+    /// The log to compare with.
     pub oracle: Oracle,
     /// What was decided and sent so far.
     pub digest: Digest,
@@ -159,7 +172,7 @@ impl World {
             }
             world.processes.push(started);
             world.plan_exchange(process);
-            // The first two heartbeats find everyone.
+            // After two heartbeats each process knows of everyone.
             world.at(0, Event::Beat { process });
             world.at(1000, Event::Beat { process });
             world.plan_polls(process);
@@ -195,7 +208,7 @@ impl World {
         &self.homes[self.region_of(process)]
     }
 
-    /// The Redis at the other end of a process's side of a store.
+    /// The Redis that a process reaches as this store.
     fn redis(&self, process: usize, store: Store) -> &Home {
         match store {
             Store::Origin => self.home(process),
@@ -237,16 +250,17 @@ impl World {
         self.events.insert((at_us, self.next_event), event);
     }
 
-    /// A request that will arrive, counted from the start.
+    /// Has a request arrive at this time, counted from the start.
     pub fn request_at(&mut self, at_us: u64, process: usize, asked: KeyHits) {
         self.request_of_all_at(at_us, process, &[asked]);
     }
 
-    /// A request of several descriptors.
+    /// Likewise with several descriptors.
     pub fn request_of_all_at(&mut self, at_us: u64, process: usize, asked: &[KeyHits]) {
         self.at(at_us, Event::Request { process, asked: asked.into() });
     }
 
+    /// Has something go wrong at this time, counted from the start.
     pub fn fault_at(&mut self, at_us: u64, fault: Fault) {
         if matches!(fault, Fault::Failover { .. }) && !self.is_copied {
             self.is_copied = true;
@@ -255,7 +269,7 @@ impl World {
         self.at(at_us, Event::Fault(fault));
     }
 
-    /// Runs until that moment.
+    /// Runs until that moment, counted from the start.
     pub fn run_until(&mut self, until_us: u64) {
         while let Some(next) = self.events.first_entry() {
             let (at_us, _) = *next.key();
@@ -290,7 +304,7 @@ impl World {
                     self.tell(to.process, place, AskOutcome::NoAnswer);
                 }
             }
-            // One that was planned before an earlier one is no longer due.
+            // A poll that was planned before an earlier one took its place is not due any more.
             Event::Poll { to, store } if self.is_there(to) && self.next_poll_us(to.process, store) <= self.now_us => {
                 self.next_poll.remove(&(to.process, store));
                 let now = self.now(to.process);
@@ -334,7 +348,17 @@ impl World {
         self.processes[process].engine.table().pending_hits()
     }
 
-    /// A copy of the engine's table of a process says how it counts a key now.
+    /// Has all processes tell what they hold back, as if each were about to stop.
+    pub fn release_held(&mut self) {
+        self.processes.iter().flat_map(Process::stores).for_each(|region| region.release_held());
+    }
+
+    /// Has all processes hear again how every key stands that they have told of.
+    pub fn read_again(&mut self) {
+        self.processes.iter().flat_map(Process::stores).for_each(|region| region.heal());
+    }
+
+    /// How a process counts a key now, without changing its table; `None` if it does not match.
     pub fn view(&self, process: usize, key: usize) -> Option<u64> {
         let now_ms = self.now(process).wall_ms;
         let engine = &self.processes[process].engine;
@@ -343,18 +367,19 @@ impl World {
         Some(peeked.first()?.first()?.counted)
     }
 
-    /// What the origins hold of all keys in all windows: hits and refunds.
+    /// The hits and refunds that the origins hold of all keys in all windows.
     pub fn origin_total(&self) -> (u64, u64) {
         let totals = self.homes.iter().map(|home| home.origin.totals());
         totals.fold((0, 0), |sum, (hits, refunds)| (sum.0 + hits, sum.1 + refunds))
     }
 
-    /// What the origins hold in buckets, and the most fields that one of them has.
+    /// The whole hits that the origins hold in buckets, and the most fields that one bucket has.
     pub fn origin_levels(&self) -> (u64, usize) {
         let levels = self.homes.iter().map(|home| home.origin.levels());
         levels.fold((0, 0), |sum, (level, fields)| (sum.0 + level, sum.1.max(fields)))
     }
 
+    /// How many requests of a thousand had to ask.
     pub fn asked_permille(&self) -> u64 {
         self.oracle.asked * 1000 / self.oracle.requests.max(1)
     }

@@ -33,9 +33,9 @@ const GATHER: Duration = Duration::from_millis(20);
 pub(crate) struct Changes(reports::Receiver<()>);
 
 impl Changes {
-    /// Looks at the paths that the function returns, which is asked each time anew. They need not exist.
+    /// Watches the paths that the function returns, which is called anew for each look. They need not exist.
     ///
-    /// The first look is taken before this returns: what is read afterwards and changes later is reported.
+    /// The first look is taken before this returns, so that a change to anything that is read afterwards is reported.
     pub(crate) fn of(paths: impl Fn() -> Vec<PathBuf> + Send + 'static) -> Changes {
         // One report that nobody has fetched yet says it all.
         let (sender, receiver) = reports::channel(1);
@@ -50,7 +50,7 @@ impl Changes {
     /// Waits for the next change. May be dropped and called again without missing one.
     pub(crate) async fn next(&mut self) {
         if self.0.recv().await.is_none() {
-            // Nobody looks, so there is nothing to tell.
+            // Nobody watches, so there is nothing to tell.
             std::future::pending().await
         }
     }
@@ -69,8 +69,8 @@ struct Looker<P> {
 impl<P: Fn() -> Vec<PathBuf>> Looker<P> {
     fn run(mut self) {
         while !self.reports.is_closed() {
-            // Armed first and compared then, so that no change falls in between. Armed anew after each change, because
-            // a watch stays with a directory that was moved away.
+            // Set before the comparison, so that no change falls in between. Set anew after each change, because a
+            // watch stays with a directory that was moved away.
             let alarm = Alarm::at(&self.seen);
             while look(&self.paths) == self.seen {
                 alarm.wait();
@@ -87,7 +87,7 @@ impl<P: Fn() -> Vec<PathBuf>> Looker<P> {
         }
     }
 
-    /// Waits until the files are quiet, or have been busy for too long. Says whether they are quiet.
+    /// Waits until the files are quiet, or have been busy for too long. Returns whether they are quiet.
     fn settle(&mut self) -> bool {
         let began = Instant::now();
         self.seen = look(&self.paths);
@@ -105,7 +105,7 @@ impl<P: Fn() -> Vec<PathBuf>> Looker<P> {
     }
 
     fn report(&self) {
-        // Full means that a report is waiting to be fetched, closed that nobody will: both are fine.
+        // Full means that a report is waiting to be fetched, closed that nobody will fetch any. Both are fine.
         let _ = self.reports.try_send(());
     }
 }
@@ -137,7 +137,7 @@ impl Alarm {
         directories.sort_unstable();
         directories.dedup();
         for directory in directories {
-            // What can't be watched is looked at once a second all the same.
+            // A directory that can't be watched is still looked at once a second.
             if let Err(error) = watcher.watch(directory, RecursiveMode::NonRecursive) {
                 tracing::debug!(%error, "no events of a directory, its files are looked at once a second");
             }
@@ -346,7 +346,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         let mut changes = changes_of([&file]);
-        // Nobody awaits the result of a wait that was given up.
+        // The result does not matter: the wait is given up.
         let _ = timeout(Duration::from_millis(1), changes.next()).await;
         fs::write(&file, "a").unwrap();
         // The time that a caller spends on other things.

@@ -10,14 +10,15 @@ use crate::rules::problem::{FilePosition, Position, Problem, Severity};
 use crate::rules::{LoadResult, Options, RuleText, Ruleset};
 use crate::sources::runtime::RuntimeDirectory;
 
-/// Larger files are refused unread. 100,000 rules are about 10 MiB.
+/// Larger files are refused; no more than one byte beyond this is read of them. 100,000 rules are about 10 MiB.
 const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
 /// Where rule files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A file, or a directory whose rule files count, not those below it.
+    /// A file, or a directory. Of a directory its own rule files count, not those in directories below it.
     Path(PathBuf),
+    /// The layout of envoyproxy/ratelimit.
     Runtime(RuntimeDirectory),
 }
 
@@ -126,7 +127,7 @@ pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
 }
 
-/// Opens a file, but nothing that could keep us waiting, such as a pipe.
+/// Opens a regular file. Anything else, such as a pipe, is an error, because it could keep us waiting.
 pub fn open_regular(file: &Path) -> io::Result<fs::File> {
     if !fs::metadata(file)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));

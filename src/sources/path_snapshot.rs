@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// As many links as Linux follows before it says that they lead in a circle.
+/// How many links are followed: as many as Linux follows before it says that they lead in a circle.
 const LINKS_MAX: usize = 40;
 
 /// The steps that a path takes, in their order.
@@ -36,11 +36,12 @@ enum StepTarget {
         device: u64,
         inode: u64,
     },
-    /// The end. A directory at the end has other times once an entry comes or goes.
+    /// The end. A directory at the end has other times as soon as an entry comes or goes.
     End {
         device: u64,
         inode: u64,
         size: u64,
+        /// Seconds and nanoseconds since the epoch, like `changed`.
         modified: (i64, i64),
         changed: (i64, i64),
         is_directory: bool,
@@ -69,7 +70,7 @@ impl StepTarget {
 impl PathSnapshot {
     pub(crate) fn of(path: &Path) -> PathSnapshot {
         let mut steps = Vec::new();
-        // Where we stand, free of links, and the names still to go.
+        // Where the walk stands, free of links; then the names still to go.
         let mut here = match path.is_absolute() {
             true => PathBuf::from("/"),
             false => std::env::current_dir().unwrap_or_default(),
@@ -101,15 +102,15 @@ impl PathSnapshot {
             }
             steps.push(LinkStep { path: next, found });
         }
-        // `.`, `/` and what ends with `..` have no last name to look at.
+        // `.`, `/` and paths that end with `..` have no last name to look at.
         if !matches!(steps.last(), Some(LinkStep { found: StepTarget::End { .. } | StepTarget::Nothing(_), .. })) {
             steps.push(LinkStep { found: look(&here, true), path: here });
         }
         PathSnapshot(steps)
     }
 
-    /// The directories in which something has to happen for the trail to change, as far as it is not a directory that
-    /// itself goes away: those that hold a link, and the one where the trail ends.
+    /// The directories to watch: those that hold a link, and the one where the trail ends. For the trail to change,
+    /// something has to happen in one of them, unless a directory on the way goes away itself.
     pub(crate) fn directories(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().flat_map(|step| {
             let parent = match step.found {

@@ -10,7 +10,7 @@ use crate::sources::files::entries;
 
 /// Deeper directories are refused.
 const DEPTH_MAX: usize = 16;
-/// So are more files.
+/// More files are refused too, but they are counted only when a directory is entered.
 const FILES_MAX: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +21,12 @@ pub struct RuntimeDirectory {
     pub application: String,
     /// Files beside the application's directory count too if their name begins with its name and a dot.
     pub takes_neighbours: bool,
+    /// Whether files and directories are left out whose name begins with a dot. Those with two dots always are.
     pub ignores_dot_files: bool,
 }
 
 impl RuntimeDirectory {
-    /// Where most rules are.
+    /// The application's own directory, where all files but the neighbours are.
     pub fn directory(&self) -> PathBuf {
         self.base.join(self.application.trim_start_matches('/'))
     }
@@ -48,7 +49,7 @@ impl RuntimeDirectory {
         }
     }
 
-    /// `seen` are the directories that were searched: links may lead to one again.
+    /// `seen` has the directories that were searched: links may lead to one again.
     fn walk(
         &self,
         directory: &Path,
@@ -56,7 +57,8 @@ impl RuntimeDirectory {
         seen: &mut HashSet<PathBuf>,
         files: &mut Vec<PathBuf>,
     ) -> io::Result<()> {
-        // What can't be searched may hold rules: its error is the whole load's, so that they do not vanish without a word.
+        // A directory that can't be searched may hold rules. It is an error of the whole load, so that they do not
+        // vanish without a word.
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
         if !seen.insert(fs::canonicalize(directory).map_err(at)?) {
             return Ok(());
@@ -79,7 +81,7 @@ impl RuntimeDirectory {
         Ok(())
     }
 
-    /// Two dots are Kubernetes' own: the same files again, by another way.
+    /// Names with two dots are Kubernetes' own: they lead to the same files again, by another way.
     fn ignores(&self, name: &OsStr) -> bool {
         let name = name.as_encoded_bytes();
         name.starts_with(b"..") || (self.ignores_dot_files && name.starts_with(b"."))

@@ -70,7 +70,8 @@ pub struct RuleFlags {
 impl RuleFlags {
     /// Reads the secret's file, if one is set.
     pub fn options(&self) -> Result<Options, SecretError> {
-        // Without a secret digests differ from start to start: under a key that everybody knows, values could be tried out.
+        // Without a secret, digests differ from start to start. With a key that everybody knows, values could be tried
+        // out.
         let secret = secret::read(&self.secret)?.unwrap_or_else(Secret::random);
         Ok(Options {
             digest_key: DigestKey::new(secret.expose()),
@@ -92,7 +93,7 @@ impl RuleFlags {
     fn runtime_directory(&self) -> RuntimeDirectory {
         let root = self.runtime_root.clone().unwrap_or_else(|| "/srv/runtime_data/current".into());
         RuntimeDirectory {
-            // Joined as text: a leading slash does not make it leave the root.
+            // A leading slash is dropped, because joining it would leave the root.
             base: match &self.runtime_subdirectory {
                 Some(below) => root.join(below.strip_prefix("/").unwrap_or(below)),
                 None => root,

@@ -1,7 +1,7 @@
 //! What rules have to fit into: the layers that there are, and whether sensitive values can be hidden in them.
 //!
-//! A load that would not hold there is refused; what can't be honoured is said. `serve` asks at every load, `check` before
-//! anything is deployed, and both say the same.
+//! A load that would not hold there is refused; a warning says what can't be honoured. `serve` asks at every load,
+//! `check` before anything is deployed, and both say the same.
 
 use crate::engine::reach::{Layers, Reach};
 use crate::rules::limit::{Limit, Rule};
@@ -10,6 +10,7 @@ use crate::rules::{Domain, LoadResult, Ruleset, lint};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Surroundings {
+    /// The stores and regions that counts are shared through here.
     pub layers: Layers,
     /// Counts leave the process: to Redis, to MySQL or to the owner of strict limits.
     pub has_store: bool,
@@ -28,13 +29,13 @@ impl Surroundings {
         }
     }
 
-    /// What can't be done for the rules here, a sentence each.
+    /// Says what can't be done for the rules here, a sentence each.
     pub(crate) fn not_honoured(&self, ruleset: &Ruleset) -> Vec<String> {
         not_honoured(ruleset, &self.layers)
     }
 }
 
-/// What the layers that there are can't do for the rules, as one sentence each.
+/// Says what the layers that there are can't do for the rules, a sentence each.
 fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
     let limits = || {
         ruleset.domains().flat_map(Domain::rules).flat_map(|rule| rule.limits().iter().map(move |limit| (rule, limit)))
@@ -51,7 +52,7 @@ fn not_honoured(ruleset: &Ruleset, layers: &Layers) -> Vec<String> {
     };
     let is_reduced = |wanted: Scope| {
         let is_reduced = move |(_, limit): &(&Rule, &Limit)| {
-            // What the algorithm defaults to, so nobody asked for it.
+            // The algorithm's default: nobody asked for it.
             let is_default = limit.terms.algorithm.widest_scope() == Some(wanted);
             limit.policy.scope == Some(wanted) && layers.enforce_limit(limit).scope == Scope::Local && !is_default
         };
@@ -115,7 +116,7 @@ descriptors:
         loaded
     }
 
-    /// What is said of rules that are refused.
+    /// The message about rules that are refused; `None` if they are taken.
     fn refused(text: &str, surroundings: Surroundings) -> Option<String> {
         let mut loaded = loaded(text);
         surroundings.refuse(&mut loaded);

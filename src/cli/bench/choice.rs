@@ -4,7 +4,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 
-/// Numbers from 0, each standing for a key.
+/// Draws numbers from 0, each of which stands for a key.
 pub(super) struct KeyChoice {
     random: SmallRng,
     spread: Spread,

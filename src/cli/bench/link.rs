@@ -25,18 +25,21 @@ use crate::cli::client::connect::{ConnectError, Stream};
 
 /// Room for several frames of the longest kind.
 const INCOMING_BYTES: usize = 64 * 1024;
-/// How long to wait before a server that went away is tried again: this at first, then twice as long each time.
+/// How long to wait before a server that went away is tried again, at first. Then it is twice as long each time.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// What the connections of a thread share.
 pub(super) struct Site {
+    /// What all threads have in common.
     pub plan: Arc<LoadPlan>,
+    /// Draws the key of each descriptor, whichever connection sends it.
     pub choice: RefCell<KeyChoice>,
+    /// When requests are due, on whichever connection.
     pub pace: Pace,
-    /// Locked by its own thread all the time and by the one that shows progress now and then.
+    /// Its own thread locks it all the time, the one that shows progress now and then.
     pub tally: Arc<Mutex<BenchTally>>,
-    /// What begins earlier is warm-up.
+    /// Requests that begin earlier are warm-up.
     pub counted_from: Instant,
     /// Counted requests that have no answer yet.
     pub in_flight: Cell<u64>,
@@ -92,7 +95,7 @@ pub(super) async fn keep_asking(site: Rc<Site>, first: BenchLink) {
     }
 }
 
-/// Waits, and says how long to wait the next time.
+/// Waits, and returns how long to wait the next time.
 async fn rest(pause: Duration) -> Duration {
     sleep(pause).await;
     (pause * 2).min(PAUSE_MAX)
@@ -102,12 +105,13 @@ async fn rest(pause: Duration) -> Duration {
 pub(super) struct BenchLink {
     stream: Box<dyn Stream>,
     connection: Connection,
-    /// The first so many bytes have come and are not yet a whole frame.
+    /// What was read. Its first `incoming_bytes` are not yet a whole frame, and the rest is room.
     incoming: Vec<u8>,
     incoming_bytes: usize,
-    /// The first so many bytes have been sent.
+    /// What is to be sent. Its first `outgoing_sent` bytes have been.
     outgoing: Vec<u8>,
     outgoing_sent: usize,
+    /// Whether the stream has passed on all that it took.
     is_flushed: bool,
 }
 
@@ -176,7 +180,7 @@ impl BenchLink {
         })
     }
 
-    /// Makes requests of all that is due, as far as there is room.
+    /// Makes requests of everything that is due, as far as there is room.
     fn fill(&mut self, site: &Site, mut due: Option<Instant>) {
         let template = &site.plan.template;
         let now = Instant::now();

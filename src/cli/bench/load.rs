@@ -22,16 +22,22 @@ use crate::cli::bench::pace::{Pace, Ticks};
 use crate::cli::bench::tally::{self, BenchTally};
 use crate::cli::client::connect::{ConnectError, Target};
 
-/// How long answers are waited for when the run is over.
+/// How long answers are awaited when the run is over.
 const LATE_ANSWERS: Duration = Duration::from_secs(2);
 
 /// What all threads work on.
 pub(super) struct LoadPlan {
+    /// The server, and how to connect to it.
     pub target: Target,
+    /// The headers of requests. Each connection has a copy.
     pub blocks: RequestBlocks,
+    /// The message of every request, but for its values.
     pub template: Template,
+    /// How often each key is asked for.
     pub spread: Spread,
+    /// At least 1, and never more than `connections`.
     pub threads: usize,
+    /// In all threads together.
     pub connections: usize,
     /// Requests in flight on a connection.
     pub streams: usize,
@@ -49,17 +55,19 @@ pub(super) enum LoadPhase {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadStart {
+    /// When the first request goes out, warm-up included.
     pub at: Instant,
-    /// What begins earlier is warm-up, and not counted.
+    /// Requests that begin earlier are warm-up and not counted.
     pub counted_from: Instant,
 }
 
 /// A thread of the load.
 pub(super) struct LoadWorker {
+    /// What this thread has counted so far. Others may read it at any time.
     pub tally: Arc<Mutex<BenchTally>>,
-    /// Requests that are due, where there is a rate.
+    /// A permit for each request that is due, if there is a rate.
     pub due: Arc<Semaphore>,
-    /// Told once, when all connections are open or one can't be opened.
+    /// Gets one message, when all connections are open or one can't be opened.
     pub opened: oneshot::Receiver<Result<(), ConnectError>>,
     /// Closes when the thread has counted its last answer.
     pub ended: oneshot::Receiver<()>,
@@ -102,7 +110,7 @@ async fn work(
         }
     }
     let _ = tell_opened.send(Ok(()));
-    // A channel that closes says that nobody waits for this any more.
+    // If the channel is closed, nobody waits for this any more.
     let Ok(LoadPhase::Running(start)) =
         phase.wait_for(|phase| !matches!(phase, LoadPhase::Opening)).await.map(|it| *it)
     else {

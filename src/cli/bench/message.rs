@@ -12,9 +12,13 @@ use crate::cli::client::exchange::framed;
 /// What every request of a run has in common.
 #[derive(Clone, Debug)]
 pub(super) struct RequestShape {
+    /// Of every request.
     pub domain: String,
+    /// The key of the only entry of each descriptor.
     pub key: String,
+    /// How many a request has, each with a value of its own.
     pub descriptors: usize,
+    /// The request's `hits_addend`; servers take 0 for 1.
     pub hits: u32,
     /// The length of a value: a number, with zeros before it.
     pub value_bytes: usize,
@@ -45,7 +49,7 @@ impl Template {
     pub(super) fn new(shape: &RequestShape) -> Template {
         let of = |digit: &str| framed(&shape.request(|_| digit.repeat(shape.value_bytes)));
         let (zeros, ones) = (of("0"), of("1"));
-        // Where two messages that differ only in their values differ, there are the values.
+        // Two messages that differ only in their values show where the values are.
         let differs = |at: &usize| zeros[*at] != ones[*at];
         let is_end = |at: &usize| differs(at) && (at + 1 == zeros.len() || !differs(&(at + 1)));
         let value_ends = (0..zeros.len()).filter(is_end).collect();

@@ -163,7 +163,7 @@ pub(crate) fn run(flags: &BenchFlags) -> anyhow::Result<Exit> {
             "no process {pid} on this machine (--server-pid)"
         );
     }
-    // Connections are files; where the system does not allow more, opening them says so.
+    // Each connection is a file. Where the system does not allow more, opening one says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let report = runtime.block_on(measure(flags, Arc::new(plan)))?;
@@ -248,7 +248,7 @@ async fn measure(flags: &BenchFlags, plan: Arc<LoadPlan>) -> anyhow::Result<Benc
     let after = Cpu::used(flags);
     drop(pacer);
     for worker in &mut workers {
-        // Nothing is ever sent on it; it closes with the thread.
+        // Nothing is ever sent on it. It closes with the thread.
         let _ = (&mut worker.ended).await;
     }
     progress.end();
@@ -283,7 +283,7 @@ fn total(workers: &[LoadWorker]) -> anyhow::Result<BenchTally> {
     Ok(total)
 }
 
-/// What both sides have used so far.
+/// How much CPU both sides have used so far; `None` if it is not known.
 struct Cpu {
     client: Option<Duration>,
     server: Option<Duration>,

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 
-/// How long the thread that makes requests due may sleep without looking whether it is over.
+/// How long the pacer's thread may sleep before it looks whether the run is over.
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// Times at a fixed distance.
+/// Points in time at a fixed distance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ticks {
     first: Instant,
@@ -47,7 +47,7 @@ impl Ticks {
 /// The pace of one thread's requests.
 pub(super) struct Pace {
     beat: Option<OpenLoop>,
-    /// When requests began that were not processed: their turn comes first.
+    /// When requests began that the server has not processed. They go first.
     again: RefCell<Vec<Instant>>,
     is_over: Cell<bool>,
 }
@@ -56,11 +56,13 @@ struct OpenLoop {
     beat: Ticks,
     /// A permit for every request that is due.
     due: Arc<Semaphore>,
+    /// How many requests were begun, not counting those that were begun again.
     taken: Cell<u64>,
 }
 
 impl Pace {
-    /// With times to keep, of which the permits say which have come, or as fast as answers come.
+    /// Keeps the times of `beat`, whose permits say how many of them have come. Without it, requests go out as fast as
+    /// answers come.
     pub(super) fn new(beat: Option<(Ticks, Arc<Semaphore>)>) -> Pace {
         let beat = beat.map(|(beat, due)| OpenLoop { beat, due, taken: Cell::new(0) });
         Pace { beat, again: RefCell::default(), is_over: Cell::new(false) }
@@ -103,7 +105,7 @@ impl Pace {
         }
     }
 
-    /// No more requests. Returns how many were due and never sent.
+    /// Ends the run: no more requests. Returns how many were due and never sent.
     pub(super) fn end(&self) -> u64 {
         self.is_over.set(true);
         let Some(open) = &self.beat else { return 0 };

@@ -8,7 +8,9 @@ use crate::cli::latency::millis;
 
 pub(super) struct Progress {
     is_terminal: bool,
+    /// When it was last shown, and how many answers there were then.
     last: (Instant, u64),
+    /// How many characters the line on the terminal has, to write over them.
     width: usize,
 }
 
@@ -37,14 +39,14 @@ impl Progress {
         self.last = (Instant::now(), 0);
     }
 
-    /// Makes room for the report.
+    /// Clears the line for the report.
     pub(super) fn end(&mut self) {
         if self.is_terminal {
             let _ = write!(stderr(), "\r{:width$}\r", "", width = self.width);
         }
     }
 
-    /// Nobody to tell if standard error is gone, which is no reason to stop.
+    /// If standard error is gone, there is nobody to tell, which is no reason to stop.
     fn write(&mut self, text: &str) {
         if self.is_terminal {
             let _ = write!(stderr(), "\r{text:width$}", width = self.width);

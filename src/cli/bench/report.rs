@@ -1,4 +1,4 @@
-//! What a run came to, for people and programs.
+//! The result of a run, for people and programs.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -10,13 +10,17 @@ use crate::cli::bench::tally::BenchTally;
 use crate::cli::check::plural;
 
 pub(super) struct BenchReport<'a> {
+    /// What was asked for; the report repeats it.
     pub flags: &'a BenchFlags,
+    /// As many as ran: the default filled in, and never more than connections.
     pub threads: usize,
     /// How long requests were counted.
     pub lasted: Duration,
+    /// Of all threads together, without the warm-up.
     pub tally: BenchTally,
-    /// CPU used meanwhile, by this process and by the server's.
+    /// CPU that this process used in that time. `None` if the system does not tell.
     pub client_cpu: Option<Duration>,
+    /// CPU that the server used in that time. `None` without `--server-pid` too.
     pub server_cpu: Option<Duration>,
 }
 
@@ -83,7 +87,7 @@ impl BenchReport<'_> {
         }
     }
 
-    /// Above this share of its threads, the client may be what limits the throughput.
+    /// Whether the client used more than nine tenths of its threads: then it may be what limits the throughput.
     fn is_client_busy(&self) -> bool {
         let available = self.lasted.as_secs_f64() * self.threads as f64;
         self.client_cpu.is_some_and(|used| used.as_secs_f64() > 0.9 * available)

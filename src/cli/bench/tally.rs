@@ -1,4 +1,4 @@
-//! What was seen: verdicts, errors by kind, and how long answers took.
+//! What came back: verdicts, errors by kind, and how long answers took.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,11 +21,15 @@ pub(super) const UNANSWERED: &str = "unanswered";
 
 #[derive(Clone, Debug)]
 pub(super) struct BenchTally {
+    /// Answers that let the request pass.
     pub ok: u64,
+    /// Answers that deny it.
     pub over_limit: u64,
+    /// Answers without a verdict, or with one that we do not know.
     pub unknown: u64,
-    /// By gRPC code, or what happened where there is none.
+    /// Requests without an answer: by gRPC code, or by what happened where there is none.
     pub errors: BTreeMap<&'static str, u64>,
+    /// Of all answers, whatever their verdict.
     pub latency: Latency,
 }
 
@@ -49,7 +53,7 @@ impl BenchTally {
         }
     }
 
-    /// Adds what another has seen.
+    /// Adds what another has counted.
     pub(super) fn add(&mut self, other: &BenchTally) {
         self.ok += other.ok;
         self.over_limit += other.over_limit;

@@ -13,15 +13,18 @@ use serde_json::{Value, json};
 use crate::cli::latency::{micros, millis};
 use crate::request::typed::TypedDescriptor;
 
-/// An answer beside what was asked.
+/// An answer beside the question.
 pub(super) struct CallAnswer<'a> {
+    /// In the order in which they were sent.
     pub descriptors: &'a [TypedDescriptor],
+    /// May have more or fewer statuses than there are descriptors: any server may have sent it.
     pub response: &'a RateLimitResponse,
+    /// From sending the request to decoding the answer. Connecting does not count.
     pub took: Duration,
 }
 
 impl CallAnswer<'_> {
-    /// In full, for one call.
+    /// Prints all of it, for one call.
     pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let response = self.response;
         writeln!(out, "{} in {}", code(response.overall_code), millis(self.took))?;
@@ -47,7 +50,7 @@ impl CallAnswer<'_> {
         Ok(())
     }
 
-    /// In one line, for one call of many.
+    /// Prints one line, for one call of many.
     pub(super) fn print_short(&self, out: &mut impl Write, number: u64) -> io::Result<()> {
         let remaining: Vec<String> =
             self.statuses().map(|(descriptor, status)| format!("{descriptor}: {}", describe_short(status))).collect();
@@ -75,7 +78,7 @@ impl CallAnswer<'_> {
         document
     }
 
-    /// Statuses are in the order of the descriptors; a server that sends more of them is shown all the same.
+    /// Statuses are in the order of the descriptors. If a server sends more of them, they are shown too.
     fn statuses(&self) -> impl Iterator<Item = (String, &DescriptorStatus)> {
         let descriptor = |index: usize| self.descriptors.get(index).map_or_else(|| "?".into(), ToString::to_string);
         self.response.statuses.iter().enumerate().map(move |(index, status)| (descriptor(index), status))
@@ -145,7 +148,7 @@ fn object(fields: &protobuf::Struct) -> Value {
 fn json_of(value: &protobuf::Value) -> Value {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
-        // Numbers are doubles there; whole ones read better without their point.
+        // Numbers are doubles in protobuf; whole ones read better without their point.
         Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 1e15 => json!(*number as i64),
         Some(Kind::NumberValue(number)) => json!(number),
         Some(Kind::StringValue(text)) => json!(text),

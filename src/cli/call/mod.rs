@@ -47,9 +47,10 @@ Exits with 0 if every call was answered, OK or OVER_LIMIT, and with 1 otherwise.
 
 /// The longest grpc-timeout that eight digits of milliseconds can say.
 const TIMEOUT_MS_MAX: u128 = 99_999_999;
-/// Calls that are shown line by line; more would only scroll by.
+/// How many calls are shown line by line. More would only scroll by.
 const LINES_MAX: u64 = 40;
-/// Connections that may close under one call before it counts as failed.
+/// How often a call is tried if the server closes the connection or refuses the request. Each further try is on a new
+/// connection.
 const ATTEMPTS_MAX: u32 = 3;
 
 #[derive(Args, Debug)]
@@ -134,12 +135,12 @@ async fn calls(flags: &CallFlags, caller: Caller) -> anyhow::Result<Exit> {
     let mut summary = Summary::new()?;
     let interrupt = signal(SignalKind::interrupt())?;
     let printed = call_and_print(flags, caller, interrupt, &mut summary).await;
-    // Interrupted before there was any answer, nothing was answered.
+    // A run that was interrupted before any answer is not good.
     let is_good = summary.errors.is_empty() && summary.calls() > 0;
     if is_good { Exit::Success } else { Exit::Failure }.after(printed)
 }
 
-/// Ends early when nobody reads what is printed.
+/// Calls and prints. Ends early when nobody reads what is printed.
 async fn call_and_print(
     flags: &CallFlags,
     mut caller: Caller,
@@ -172,7 +173,7 @@ async fn call_and_print(
             Err(trouble) => {
                 summary.failed(trouble.code());
                 shown.trouble(&mut out, number, trouble)?;
-                // Nobody there from the start: repeating it would only say so again.
+                // Nobody was there from the start. Repeating the call would only say so again.
                 if number == 1 && matches!(trouble, CallError::Connect(_)) {
                     break;
                 }
@@ -266,11 +267,12 @@ impl CallError {
     }
 }
 
-/// The request, ready to be sent again and again over a connection that is opened again when it has to be.
+/// The request, ready to be sent again and again, over a connection that is opened again when necessary.
 struct Caller {
     target: Target,
     message: Bytes,
     timeout: Duration,
+    /// `None` before the first call, and after one that broke the connection.
     open: Option<Sender>,
 }
 
@@ -283,7 +285,7 @@ impl Caller {
         Ok(Caller { target, message, timeout: flags.timeout, open: None })
     }
 
-    /// One call, and how long the answer took; connecting does not count.
+    /// Calls once. Returns the answer and how long it took, without connecting.
     async fn call(&mut self) -> Result<(RateLimitResponse, Duration), CallError> {
         let mut attempts = 0;
         loop {
@@ -295,7 +297,7 @@ impl Caller {
             let begun = Instant::now();
             let asked = exchange::ask(&mut sender, self.target.head.clone(), self.message.clone());
             let answered = match timeout(self.timeout, asked).await {
-                // The server was told of the deadline, and may be the first to notice it.
+                // The server knows the deadline too, and may be the first to notice it.
                 Ok(Err(ExchangeError::Status { code: Code::Cancelled, .. })) if begun.elapsed() >= self.timeout => {
                     Err(too_late(self.timeout))
                 }

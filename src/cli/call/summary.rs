@@ -1,4 +1,4 @@
-//! What many calls came to.
+//! The totals of many calls.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -10,15 +10,16 @@ use crate::cli::check::plural;
 use crate::cli::latency::Latency;
 
 pub(super) struct Summary {
+    /// Calls with an answer, by verdict.
     pub answered: BTreeMap<&'static str, u64>,
-    /// By gRPC code.
+    /// Calls without an answer, by gRPC code.
     pub errors: BTreeMap<&'static str, u64>,
     latency: Latency,
 }
 
 impl Summary {
     pub(super) fn new() -> anyhow::Result<Summary> {
-        // Both verdicts are shown, also when one of them was never heard.
+        // Both verdicts are shown, even if one of them never came.
         let answered = BTreeMap::from([("OK", 0), ("OVER_LIMIT", 0)]);
         Ok(Summary { answered, errors: BTreeMap::new(), latency: Latency::new()? })
     }

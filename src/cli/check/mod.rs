@@ -41,7 +41,7 @@ pub(crate) fn run(flags: &CheckFlags) -> anyhow::Result<Exit> {
     let mut loaded = files::load(&flags.rules.location(), &options);
     sharing.surroundings().refuse(&mut loaded);
     let mut remarks = sharing.warnings(&flags.sharing);
-    // Without a word on where the rules are to hold, nobody can say what has no effect there.
+    // Unless something is set about where the rules are to hold, nobody can say what has no effect there.
     if let Some(ruleset) = loaded.ruleset.as_ref().filter(|_| sharing.is_set()) {
         remarks.extend(sharing.surroundings().not_honoured(ruleset));
     }

@@ -1,5 +1,5 @@
-//! The policy of every limit as it is resolved: what its rule says, what its class says for it, and what is left to
-//! what is configured where it runs.
+//! The resolved policy of every limit: what its rule says, what its class says for it, and what is left to the settings
+//! where it runs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::rules::limit::{Demand, Limit, Rule, Terms};
 use crate::rules::policy::{Class, Policy, Scope, Word};
 use crate::rules::{Domain, Ruleset};
 
-/// The scope of a limit that leaves it to what is configured.
+/// Shown as the scope of a limit that leaves it to the settings.
 const WIDEST: &str = "widest";
 
-/// Who says so.
+/// Who chose a word of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum PolicySource {
@@ -27,10 +27,11 @@ enum PolicySource {
     Class,
     /// Its algorithm, which reaches the region at most.
     Algorithm,
+    /// Nobody: the usual word.
     Default,
 }
 
-/// A word of a policy and who says it.
+/// A word of a policy and who chose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PolicyWord {
     word: &'static str,
@@ -158,7 +159,7 @@ impl PolicyRow<'_> {
         let limit = self.limit.as_ref();
         let policy = limit.map(|it| &it.limit.policy);
         let slack = |policy: &Policy| match (policy.scope, policy.slack_permille()) {
-            // Nobody is asked, or always.
+            // A local limit asks nobody, and a strict one always asks.
             (Some(Scope::Local | Scope::Strict), _) => "-".to_owned(),
             (_, Some(permille)) => (f64::from(permille) / 1000.0).to_string(),
             (_, None) => "default".to_owned(),
@@ -192,7 +193,7 @@ impl PolicyRow<'_> {
         words
     }
 
-    /// What else bears upon whether the limit denies.
+    /// What else decides whether the limit denies.
     fn notes(&self) -> String {
         let mut notes = Vec::new();
         if self.rule.shadow_mode {
@@ -221,7 +222,7 @@ pub(super) fn table(rows: &[PolicyRow<'_>]) -> String {
     aligned(head, &cells)
 }
 
-/// What the words of the table mean that are in no rule file, a line each; none if there are none.
+/// Explains the words of the table that are in no rule file, a line each; empty if there are none.
 pub(super) fn legend(rows: &[PolicyRow<'_>]) -> String {
     let limits = || rows.iter().filter_map(|row| row.limit.as_ref());
     let has_source = |source| limits().any(|it| it.scope.source == source || it.on_outage.source == source);

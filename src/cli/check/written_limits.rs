@@ -1,5 +1,5 @@
-//! What a limit says of itself. Compiled rules hold what a policy comes to; whether a line of the file or the class says
-//! so is in the files.
+//! What a limit says itself. Compiled rules hold the resolved policy; only the files tell whether it was written or
+//! comes from the class.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,12 @@ use crate::rules::file::{self, DescriptorFile};
 use crate::rules::problem::{FilePosition, Problems, Strictness};
 use crate::rules::{Domain, Ruleset};
 
-/// The fields that stand in the file.
+/// Which fields stand in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WrittenFields {
+    /// The limit names a scope, so that it is not its class's.
     pub scope: bool,
+    /// The limit names an outage policy, so that it is not its class's.
     pub on_outage: bool,
 }
 

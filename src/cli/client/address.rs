@@ -9,6 +9,7 @@ const PORT: u16 = 8081;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddress {
+    /// Host and port, or a socket. The port is filled in.
     pub place: ServerTarget,
     /// What a URL says about TLS; `None` if it was not a URL.
     pub scheme: Option<Scheme>,
@@ -83,7 +84,7 @@ fn host_and_port(text: &str, default_port: u16) -> Result<(String, u16), String>
     if host.is_empty() {
         return Err(format!("the host is missing: write 127.0.0.1:{PORT}"));
     }
-    // What is left goes into the request's :authority, which has no room for anything else.
+    // The host goes into the request's `:authority`, which allows nothing else.
     if host.chars().any(|c| !c.is_ascii_alphanumeric() && !"-._:".contains(c)) {
         return Err(format!(
             "'{host}' is not a host: write host:port, [::1]:{PORT}, unix:/path or a URL without a path"

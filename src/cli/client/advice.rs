@@ -60,7 +60,7 @@ const TLS_UNCLEAR: &str = "does the server speak TLS at this address? Try withou
 const CERTIFICATE_WANTED: &str = "does the server ask for a client certificate? See --cert and --cert-key";
 const NOT_HTTP2: &str = "is this a gRPC port? If it expects TLS, add --tls";
 
-/// The advice on a TLS alert, told by its text: HTTP/2 keeps no more of what broke its connection.
+/// The advice on a TLS alert. It is known by its text: HTTP/2 keeps no more of the error that broke its connection.
 fn on_alert(error: &io::Error) -> Option<&'static str> {
     error.to_string().contains("fatal alert").then_some(CERTIFICATE_WANTED)
 }

@@ -16,21 +16,22 @@ use crate::cli::client::ServerFlags;
 use crate::cli::client::address::ServerTarget;
 use crate::cli::client::tls::ClientTls;
 
-/// A server that has not accepted by then is not there.
+/// How long connecting may take in all, from the lookup to the first sign of HTTP/2.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The one method of the service.
 pub(crate) const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Answers are small and read at once: the windows are there never to be waited for.
+/// So large that a server never waits for them: answers are small and read at once.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// A server, and what is needed to speak with it.
 pub(crate) struct Target {
+    /// As the address names it, for errors and reports.
     pub place: ServerTarget,
     tls: Option<ClientTls>,
-    /// The head of every call.
+    /// The head of every call. `call` adds its timeout.
     pub head: Request<()>,
 }
 
@@ -53,7 +54,7 @@ pub(crate) enum ConnectError {
     Timeout { place: ServerTarget },
 }
 
-/// Whatever bytes go over.
+/// A connection before HTTP/2: TCP or a unix socket, with or without TLS.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -72,7 +73,8 @@ impl Target {
         Ok(Target { place, tls, head })
     }
 
-    /// Connects, and returns once the server has answered a ping: what can be found out without a request, is.
+    /// Connects, and returns as soon as the server has answered a ping. So everything is found out that can be found
+    /// out without a request.
     pub(crate) async fn open(&self, streams: usize) -> Result<Sender, ConnectError> {
         match timeout(CONNECT_TIMEOUT, self.try_open(streams)).await {
             Ok(opened) => opened,
@@ -101,12 +103,12 @@ impl Target {
                 answered = ping(&mut pings) => answered.map_err(not_http2)?,
             }
         }
-        // Whatever ends the connection is told to the requests that were on it.
+        // The requests on the connection are told what ended it.
         tokio::spawn(async { drop(connection.await) });
         Ok(sender)
     }
 
-    /// Connects, and lets someone else speak HTTP/2: returns when the future that it makes does.
+    /// Connects, and lets `greet` speak HTTP/2. Returns when the future that it makes does.
     pub(crate) async fn open_raw<T, F>(&self, greet: impl FnOnce(Box<dyn Stream>) -> F) -> Result<T, ConnectError>
     where
         F: Future<Output = io::Result<T>>,

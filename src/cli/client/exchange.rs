@@ -12,11 +12,11 @@ use tonic::Code;
 
 use crate::cli::client::connect::Sender;
 
-/// A flag and a length come before every gRPC message.
+/// How long the head of every gRPC message is: a flag and a length.
 pub(crate) const PREFIX_BYTES: usize = 5;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// Far above any answer; what is longer is not one.
+/// Far above the length of any answer.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, Error)]
@@ -42,7 +42,7 @@ pub(crate) enum ExchangeError {
 impl From<h2::Error> for ExchangeError {
     fn from(error: h2::Error) -> ExchangeError {
         let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-        // A GOAWAY reaches only those streams that are above the last one it promises to finish.
+        // A GOAWAY is an error only for streams above the last one that it promises to finish.
         let is_left_out = error.is_go_away() && error.is_remote();
         if is_refused || is_left_out { ExchangeError::Refused } else { ExchangeError::Broken(error) }
     }

@@ -46,7 +46,9 @@ pub struct ClientTlsFlags {
 /// How to speak TLS, and with whom.
 #[derive(Clone)]
 pub struct ClientTls {
+    /// Knows which CAs to trust, and our certificate if there is one.
     pub connector: TlsConnector,
+    /// What the server's certificate must be for.
     pub name: ServerName<'static>,
 }
 
@@ -99,7 +101,7 @@ fn roots(ca: Option<&Path>) -> anyhow::Result<RootCertStore> {
             let Some(bundle) = named.into_iter().chain(known).find(|path| path.exists()) else {
                 bail!("no list of trusted certificates on this system: name the server's CA with --ca");
             };
-            // A system's list may hold what nobody can use any more; the rest still counts.
+            // A system's list may have certificates that can't be used any more. The rest still counts.
             store.add_parsable_certificates(certificates(&bundle, "SSL_CERT_FILE")?);
         }
     }

@@ -11,7 +11,7 @@ use crate::cli::yaml::{element, in_comment, indented, quoted, yaml};
 /// The cluster's name, and what the filter calls it by.
 const CLUSTER: &str = "tidegate";
 
-/// Where the service is.
+/// Where the service is, or the bootstrap's upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceTarget {
     Tcp { host: String, port: u16 },
@@ -41,7 +41,7 @@ impl ServiceTarget {
         }
     }
 
-    /// Envoy's address, on one line.
+    /// Envoy's form of the address, on one line.
     fn address(&self) -> String {
         match self {
             ServiceTarget::Tcp { host, port } => {
@@ -60,16 +60,18 @@ impl ServiceTarget {
     }
 }
 
-/// A bootstrap around the parts.
+/// What a bootstrap has around the parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Around {
+    /// The port of its listener, on all IPv4 addresses.
     pub listen_port: u16,
     /// Proxies in front whose X-Forwarded-For is believed.
     pub trusted_hops: u32,
+    /// Where requests that pass go.
     pub upstream: ServiceTarget,
 }
 
-/// The parts, each with the place that it belongs to, or all of them in place.
+/// The parts, each with a comment on where it belongs; with `around`, all of them in place.
 pub(crate) fn document(plan: &GatewayPlan, service: &ServiceTarget, around: Option<&Around>) -> String {
     let (filter, cluster) = (element(&filter(plan, CLUSTER, None)), element(&cluster(CLUSTER, service)));
     let rate_limits = rate_limits(plan);
@@ -92,7 +94,7 @@ clusters:
     }
 }
 
-/// The filter.
+/// The HTTP filter. Without `authority`, Envoy names the cluster as the authority of its calls.
 pub(crate) fn filter(plan: &GatewayPlan, cluster: &str, authority: Option<&str>) -> String {
     let mut why = String::new();
     if !plan.denying.is_empty() {

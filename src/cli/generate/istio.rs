@@ -1,4 +1,4 @@
-//! `tidegate gen istio`: the same for Istio's proxies, as EnvoyFilters.
+//! `tidegate gen istio`: the filter and the actions for Istio's proxies, as EnvoyFilters.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -30,18 +30,22 @@ impl Context {
 /// Where the filters apply.
 #[derive(Clone, Debug)]
 pub(crate) struct Mesh {
+    /// What the names of the EnvoyFilters begin with.
     pub name: String,
+    /// Where the EnvoyFilters are to be.
     pub namespace: String,
+    /// Gateways, or sidecars for what comes in.
     pub context: Context,
-    /// Labels of the workload.
+    /// Labels of the workload; never empty.
     pub selector: BTreeMap<String, String>,
-    /// The service's host in the mesh, and its port.
+    /// The service's host in the mesh; an IPv6 address has no brackets.
     pub host: String,
+    /// The service's port, as the name of Istio's cluster has it.
     pub port: u16,
 }
 
 impl Mesh {
-    /// The host as HTTP writes it: a call of any other authority is reset before it is read.
+    /// The host as HTTP writes it. A call with an authority that HTTP does not allow is reset before it is read.
     fn authority(&self) -> String {
         match self.host.parse::<Ipv6Addr>() {
             Ok(address) => format!("[{address}]"),

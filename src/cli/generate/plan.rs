@@ -16,14 +16,17 @@ use crate::rules::reachable::{Expect, ReachingEntries, expected};
 
 /// Envoy's own default, which covers the 10 ms that the service waits for Redis.
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// Rules that ask one owner for every request: it may be far away.
+/// For rules that ask one owner for every request: it may be far away.
 const STRICT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What the operator knows better.
+/// What the operator knows better than the rules.
 #[derive(Debug, Default)]
 pub struct Wishes {
+    /// By key, from `--map`. They win over the usual sources.
     pub sources: BTreeMap<String, ValueSource>,
+    /// `None` takes the default, which depends on whether a rule is strict.
     pub timeout: Option<Duration>,
+    /// `None` is true if a rule denies in an outage.
     pub failure_mode_deny: Option<bool>,
 }
 
@@ -32,24 +35,28 @@ pub struct Wishes {
 pub struct Descriptor {
     /// Each key, with its value where it is not taken from the request.
     pub entries: Vec<(String, Option<String>)>,
+    /// Envoy's actions that make the entries, in their order.
     pub actions: Vec<Value>,
-    /// Ids of rules.
+    /// Ids of the rules that wait for it.
     pub rules: Vec<String>,
 }
 
 /// What to configure, and why.
 #[derive(Debug)]
 pub struct GatewayPlan {
+    /// What the filter sends as the domain.
     pub domain: String,
     /// In the order of the rules.
     pub descriptors: Vec<Descriptor>,
     /// Every key and where its value comes from, by name.
     pub sources: BTreeMap<String, ValueSource>,
-    /// Keys of which nobody said where they come from.
+    /// Keys without a `--map`, whose source was guessed from their names.
     pub guessed: Vec<String>,
+    /// How long Envoy waits for an answer.
     pub timeout: Duration,
+    /// Whether Envoy refuses a request when no answer comes.
     pub failure_mode_deny: bool,
-    /// Rules that deny in an outage.
+    /// Ids of rules that deny in an outage.
     pub denying: Vec<String>,
 }
 
@@ -128,8 +135,8 @@ fn has_key(expected: &ReachingEntries<'_>, wanted: &str) -> bool {
     expected.entries.iter().any(|(key, _)| *key == wanted)
 }
 
-/// What tells descriptors apart: rules that differ in values of the request only wait for the same one. A key without a
-/// source is an error of its own, elsewhere.
+/// What tells descriptors apart. Rules that differ only in values of the request wait for the same descriptor. A key
+/// without a source is reported elsewhere.
 fn entries(
     expected: &ReachingEntries<'_>,
     sources: &BTreeMap<String, ValueSource>,

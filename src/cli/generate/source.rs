@@ -1,4 +1,4 @@
-//! Where Envoy takes a descriptor's value from: what the rules leave open, because they know keys only.
+//! Where Envoy takes a descriptor's value from. The rules leave this open, because they know keys only.
 
 use serde_json::json;
 use thiserror::Error;
@@ -13,17 +13,21 @@ pub enum ValueSource {
     /// Without the query, which clients could vary to get counts of their own.
     Path,
     Header {
+        /// A pseudo-header such as `:method` will do too.
         name: String,
     },
     /// A parameter of the query.
     Query {
+        /// The parameter's name.
         name: String,
     },
     /// Left by an earlier filter.
     Metadata {
+        /// The namespace, and at least one key below it.
         path: Vec<String>,
     },
     Cel {
+        /// What Envoy computes for each request.
         expression: String,
     },
     /// Not from the request: the value that a rule names.
@@ -88,8 +92,8 @@ impl ValueSource {
         }
     }
 
-    /// What a key stands for where nobody says otherwise: Envoy's own names first, then the usual ones. `None` if only
-    /// the operator can know.
+    /// Where a key's value comes from if nobody says otherwise: Envoy's own names first, then the usual ones. `None` if
+    /// only the operator can know.
     pub fn usual(key: &str) -> Option<ValueSource> {
         Some(match key {
             "remote_address" => ValueSource::Address,
@@ -97,7 +101,7 @@ impl ValueSource {
             "generic_key" => ValueSource::Fixed,
             "source_cluster" => ValueSource::SourceCluster,
             "destination_cluster" => ValueSource::DestinationCluster,
-            // Made by conditions of which the rules see only the outcome.
+            // Made by conditions. The rules see only their outcome.
             "header_match" | "query_match" | "remote_address_match" => return None,
             "path" => ValueSource::Path,
             "method" => header(":method"),
@@ -114,7 +118,7 @@ impl ValueSource {
         matches!(ValueSource::usual(key), Some(ValueSource::Header { name }) if !name.starts_with(':'))
     }
 
-    /// The key that the action always has.
+    /// The key that Envoy gives the entry in any case, for actions that do not let others choose it.
     fn name_of_envoy(&self) -> Option<&'static str> {
         match self {
             ValueSource::MaskedAddress => Some("masked_remote_address"),
@@ -134,7 +138,7 @@ impl ValueSource {
         };
         match self {
             ValueSource::Address if key == "remote_address" => json!({"remote_address": {}}),
-            // Named after the extension.
+            // The entry's key is the name of the extension.
             ValueSource::Address => json!({"extension": {"name": key, "typed_config": {"@type": SOURCE_IP}}}),
             ValueSource::MaskedAddress => {
                 json!({"masked_remote_address": {"v4_prefix_mask_len": 24, "v6_prefix_mask_len": 64}})

@@ -78,13 +78,13 @@ impl Sidecar {
     }
 }
 
-/// How many keys a sidecar holds.
+/// Reads how many keys a sidecar holds.
 pub(crate) fn keys_max(typed: &str) -> Result<u64, String> {
     let number = typed.parse().ok().filter(|number| (1..=100_000_000).contains(number));
     number.ok_or_else(|| format!("'{typed}' is no number of keys: write one from 1 to 100000000"))
 }
 
-/// Whatever has a name in Kubernetes.
+/// Reads the name of an object in Kubernetes.
 pub(crate) fn object_name(typed: &str) -> Result<String, String> {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
     match !typed.is_empty() && typed.len() <= 253 && typed.chars().all(is_name) {

@@ -1,7 +1,7 @@
 //! Puts an addition into the text of a document, so that its comments and its order stay.
 //!
-//! What is added looks like what is around it: lines among lines, JSON between brackets and where a comment follows on the
-//! line. Whether the text then says what was meant is not looked at here: there are ways to write YAML that nobody has
+//! An addition looks like what is around it: lines among lines, JSON between brackets and where a comment follows on
+//! the line. The caller checks whether the text then says what was meant: there are ways to write YAML that nobody has
 //! thought of.
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::cli::inject::layout::{EditKind, InsertionPoint, Style};
 use crate::cli::inject::workload::{Addition, PathPart, value_at};
 use crate::cli::yaml::{element, indented, yaml};
 
-/// The text with the addition, after which the document is to say what is meant; `None` if there is no place for it.
+/// The text with the addition, or `None` if there is no place for it. `meant` is the whole document after the addition.
 pub(super) fn added(text: &str, addition: &Addition, meant: &Value) -> Option<String> {
     let document = InsertionPoint::of(text)?;
     let editor = Editor { text };
@@ -43,7 +43,7 @@ impl Editor<'_> {
         }
     }
 
-    /// One more element of the list that is a field of a map, and is then to be as it is meant.
+    /// Adds an element to the list that is a field of a map. `meant` is the whole list after that.
     fn with_element(
         &self,
         map: &InsertionPoint,
@@ -72,7 +72,7 @@ impl Editor<'_> {
         }
     }
 
-    /// The text with something in the place of a part of it, with the ends of lines that the text has.
+    /// Replaces a part of the text. Lines end as they do in the rest of the text.
     fn with(&self, part: Range<usize>, new: &str) -> String {
         let new = if self.text.contains("\r\n") { new.replace('\n', "\r\n") } else { new.to_owned() };
         format!("{}{new}{}", &self.text[..part.start], &self.text[part.end..])
@@ -82,9 +82,9 @@ impl Editor<'_> {
         self.with(at..at, lines)
     }
 
-    /// Lines below the one that something ends on, with the comment behind it.
+    /// Adds lines below the line that something ends on. A comment stays on that line.
     fn with_lines_below(&self, end: usize, lines: &str) -> String {
-        // A text that keeps the empty lines below it ends with a line.
+        // A block of text that keeps the empty lines below it ends with a whole line.
         let is_line_end = self.text[..end].ends_with('\n');
         match self.text[end..].find('\n') {
             _ if is_line_end => self.with_lines(end, lines),
@@ -93,15 +93,15 @@ impl Editor<'_> {
         }
     }
 
-    /// Another value of a field: below the key if the rest of the line is free, on the line otherwise.
+    /// Replaces the value of a field: below the key if the rest of the line is free, on the line otherwise.
     fn with_value(&self, style: Style, key: &InsertionPoint, old: &InsertionPoint, value: &Value) -> Option<String> {
         let behind_key = key.span.end;
         let behind_colon = behind_key + self.text.get(behind_key..old.span.end)?.find(':')? + 1;
         Some(match style {
-            // There is a comment in between.
+            // There is a comment between the two.
             _ if !self.is_blank(behind_colon..old.span.start) => self.with(old.span.clone(), &value.to_string()),
             Style::Block(_) if self.rest_of_line(old.span.end).trim().is_empty() => {
-                // As below any key; this one is there already.
+                // Written like any field, but without the key, which is there already.
                 let field = yaml(&json!({"key": value}));
                 let below = field.split_once('\n').map_or("", |(_, below)| below);
                 let below = indented(self.column(key.span.start), below);
@@ -125,7 +125,7 @@ impl Editor<'_> {
         is_alone && !has_comment && written.starts_with('[')
     }
 
-    /// A field between brackets.
+    /// Adds a field between brackets.
     fn with_pair(
         &self,
         map: &InsertionPoint,
@@ -143,7 +143,7 @@ impl Editor<'_> {
         self.with_item_behind(&(last_key.span.start..last_value.span.end), &pair)
     }
 
-    /// An item behind the last one between brackets, on a line of its own if that one has one.
+    /// Adds an item behind the last one between brackets, on a line of its own if that one has one.
     fn with_item_behind(&self, last: &Range<usize>, item: &str) -> String {
         let Some(indent) = self.indent(last.start) else {
             return self.with(last.end..last.end, &format!(", {item}"));
@@ -181,12 +181,12 @@ impl Editor<'_> {
         self.text[at..].split('\n').next().unwrap_or_default()
     }
 
-    /// How far to the right something is.
+    /// How many characters stand before something on its line.
     fn column(&self, at: usize) -> usize {
         self.text[self.line_start(at)..at].chars().count()
     }
 
-    /// What is before something that begins its line; `None` if it does not.
+    /// The indentation of something that begins its line; `None` if it does not.
     fn indent(&self, at: usize) -> Option<&str> {
         let start = self.line_start(at);
         self.is_blank(start..at).then(|| &self.text[start..at])

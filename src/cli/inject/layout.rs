@@ -1,8 +1,8 @@
 //! Where the values of a YAML document stand in its text.
 //!
-//! The parser says where a value begins, but not always where it ends: a quoted text ends for it behind the comment that
-//! follows, a block only where something else begins. Here every value ends with its own last character, so that more can
-//! be put right behind it.
+//! The parser says where a value begins, but not always where it ends: for it, a quoted text ends behind the comment
+//! that follows, and a block only where something else begins. Here every value ends with its own last character, so
+//! that more can be put right behind it.
 
 use std::ops::Range;
 
@@ -14,14 +14,16 @@ use crate::rules::yaml::without_tabs_after_colons;
 /// A value, and the bytes of the text that it is written in.
 #[derive(Debug)]
 pub(super) struct InsertionPoint {
+    /// In bytes. Empty at the place where a value would be, if nothing is written.
     pub span: Range<usize>,
+    /// How it is written, and what it consists of.
     pub kind: EditKind,
 }
 
 #[derive(Debug)]
 pub(super) enum EditKind {
     Scalar(String),
-    /// What it stands for is written elsewhere.
+    /// Its value is written elsewhere.
     Alias,
     Map(Style, Vec<(InsertionPoint, InsertionPoint)>),
     List(Style, Vec<InsertionPoint>),
@@ -37,11 +39,11 @@ pub(super) enum Style {
 }
 
 impl InsertionPoint {
-    /// The places of a document that has been read before: how deeply it nests is not looked at again.
+    /// The places of a document that has been read before: its depth is not checked again.
     pub(super) fn of(text: &str) -> Option<InsertionPoint> {
         match Reader::new(text).document() {
             Err(Some(line)) => {
-                // Bytes stay where they are.
+                // This moves no bytes.
                 let mended = without_tabs_after_colons(text, line)?;
                 Reader::new(&mended).document().ok()
             }
@@ -68,7 +70,7 @@ impl InsertionPoint {
 /// Turns events into places.
 struct Reader<'a> {
     text: &'a str,
-    /// The parser counts characters: at which byte each of them is.
+    /// The byte offset of each character, because the parser counts characters.
     bytes: Vec<usize>,
     parser: Parser<'a, StrInput<'a>>,
 }
@@ -152,7 +154,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// How a map or a list is written, and where it ends. Of all ends, only a bracket has characters of its own.
+    /// How a map or a list is written, and where it ends. Only an end that is a bracket has characters of its own.
     fn style(&self, first: usize, last: usize, closed: Span) -> (Style, usize) {
         match closed.is_empty() {
             true => (Style::Block(first), last),
@@ -160,7 +162,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The parser takes the comma behind the last field for the bracket.
+    /// Where the bracket ends. The parser may take the comma behind the last field for it.
     fn behind_bracket(&self, found: usize) -> usize {
         let mut rest = &self.text[found..];
         loop {
@@ -172,14 +174,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The parser finds a list that is not indented only behind its first dash, which then begins the line.
+    /// Where the first dash is. For a list that is not indented, the parser names the place behind it; the dash then
+    /// begins the line.
     fn dash(&self, found: usize) -> usize {
         let line = self.text[..found].rfind('\n').map_or(0, |end| end + 1);
         let spaces = self.text[line..].len() - self.text[line..].trim_start_matches(' ').len();
         line + spaces
     }
 
-    /// Where nothing is written, a value would be behind the colon, or behind what came before.
+    /// Where a value would be if one were written: behind the colon, or behind what came before.
     fn unwritten(&self, found: usize) -> Range<usize> {
         let at = match self.text[found..].starts_with(':') {
             true => found + 1,
@@ -205,7 +208,8 @@ impl<'a> Reader<'a> {
         self.text.len()
     }
 
-    /// The parser looks at the empty lines below too, but they belong to a text only if it keeps them.
+    /// Where a block of text stands. The parser also counts the empty lines below, but they belong to the text only if
+    /// it keeps them.
     fn block(&self, found: Range<usize>, text: &str) -> Range<usize> {
         let written = &self.text[..found.end];
         let end = match text.ends_with("\n\n") {

@@ -1,8 +1,8 @@
 //! Files of manifests: many documents in one, whose comments and order stay as they are.
 //!
-//! What is added is put in by an editor. What comes out has to mean what was meant: if it does not, or if the editor can't
-//! (values that an alias stands for, fields merged from elsewhere), the document is written anew, without its comments, and
-//! that is said.
+//! An editor puts additions into the text. If the text then does not say what was meant, or if the editor can't do it
+//! (values that an alias stands for, fields merged from elsewhere), the document is written anew, without its comments,
+//! and the report says so.
 
 use serde_json::Value;
 use thiserror::Error;
@@ -14,10 +14,13 @@ use crate::cli::yaml::{read as read_document, yaml};
 /// A document of a file, as text and as what it says.
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// What separates it from the one before, if there is something.
+    /// What stands before it, such as a line with `---`; may be empty for the first document.
     pub separator: String,
+    /// As written, with comments, without the separator.
     pub text: String,
+    /// What the text says; null if it says nothing.
     pub value: Value,
+    /// Fields are merged from elsewhere (`<<`), which the editor can't do.
     is_merged: bool,
 }
 
@@ -29,7 +32,7 @@ pub(crate) struct ManifestError {
     error: String,
 }
 
-/// Whether the comments are still there.
+/// How a document was changed: with its comments, or without them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rewrite {
     InPlace,

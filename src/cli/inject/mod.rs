@@ -96,13 +96,13 @@ pub(crate) fn run(flags: &InjectFlags) -> anyhow::Result<Exit> {
         for document in &mut documents {
             reports.extend(inject(document, &sidecar).with_context(|| name.to_string())?);
         }
-        // A file does not begin where another one ended.
+        // A further file begins a document of its own.
         if let (Some(first), false) = (documents.first_mut(), manifests.is_empty()) {
             first.separator = "---\n".to_owned();
         }
         manifests.extend(documents);
     }
-    // A pipeline has manifests without workloads, too: they pass as they are.
+    // A pipeline may have manifests without workloads: they pass as they are.
     if reports.is_empty() {
         reports.push(
             "nothing to inject into: there is no Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job or CronJob in it"
@@ -123,7 +123,7 @@ fn text(file: &PathBuf) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Says what became of each workload.
+/// Injects the sidecar into each workload of a document, and says what became of it.
 fn inject(document: &mut Manifest, usual: &Sidecar) -> anyhow::Result<Vec<String>> {
     let value = document.value.clone();
     let mut reports = Vec::new();

@@ -1,17 +1,17 @@
 //! The container that is put beside a workload, and the volumes that the two share.
 //!
-//! It answers on a unix socket only: the port that it opens for probes has nothing else, so that nobody outside the pod can
-//! use up what others may use.
+//! It answers rate limit calls on a unix socket only. The port that it opens for probes offers nothing else, so that
+//! nobody outside the pod can use up its limits.
 //!
 //! Written as the JSON that Kubernetes reads: types for all of Kubernetes would take longer to compile than the rest of
-//! `inject`. Tests hold what comes out against Kubernetes' schemas.
+//! `inject`. Tests hold the result against Kubernetes' schemas.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::engine::table::weight::SHARED_KEY_BYTES;
 
-/// The container's name, by which it is found again.
+/// The container's name, by which a later injection recognises it.
 pub(crate) const CONTAINER: &str = "tidegate";
 pub(crate) const SOCKET_VOLUME: &str = "tidegate-socket";
 pub(crate) const RULES_VOLUME: &str = "tidegate-rules";
@@ -20,13 +20,14 @@ const RULES_DIRECTORY: &str = "/etc/tidegate/rules";
 /// Away from 8080, where workloads often are.
 const HTTP_PORT: i32 = 18080;
 const ADMIN_PORT: i32 = 16070;
-/// The image's user: a pod that runs as root has to be told.
+/// The image's user. Written out, because a pod that runs as root would otherwise run the sidecar as root too.
 const USER: i64 = 65532;
-/// What keys may take together is this for each: four fifths of it are for usual ones, and heavier ones are fewer then.
+/// How much memory keys may take, for each of `keys_max`. Usual keys fill four fifths of it; of heavier ones, fewer
+/// fit.
 const KEY_BYTES: u64 = SHARED_KEY_BYTES as u64 * 5 / 4 + 1;
-/// What everything else takes, messages that arrive among it.
+/// The memory for everything else, arriving messages included.
 const BASE_BYTES: u64 = 64 * 1024 * 1024;
-/// The other containers of the pod are the only clients. Room for the largest message that may be set.
+/// Room for arriving messages: the largest that may be set. The other containers of the pod are the only clients.
 const ARRIVING_BYTES: u64 = (16 * 1024 + 64) * 1024;
 
 /// How the sidecar is run.
@@ -41,14 +42,17 @@ pub enum Mode {
 /// What is injected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sidecar {
+    /// As the container's `image` names it.
     pub image: String,
+    /// Which kind of container it is.
     pub mode: Mode,
-    /// The ConfigMap that has the rule files.
+    /// The ConfigMap that has the rule files, in the pod's namespace.
     pub rules: String,
-    /// A ConfigMap and a Secret with further environment.
+    /// A ConfigMap with further environment, if there is one.
     pub env_configmap: Option<String>,
+    /// A Secret with further environment, if there is one. It wins over the ConfigMap.
     pub env_secret: Option<String>,
-    /// How many keys it holds; its memory is limited accordingly.
+    /// How many keys it holds. Its memory is limited accordingly.
     pub keys_max: u64,
 }
 
@@ -60,16 +64,18 @@ impl Sidecar {
         let keys_bytes = (self.keys_max * KEY_BYTES).max(1024 * 1024);
         let (keys_bytes_max, arriving_bytes_max) = (keys_bytes.to_string(), ARRIVING_BYTES.to_string());
         let memory = format!("{}Mi", (BASE_BYTES + keys_bytes).div_ceil(1024 * 1024));
-        // A native sidecar is stopped after the workload; a plain one along with it, so that it has to wait.
+        // A native sidecar is stopped after the workload. A plain one is stopped along with it, and has to wait.
         let drain_delay = if self.mode == Mode::Native { "0s" } else { "15s" };
         let args = [
             ["serve", "--rules", RULES_DIRECTORY].as_slice(),
             // Only containers of the pod can reach it, whoever they run as.
             &["--grpc-uds", &socket, "--uds-mode", "666"],
-            // All ports, though one is not used: a Service called `grpc` would set GRPC_PORT for every pod of the namespace.
+            // All ports are set, though one is not used: a Service called `grpc` would set GRPC_PORT for every pod of
+            // the namespace.
             &["--port", &http_port, "--debug-port", &admin_port, "--grpc-port", "8081"],
             &["--drain-delay", drain_delay, "--http-json", "false"],
-            // Together with the memory limit below: flags, so that no variable of the namespace parts them.
+            // These belong to the memory limit below. They are flags, so that no variable of the namespace changes one
+            // without the other.
             &[
                 "--keys-max",
                 &keys_max,

@@ -1,5 +1,5 @@
-//! What has to change in a workload so that the sidecar is beside it: a list of additions, which a file and the webhook
-//! each apply in their own way.
+//! What has to change in a workload so that the sidecar is beside it: a list of additions. A file and the webhook each
+//! apply them in their own way.
 //!
 //! Documents are looked at as they are, not through types: fields that a newer Kubernetes has must come out as they went
 //! in.
@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::cli::inject::sidecar::{CONTAINER, Mode, SOCKET_DIRECTORY, SOCKET_VOLUME, Sidecar, workload_mount};
 use crate::cli::yaml::in_comment;
 
-/// On the way to a place in a document.
+/// A step on the way to a place in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PathPart {
     Key(&'static str),
@@ -56,7 +56,7 @@ pub(crate) struct Workload<'a> {
     kind: &'a str,
     name: String,
     document: &'a Value,
-    /// Where the workload is in a list.
+    /// Where the workload is in the document: empty, unless it is in a list.
     outer: Vec<PathPart>,
     /// Where the pod's spec is in the workload.
     spec: Vec<PathPart>,
@@ -104,7 +104,7 @@ impl<'a> Workload<'a> {
             "Job" | "CronJob" => "batch",
             _ => "apps",
         };
-        // Others use the same names for things that are built otherwise.
+        // Other API groups use the same names for things that are built differently.
         let version = document.get("apiVersion").and_then(Value::as_str);
         if version.is_some_and(|version| version.split_once('/').map_or("", |(group, _)| group) != group) {
             return None;
@@ -114,7 +114,7 @@ impl<'a> Workload<'a> {
         Some(Workload { kind, name: name.unwrap_or_default().to_owned(), document, outer, spec })
     }
 
-    /// What people call it.
+    /// What people call it, fit for a comment.
     pub(crate) fn title(&self) -> String {
         in_comment(format!("{} {}", self.kind, self.name).trim_end())
     }
@@ -125,7 +125,7 @@ impl<'a> Workload<'a> {
         value_at(self.document, pod)?.get("metadata")?.get("annotations")?.as_object()
     }
 
-    /// What is missing, nothing if the sidecar is there already.
+    /// What has to be added; nothing if the sidecar is there already.
     pub(crate) fn additions(&self, sidecar: &Sidecar) -> Result<Vec<Addition>, WorkloadError> {
         let (kind, name) = (self.kind.to_owned(), self.name.clone());
         let Some(spec) = value_at(self.document, &self.spec).and_then(Value::as_object) else {
@@ -145,7 +145,7 @@ impl<'a> Workload<'a> {
             Some(other) if !mounts_socket(other) => return Err(WorkloadError::ContainerTaken { kind, name }),
             Some(_) => {}
             None => {
-                // Before other sidecars, of which one may be Envoy: those start in their order.
+                // Before other sidecars, one of which may be Envoy: they start in their order.
                 let (field, there, is_first) = match sidecar.mode {
                     Mode::Native => ("initContainers", init_containers, true),
                     Mode::Plain => ("containers", containers, false),
@@ -164,11 +164,11 @@ impl<'a> Workload<'a> {
                 }
             }
         }
-        // The mounts before the list gets another first element, so that numbers still fit.
+        // Mounts come before the list gets another first element, so that indices still fit.
         let mut mounts = Vec::new();
         for (list, field) in [(containers, "containers"), (init_containers, "initContainers")] {
             for (index, container) in list.iter().enumerate().filter(|(_, container)| !is_sidecar(container)) {
-                // Init containers that end do so before anybody listens, but for those that go on.
+                // Init containers get the socket only if they go on: the others end before a plain sidecar listens.
                 if field == "containers" || container.get("restartPolicy").and_then(Value::as_str) == Some("Always") {
                     mounts.extend(self.mount([PathPart::Key(field), PathPart::Index(index)], container)?);
                 }
@@ -179,7 +179,7 @@ impl<'a> Workload<'a> {
         Ok(mounts)
     }
 
-    /// The socket in a container, if it is not there.
+    /// Mounts the socket in a container, if it is not there.
     fn mount(&self, at: [PathPart; 2], container: &'a Value) -> Result<Vec<Addition>, WorkloadError> {
         let (kind, name) = (self.kind.to_owned(), self.name.clone());
         let Some(fields) = container.as_object() else { return Err(WorkloadError::NotAContainer { kind, name }) };
@@ -197,7 +197,8 @@ impl<'a> Workload<'a> {
         Ok(self.added(&at, "volumeMounts", mounts, vec![workload_mount()], false))
     }
 
-    /// Whether it is done when its containers are. A pod says so by whom it belongs to.
+    /// Whether the workload is done when its containers are. A pod is if it belongs to a Job, or is not always
+    /// restarted.
     fn finishes(&self) -> bool {
         let owners = self.document.get("metadata").and_then(|metadata| metadata.get("ownerReferences"));
         let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
@@ -208,7 +209,7 @@ impl<'a> Workload<'a> {
         matches!(self.kind, "Job" | "CronJob") || (self.kind == "Pod" && (is_of_job || ends))
     }
 
-    /// A list that may not be there.
+    /// A list field; empty if it is not there.
     fn list(&self, fields: &'a Map<String, Value>, field: &str) -> Result<&'a [Value], WorkloadError> {
         match fields.get(field) {
             None | Some(Value::Null) => Ok(&[]),
@@ -220,7 +221,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// Elements of a list below the pod's spec, with the list if it is not there or has nothing in it.
+    /// Adds elements to a list below the pod's spec, or the list with them if it is missing or empty.
     fn added(
         &self,
         below: &[PathPart],
@@ -241,7 +242,7 @@ impl<'a> Workload<'a> {
     }
 }
 
-/// Whether two volumes are of one kind. Which ConfigMap it is, is the workload's own affair.
+/// Whether two volumes are of one kind. Which ConfigMap it is, is up to the workload.
 fn is_same_source(other: &Value, ours: &Value) -> bool {
     ["emptyDir", "configMap"].iter().any(|source| ours.get(source).is_some() && other.get(source).is_some())
 }
@@ -282,7 +283,7 @@ impl Addition {
         }
     }
 
-    /// A step of a JSON patch.
+    /// The addition as a step of a JSON patch.
     pub(crate) fn to_patch(&self) -> Value {
         let (at, last, value) = match self {
             Addition::Field { at, key, value } => (at, *key, value),

@@ -17,9 +17,9 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// What follows from it, if it is down.
+    /// What follows from the outage; `None` if the layer is up.
     pub(super) fn problem(&self) -> Option<String> {
-        // A layer that this command does not know yet is one of the region's, as far as it can tell.
+        // A layer that this command does not know yet is taken for one of the region's.
         let follows = LayerName::of_word(&self.layer).unwrap_or(LayerName::Regional).outage_in_full();
         let Layer { layer, place, .. } = self;
         (!self.is_up).then(|| format!("the {layer} layer is down for {}, {place}: {follows}", self.down_for()))

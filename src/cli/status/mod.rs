@@ -25,7 +25,7 @@ pub(crate) const EXAMPLES: &str = "Examples:
   tidegate status --addr 10.0.0.7:6070 --output json
   kubectl exec deploy/tidegate -- tidegate status
 
-Exits with 0 if all is well, with 1 if something is degraded (no rules or refused ones, no connection to RedisReport, a
+Exits with 0 if all is well, with 1 if something is degraded (no rules or refused ones, no connection to Redis, a
 breaker that is open, MySQL that can't be used, regions that do not agree on their names), and with 2 if the admin port does not answer.";
 
 #[derive(Args, Debug)]

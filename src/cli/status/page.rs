@@ -12,7 +12,7 @@ use thiserror::Error;
 const PORT: u16 = 6070;
 /// More than any page of ours.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// So much is shown of what somebody else answered.
+/// How much is shown of an answer that refuses the page.
 const SHOWN_CHARS_MAX: usize = 200;
 
 /// A host and a port, as they are written in a URL.
@@ -33,7 +33,7 @@ impl FromStr for AdminAddress {
         let text = text.strip_suffix('/').unwrap_or(text);
         let explained = || format!("'{text}' is no host and port: write 127.0.0.1:{PORT} or [::1]:{PORT}");
         let authority: http::uri::Authority = text.parse().map_err(|_| explained())?;
-        // A user before the host makes the host no beginning of it.
+        // If a user stands before the host, the text does not begin with the host.
         let after = text.strip_prefix(authority.host()).filter(|_| !authority.host().is_empty());
         match after.ok_or_else(explained)? {
             "" => Ok(AdminAddress(format!("{text}:{PORT}"))),
@@ -86,7 +86,7 @@ impl PageError {
     }
 }
 
-/// Reads a page, all in all within the time.
+/// Reads a page. All steps together take no longer than `within`.
 pub(super) fn get(address: &AdminAddress, path: &str, within: Duration) -> Result<String, PageError> {
     let until = Instant::now() + within;
     let failed = |fault: std::io::Error| match is_late(&fault) {
@@ -94,7 +94,7 @@ pub(super) fn get(address: &AdminAddress, path: &str, within: Duration) -> Resul
         false => PageError::Broken { address: address.clone(), fault },
     };
     let mut stream = match connect(address, until) {
-        // Who has no time to take a connection is there all the same.
+        // A process that has no time to take a connection is there all the same.
         Err(PageError::Connect { fault, .. }) if is_late(&fault) => return Err(failed(fault)),
         connected => connected?,
     };
@@ -123,12 +123,12 @@ pub(super) fn get(address: &AdminAddress, path: &str, within: Duration) -> Resul
     Err(PageError::Refused { address: address.clone(), status, said })
 }
 
-/// A socket says either when its time is up.
+/// When its time is up, a socket reports either of these.
 fn is_late(fault: &std::io::Error) -> bool {
     matches!(fault.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// The first of its addresses that answers.
+/// Connects to the first of its addresses that answers.
 fn connect(address: &AdminAddress, until: Instant) -> Result<TcpStream, PageError> {
     let unknown = |fault| PageError::Unknown { address: address.clone(), fault };
     let places: Vec<SocketAddr> = address.0.to_socket_addrs().map_err(unknown)?.collect();
@@ -142,7 +142,7 @@ fn connect(address: &AdminAddress, until: Instant) -> Result<TcpStream, PageErro
     Err(PageError::Connect { address: address.clone(), fault: last })
 }
 
-/// Never zero, which would stand for no limit.
+/// The time that is left. Never zero, which sockets refuse as a timeout.
 fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

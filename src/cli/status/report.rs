@@ -103,7 +103,8 @@ struct Decisions {
     overload: u64,
 }
 
-/// Of one operation. Times are bounds of the histogram's buckets, which double; `None` is beyond the last of them.
+/// The calls of one operation. Times are bounds of the histogram's buckets, which double; `None` is beyond the last of
+/// them.
 #[derive(Debug, Deserialize)]
 struct CallReport {
     answered: u64,
@@ -354,10 +355,10 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   region    3 live processes, this one is 00000000000000ab
   redis     redis:6379, connected for 16m 40s; 2 connections made
   breakers  checks closed (opened 1 times), replays closed (opened 0 times)
-  decided   98.5 % from memory, 1.0 % by RedisReport, 0.5 % by on_outage, of 1000
+  decided   98.5 % from memory, 1.0 % by Redis, 0.5 % by on_outage, of 1000
   pending   12 hits, behind for 31.00 ms
   lost      0 hits; all counts were told again 1 times
-  clock     that of RedisReport is 2 ms behind
+  clock     that of Redis is 2 ms behind
   beat      4 answered, 0 failed; p50 within 0.26 ms, p99 above 1 s
   check     10 answered, 1 failed; p50 within 0.51 ms, p99 within 1.02 ms
   replay    0 answered, 0 failed
@@ -380,9 +381,9 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
         let expected = "\
 degraded: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   problem   the last rules were refused with 1 error: /config/status and tidegate check name every one
-  problem   no connection to RedisReport at redis:6379, so on_outage decides: it was closed
-  problem   the breaker of checks is open, RedisReport does not answer: on_outage of each rule decides
-  problem   the breaker of replays is open, RedisReport does not answer: the other processes do not hear of what is admitted here
+  problem   no connection to Redis at redis:6379, so on_outage decides: it was closed
+  problem   the breaker of checks is open, Redis does not answer: on_outage of each rule decides
+  problem   the breaker of replays is open, Redis does not answer: the other processes do not hear of what is admitted here
 ";
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("  error     10s ago: it was closed\n"), "{text}");

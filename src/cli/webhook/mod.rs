@@ -31,9 +31,9 @@ use crate::server::http::{respond, serve_tls};
 use crate::server::tls::ServerTls;
 use crate::server::tls::settings::{PairNames, TlsSettings};
 
-/// The API server sends a pod and what it was before; pods are at most some 1.5 MiB.
+/// The longest review. It has a pod and what it was before, each at most some 1.5 MiB.
 const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// Reviews that are open at a stop are short.
+/// How long a stop waits for open reviews, which are short.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]

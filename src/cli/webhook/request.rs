@@ -1,8 +1,8 @@
 //! What the API server asks in an AdmissionReview, in the words of the API.
 //!
-//! All fields that the API has are held to their types, though few are read: a request with something else in them was not
-//! written by an API server, and is better refused than guessed at. The object's own fields are left alone but for its
-//! metadata, so that those of a newer Kubernetes pass.
+//! All fields that the API has are held to their types, though few are read: a request with something else in them was
+//! not written by an API server, and is better refused than guessed at. The object's own fields except its metadata are
+//! left alone, so that those of a newer Kubernetes pass.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use serde::de::IgnoredAny;
 #[derive(Debug, Deserialize)]
 #[expect(dead_code, reason = "a question has no answer yet")]
 pub(super) struct AdmissionReview {
+    /// Without it the review can't be answered.
     pub request: Option<AdmissionRequest>,
     response: Option<AdmissionResponse>,
 }
@@ -20,7 +21,7 @@ pub(super) struct AdmissionReview {
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "most fields are only held to their types")]
 pub(super) struct AdmissionRequest {
-    /// By which the answer is told from others.
+    /// Names the review. The answer repeats it.
     pub uid: String,
     /// What the object is, after conversion to what the webhook is registered for.
     pub kind: GroupVersionKind,
@@ -33,6 +34,7 @@ pub(super) struct AdmissionRequest {
     #[serde(default)]
     name: String,
     namespace: Option<String>,
+    /// What is being done to the object. Only creating and updating can inject.
     pub operation: ReviewOperation,
     user_info: UserInfo,
     object: Option<Object>,
@@ -44,9 +46,11 @@ pub(super) struct AdmissionRequest {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct GroupVersionKind {
-    /// Empty for what has been there from the beginning, such as pods.
+    /// Empty for kinds that have been there from the beginning, such as pods.
     pub group: String,
+    /// Of the group, such as `v1`.
     pub version: String,
+    /// Such as `Pod`. With the operation it decides whether containers can be added.
     pub kind: String,
 }
 

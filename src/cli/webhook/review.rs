@@ -1,4 +1,4 @@
-//! What the API server is answered about a pod: as it is, with the sidecar, or not at all.
+//! What the API server hears about a pod: that it passes as it is, that it gets the sidecar, or that it is denied.
 //!
 //! A pod that asks for a sidecar by its annotation and can't have it is denied, with the reason: whoever applies it should
 //! hear of it now, not when limits do not hold. Every other pod passes.
@@ -31,7 +31,9 @@ pub(crate) enum ReviewError {
 /// The answer, and what is to be logged about it.
 #[derive(Debug)]
 pub(crate) struct ReviewResponse {
+    /// The whole AdmissionReview to send back.
     pub review: Value,
+    /// What became of the pod, for the log.
     pub what: Review,
 }
 
@@ -50,7 +52,7 @@ pub(crate) fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, Rev
     }
     let review = AdmissionReview::deserialize(&raw).map_err(ReviewError::NotAReview)?;
     let request = review.request.ok_or(ReviewError::NoRequest)?;
-    // As it came, with fields that our types do not know.
+    // The object as it came, with fields that our types do not know.
     let object = raw.pointer("/request/object").filter(|_| can_be_changed(&request));
     let additions = object.map_or_else(|| Ok(Vec::new()), |object| additions(object, &request, usual));
     let (response, what) = match additions {
@@ -73,7 +75,7 @@ pub(crate) fn answer(body: &[u8], usual: &Sidecar) -> Result<ReviewResponse, Rev
     Ok(ReviewResponse { review: in_review(&response), what })
 }
 
-/// The answer to what can't be answered as a review: to nobody, because whose it is can't be read.
+/// The answer to a body that can't be answered as a review. Its uid is empty, because none could be read.
 pub(crate) fn refusal(error: &ReviewError) -> Value {
     let status = json!({"status": "Failure", "reason": "InvalidRequest", "message": error.to_string()});
     in_review(&json!({"uid": "", "allowed": false, "status": status}))
@@ -83,7 +85,8 @@ fn in_review(response: &Value) -> Value {
     json!({"apiVersion": API_VERSION, "kind": KIND, "response": response})
 }
 
-/// The containers of a pod and of a Job are what they are from the beginning; those of other templates can change.
+/// Whether containers can still be added: a pod's and a Job's are what they are from the beginning, those of other
+/// templates can change.
 fn can_be_changed(request: &AdmissionRequest) -> bool {
     let is_whole = request.sub_resource.as_deref().unwrap_or_default().is_empty();
     is_whole

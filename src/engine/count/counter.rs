@@ -1,8 +1,8 @@
 //! The count of one key, whatever the algorithm: how much fits, when more will, charge, refund.
 //!
-//! Pure: the time and the limit's terms are arguments. A decision asks [`Counter::look`] once and then adds or not.
+//! Pure: the time and the limit's terms are arguments. A decision calls [`Counter::look`] once and then adds or not.
 
-use crate::engine::count::exact::{CELLS as EXACT_CELLS, SubCells};
+use crate::engine::count::exact::{self, CELLS as EXACT_CELLS, SubCells};
 use crate::engine::count::gcra::{Bucket, Rate};
 use crate::engine::count::signed;
 use crate::engine::count::window::{Cells, PreviousWeight};
@@ -35,7 +35,7 @@ pub(crate) fn weighing(terms: &Terms) -> PreviousWeight {
     match terms.algorithm {
         Algorithm::FixedWindow => PreviousWeight::Fixed,
         Algorithm::SlidingWindow => PreviousWeight::Sliding,
-        // These count in cells of their own, which have no weight.
+        // Means nothing here: these have no previous window.
         Algorithm::ExactWindow | Algorithm::Gcra => PreviousWeight::Sliding,
     }
 }
@@ -44,7 +44,7 @@ fn available(limit: u32, effective: u64) -> i64 {
     i64::from(limit) - signed(effective)
 }
 
-// Apart, so that a look at a window, the usual one, is small enough to be part of the decision.
+// Functions of their own, so that the look at a window, the usual one, is small enough to be inlined into the decision.
 fn look_exact(cells: &mut SubCells, terms: &Terms, now_ms: u64) -> Look {
     let now_ms = cells.rotate(now_ms, terms.window_ms);
     Look { available: available(terms.limit, cells.effective()), now_ms }
@@ -89,7 +89,7 @@ impl Counter {
         }
     }
 
-    /// When an admitted request's limit starts afresh: the end of the fixed window, or when the bucket, with so many more
+    /// When an admitted request's limit starts afresh: at the end of the fixed window, or when the bucket, with so many more
     /// hits in it, is empty again.
     #[inline]
     pub(crate) fn resets_at_ms(&self, terms: &Terms, look: &Look, more_hits: u64) -> u64 {
@@ -109,7 +109,7 @@ impl Counter {
         }
     }
 
-    /// Gives hits back, and says how many of them were not there.
+    /// Gives hits back, and returns how many of them were not there.
     pub(crate) fn refund(&mut self, terms: &Terms, hits: u64) -> u64 {
         match self {
             Counter::Windowed(cells) => cells.refund(hits, weighing(terms)),
@@ -131,6 +131,14 @@ impl Counter {
         }
     }
 
+    /// Numbers the window that a cell is in: the sub-cells of an exact one have numbers of their own.
+    pub(crate) fn window_of(&self, sequence: u64) -> u64 {
+        match self {
+            Counter::Windowed(_) | Counter::Gcra(_) => sequence,
+            Counter::Exact(_) => exact::window_of(sequence),
+        }
+    }
+
     /// How many cells back the cell with this number is, if it still counts.
     pub(crate) fn place_of(&self, sequence: u64) -> Option<usize> {
         let back = usize::try_from(self.sequence().checked_sub(sequence)?).ok()?;
@@ -142,7 +150,7 @@ impl Counter {
         (back < cells).then_some(back)
     }
 
-    /// Cells that a decision takes into account.
+    /// How many cells a decision takes into account.
     pub(crate) fn cells_that_count(&self, terms: &Terms) -> usize {
         match (self, weighing(terms)) {
             (Counter::Windowed(_), PreviousWeight::Sliding) => 2,
@@ -161,7 +169,7 @@ impl Counter {
         now_ms.saturating_sub(began_ms)
     }
 
-    /// The windows, of what counts in whole windows: what regions exchange.
+    /// The two windows, which regions exchange. `None` if the algorithm does not count in whole windows.
     #[inline]
     pub(crate) fn windows(&self) -> Option<&Cells> {
         match self {
@@ -170,7 +178,7 @@ impl Counter {
         }
     }
 
-    /// It has no window, and drains.
+    /// It is a bucket: it has no window, and drains.
     pub(crate) fn is_bucket(&self) -> bool {
         match self {
             Counter::Gcra(_) => true,
@@ -186,7 +194,7 @@ impl Counter {
         }
     }
 
-    /// It counts in parts of a window, which may take more memory with every hit.
+    /// It counts in sub-cells, which may take more memory with every hit.
     #[inline(always)]
     pub(crate) fn is_divided(&self) -> bool {
         match self {
@@ -195,7 +203,7 @@ impl Counter {
         }
     }
 
-    /// What it takes beside the slot.
+    /// How many bytes it takes on the heap.
     #[inline]
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {

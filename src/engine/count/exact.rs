@@ -1,8 +1,8 @@
 //! The exact window: sixteenths of the window, the current one and the sixteen before counted in full.
 //!
-//! Together they cover every interval of length D that ends now, so no such interval ever holds more than the limit. The
-//! price is that a hit counts for up to D/16 longer than D, and seventeen counters a key. Most keys count to a few in each:
-//! a byte a counter is enough for them, which takes no more room than two windows do.
+//! Together they cover the interval of length D that ends now, so no such interval ever holds more than the limit. The price
+//! is that a hit counts for up to D/16 longer than D, and that a key has seventeen counters. Most keys count only to a few
+//! in each: a byte a counter is enough for them, which takes no more room than two windows do.
 
 use crate::engine::count::window::Cell;
 use crate::engine::table::weight::heap_bytes;
@@ -19,10 +19,10 @@ pub(crate) struct SubCells {
     counts: SubCounts,
 }
 
-/// The sub-cells as they are kept.
+/// The counts of the sub-cells, in as little room as they fit into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SubCounts {
-    /// Hits of which nothing was given back, up to 255 in a sub-cell.
+    /// Hits alone: up to 255 in each sub-cell, and nothing was given back.
     Few([u8; CELLS]),
     Many(Box<[Cell; CELLS]>),
 }
@@ -53,7 +53,7 @@ impl SubCounts {
         }
     }
 
-    /// Gives room back that is not needed any more.
+    /// Goes back to bytes, if all counts fit into them again.
     fn shrink(&mut self) {
         let SubCounts::Many(cells) = self else { return };
         let mut all = [0; CELLS];
@@ -70,8 +70,13 @@ fn few(cell: &Cell) -> Option<u8> {
     u8::try_from(cell.hits).ok().filter(|_| cell.refunds == 0)
 }
 
-/// The sub-cell of a moment. Windows need not divide by sixteen: `floor(16 t / D)` is exact. Numbered from 17, so that
-/// the sixteen before the first have numbers too.
+/// The window that a sub-cell is in, counted as windows are, from the epoch.
+pub(crate) fn window_of(sub_cell: u64) -> u64 {
+    sub_cell.saturating_sub(CELLS as u64) / PARTS
+}
+
+/// The number of the sub-cell that a moment is in. Windows need not divide by sixteen: `floor(16 t / D)` is exact. Numbers
+/// start at 17, so that the sixteen before the first have numbers too.
 fn cell_at(now_ms: u64, window_ms: u64) -> u64 {
     (u128::from(now_ms) * u128::from(PARTS) / u128::from(window_ms)) as u64 + CELLS as u64
 }
@@ -82,7 +87,7 @@ fn starts_at_ms(cell: u64, window_ms: u64) -> u64 {
     u64::try_from(product.div_ceil(u128::from(PARTS))).unwrap_or(u64::MAX)
 }
 
-/// Where a sub-cell lives.
+/// Where a sub-cell stands in the list.
 fn slot(cell: u64) -> usize {
     (cell % CELLS as u64) as usize
 }
@@ -92,8 +97,8 @@ impl SubCells {
         SubCells { newest: cell_at(now_ms, window_ms), counts: SubCounts::NONE }
     }
 
-    /// Moves to the sub-cell of `now` and returns the key's own time; the clock running backwards is treated as in
-    /// [`super::window::Cells::rotate`].
+    /// Moves to the sub-cell of `now_ms` and returns the key's own time. Treats a clock that goes back as
+    /// [`super::window::Cells::rotate`] does.
     pub(crate) fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
         let cell = cell_at(now_ms, window_ms);
         if cell < self.newest {
@@ -133,7 +138,7 @@ impl SubCells {
         self.counts.get(slot(cell))
     }
 
-    /// Changes the sub-cell that is so many before the newest.
+    /// Changes the sub-cell that is so many places before the newest.
     pub(crate) fn merge<T>(&mut self, back: usize, change: impl FnOnce(&mut Cell) -> T) -> T {
         let slot = slot(self.newest - back as u64);
         let mut cell = self.counts.get(slot);
@@ -142,6 +147,7 @@ impl SubCells {
         changed
     }
 
+    /// What counts against the limit: all live sub-cells in full.
     pub(crate) fn effective(&self) -> u64 {
         match &self.counts {
             SubCounts::Few(hits) => hits.iter().map(|hits| u64::from(*hits)).sum(),
@@ -149,7 +155,7 @@ impl SubCells {
         }
     }
 
-    /// What it takes beside the slot.
+    /// How many bytes it takes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.counts {
             SubCounts::Few(_) => 0,
@@ -157,6 +163,7 @@ impl SubCells {
         }
     }
 
+    /// The first moment at which so many hits are admitted if nothing else arrives; `None` if they never are.
     pub(crate) fn admits_at(&self, now_ms: u64, window_ms: u64, limit: u64, hits: u64) -> Option<u64> {
         let room = limit.checked_sub(hits)?;
         let mut left = self.counts.all().fold(0u128, |sum, cell| sum + u128::from(cell.count()));
@@ -178,7 +185,7 @@ impl SubCells {
         self.merge(0, |cell| cell.add(hits));
     }
 
-    /// Takes from the newest sub-cell on backwards; the excess is lost.
+    /// Takes hits back, from the newest sub-cell backwards. Returns the excess, which is lost.
     pub(crate) fn refund(&mut self, mut hits: u64) -> u64 {
         for back in 0..CELLS {
             hits = self.merge(back, |cell| cell.refund(hits));
@@ -190,7 +197,7 @@ impl SubCells {
         self.cell_expires_at_ms(self.newest, window_ms)
     }
 
-    /// From here on a sub-cell counts no more.
+    /// From here on a sub-cell does not count any more.
     pub(crate) fn cell_expires_at_ms(&self, cell: u64, window_ms: u64) -> u64 {
         starts_at_ms(cell + CELLS as u64, window_ms)
     }

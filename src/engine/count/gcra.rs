@@ -1,11 +1,11 @@
 //! GCRA: a steady rate with a burst on top, as a bucket that drains.
 //!
-//! The level is kept in hits times milliseconds of the window: one hit raises it by D, one millisecond lowers it by the
-//! limit. So it is exact in whole numbers for every rate, and a changed limit changes how fast it drains, not how full it
-//! is.
+//! The level is kept in hits times milliseconds of the window: one hit raises it by D, the window's length, and one
+//! millisecond lowers it by the limit. So it is exact in whole numbers for every rate, and a changed limit changes how fast
+//! it drains, not how full it is.
 
-/// How many times its burst and its limit a bucket holds at most. What was charged beyond that is forgiven, so that one
-/// report of nonsense does not deny a key for years; a window forgives after two. The origin holds as much.
+/// A bucket holds at most this many times its burst and its limit. Anything beyond that is forgiven, so that one report of
+/// nonsense does not deny a key for years; a window forgives after two windows. The origin's buckets hold as much.
 pub(crate) const DEBT_TIMES: u64 = 10;
 
 /// The bucket of a key.
@@ -18,11 +18,14 @@ pub(crate) struct Bucket {
     level_low: u64,
 }
 
-/// What a bucket drains by and holds.
+/// How fast a bucket drains and how much fits into it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
+    /// Hits that drain in one window. With 0 the bucket never drains.
     pub limit: u32,
+    /// Also what one hit adds to the level.
     pub window_ms: u64,
+    /// Hits that fit into an empty bucket.
     pub burst: u32,
 }
 
@@ -31,7 +34,7 @@ impl Rate {
         u128::from(self.burst) * u128::from(self.window_ms)
     }
 
-    /// How long so many hits take to drain.
+    /// How long so many hits take to drain, `u64::MAX` if they never do.
     pub(crate) fn drains_in_ns(&self, hits: u64) -> u64 {
         const MS_NS: u128 = 1_000_000;
         let time_ns = (self.cost(hits) * MS_NS).checked_div(self.limit.into());
@@ -67,8 +70,8 @@ impl Bucket {
         self.level_low = level as u64;
     }
 
-    /// Drains up to `now` and returns the key's own time, which never runs backwards; a clock that is behind by more than
-    /// a window was wrong before, and the level stays.
+    /// Drains up to `now_ms` and returns the key's own time, which does not follow a clock that goes back a little. A clock
+    /// that is behind the key by more than a window was wrong before: the key moves back, and the level stays.
     pub(crate) fn drain(&mut self, now_ms: u64, rate: &Rate) -> u64 {
         if now_ms < self.at_ms {
             if now_ms.saturating_add(rate.window_ms) < self.at_ms {
@@ -104,12 +107,12 @@ impl Bucket {
         Some(self.after(needed - rate.capacity(), rate))
     }
 
-    /// When the bucket is empty again, with so many more hits in it.
+    /// When the bucket is empty again, if so many hits are added.
     pub(crate) fn empty_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
         self.after(self.level().saturating_add(rate.cost(hits)), rate)
     }
 
-    /// When it would be, without so many of the hits in it.
+    /// When the bucket would be empty again without so many of its hits.
     pub(crate) fn empty_without_at_ms(&self, rate: &Rate, hits: u64) -> u64 {
         self.after(self.level().saturating_sub(rate.cost(hits)), rate)
     }
@@ -121,7 +124,7 @@ impl Bucket {
         self.at_ms.saturating_add(u64::try_from(wait_ms).unwrap_or(u64::MAX))
     }
 
-    /// Takes over a level, in whole hits and parts of one, that drains from a moment on.
+    /// Takes over a level, in whole hits and parts of a hit (`1 / window_ms`), that drains from a moment on.
     pub(crate) fn set(&mut self, from_ms: u64, (whole, rest): (u64, u64), rate: &Rate) {
         self.at_ms = from_ms;
         self.set_level(rate.cost(whole).saturating_add(rest.into()));
@@ -132,14 +135,14 @@ impl Bucket {
         u64::try_from(self.level().div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
     }
 
-    /// The level without so many of the hits in it, in whole hits and parts of one.
+    /// The level without so many of its hits, in whole hits and parts of a hit (`1 / window_ms`).
     pub(crate) fn level_without(&self, hits: u64, rate: &Rate) -> (u64, u64) {
         let level = self.level().saturating_sub(rate.cost(hits));
         let window_ms = u128::from(rate.window_ms);
         (u64::try_from(level / window_ms).unwrap_or(u64::MAX), (level % window_ms) as u64)
     }
 
-    /// Above ten windows' worth and ten bursts, what is there stays as it is.
+    /// Adds hits, up to ten windows' worth and ten bursts. A level that is above that already stays as it is.
     pub(crate) fn add(&mut self, rate: &Rate, hits: u64) {
         let before = self.level();
         let most = rate.cost(rate.most());

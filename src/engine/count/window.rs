@@ -4,20 +4,23 @@
 //! another in the next, timed against the weights, can still pass up to twice the limit within an interval of length D;
 //! `exact_window` never does.
 
-/// The hits of one fixed window. Two counters that only grow, so that copies of them merge by taking the larger.
+/// The hits of one fixed window: two counters that only grow, so that copies of a cell merge by taking the larger of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
+    /// All that were ever charged, those that were given back too. At `u64::MAX` the cell is full and stays so.
     pub hits: u64,
-    /// Never more than the hits.
+    /// Hits that were given back, never more than `hits`.
     pub refunds: u64,
 }
 
 impl Cell {
+    /// The hits that count.
     pub fn count(&self) -> u64 {
         self.hits - self.refunds
     }
 
-    /// A counter that is full stays full: refunds of the past must not make what no longer fits look like nothing.
+    /// Adds hits. A cell that overflows is full and stays full; its refunds go, or a count that no longer fits could look
+    /// like nothing.
     pub(crate) fn add(&mut self, hits: u64) {
         match self.hits.checked_add(hits) {
             Some(sum) => self.hits = sum,
@@ -25,7 +28,7 @@ impl Cell {
         }
     }
 
-    /// Takes up to this many back and says how many it could not.
+    /// Takes up to so many hits back and returns how many it could not.
     pub(crate) fn refund(&mut self, hits: u64) -> u64 {
         if self.hits == u64::MAX {
             return hits;
@@ -39,8 +42,11 @@ impl Cell {
 /// The current and the previous cell of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cells {
+    /// The number of the current window: `floor(now / window)`.
     pub sequence: u64,
+    /// Hits since that window began.
     pub current: Cell,
+    /// Hits of the window before. A fixed window keeps it too, but does not weigh it.
     pub previous: Cell,
 }
 
@@ -56,12 +62,12 @@ impl Cells {
         Cells { sequence: now_ms / window_ms, ..Cells::default() }
     }
 
-    /// Moves to the window of `now` and returns the key's own time, which never runs backwards: if the clock is behind
-    /// the key, the key waits at the start of its window. Behind by more than a window, the clock was wrong before and is
-    /// right now: the key moves back with its counts.
+    /// Moves to the window of `now_ms` and returns the key's own time. If the clock is a little behind the key, the key
+    /// waits at the start of its window. If it is behind by more than a window, it was wrong before and is right now: the
+    /// key moves back with its counts.
     #[inline]
     pub(crate) fn rotate(&mut self, now_ms: u64, window_ms: u64) -> u64 {
-        // Nearly always still the same window, and a multiplication tells so much faster than a division.
+        // It is nearly always still the same window, and a multiplication finds that out much faster than a division.
         let start_ms = self.sequence * window_ms;
         if now_ms >= start_ms && now_ms - start_ms < window_ms {
             return now_ms;
@@ -69,7 +75,7 @@ impl Cells {
         self.leave(start_ms, now_ms, window_ms)
     }
 
-    /// Moves to another window, or stays and waits for it.
+    /// Moves to another window, or stays if the clock is only a little behind.
     fn leave(&mut self, start_ms: u64, now_ms: u64, window_ms: u64) -> u64 {
         let sequence = now_ms / window_ms;
         if sequence > self.sequence {
@@ -111,7 +117,7 @@ impl Cells {
         limit: u64,
         hits: u64,
     ) -> Option<u64> {
-        // What may be counted at that moment, besides the hits.
+        // The most that may be counted at that moment, besides the hits.
         let room = limit.checked_sub(hits)?;
         let start_ms = self.sequence * window_ms;
         let next_ms = start_ms + window_ms;
@@ -139,13 +145,14 @@ impl Cells {
         self.current.add(hits);
     }
 
-    /// Takes from the current window, then from the previous one; the excess, which it says, is lost.
+    /// Takes hits back from the current window, then from the previous one if it weighs in. Returns the excess, which is
+    /// lost.
     pub(crate) fn refund(&mut self, hits: u64, weighing: PreviousWeight) -> u64 {
         let rest = self.current.refund(hits);
         if weighing == PreviousWeight::Sliding { self.previous.refund(rest) } else { rest }
     }
 
-    /// From here on the cells say nothing any more.
+    /// From here on nothing in the cells counts any more.
     pub(crate) fn expires_at_ms(&self, window_ms: u64) -> u64 {
         (self.sequence + 2).saturating_mul(window_ms)
     }

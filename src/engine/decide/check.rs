@@ -21,16 +21,18 @@ pub enum ChargeMode {
     Refund,
 }
 
-/// One key of a request and what it is asked.
+/// One limit that a request has to pass: the key that counts it, and the hits.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
+    /// Other checks of the request may have the same one: they are twins.
     pub key: Key<'a>,
-    /// What the hits are held against.
+    /// The hits are held against these: with this region's part of the limit, if only that is given out.
     pub terms: Terms,
-    /// May be 0: then it is only asked how the key stands.
+    /// May be 0, to find out how the key stands.
     pub hits: u64,
+    /// Whether the hits depend on the verdict, or are given back.
     pub charging: ChargeMode,
-    /// Into the groups: the descriptor that this limit belongs to.
+    /// Its place among the groups: the descriptor that this limit belongs to.
     pub group: usize,
     /// Which of its rule's limits this is; 0 for a request override.
     pub limit_index: u32,
@@ -38,12 +40,13 @@ pub struct Check<'a> {
     pub reach: Reach,
     /// The scope in force.
     pub scope: Scope,
+    /// The policy that decides when the store of `reach` gives no answer.
     pub on_outage: OnOutage,
-    /// What is given up last when too many wait for a store.
+    /// What the limit is for: says which requests are shed last when too many wait for a store. `None` counts as comfort.
     pub class: Option<Class>,
     /// Other regions can't be heard: held to this region's part of the limit, which is in the terms.
     pub is_cut_off: bool,
-    /// The limit without regard to outages.
+    /// The limit while other regions are heard.
     pub usual_limit: u32,
     /// The identifier leaves the process only as a keyed digest.
     pub is_sensitive: bool,
@@ -81,7 +84,7 @@ impl<'a> Check<'a> {
         self.scope == Scope::Global
     }
 
-    /// The policy that an outage has left a verdict to, if one has.
+    /// The policy that made a verdict because of an outage, if one did.
     #[inline]
     pub fn outage_policy(&self, verdict: &Verdict) -> Option<OnOutage> {
         match verdict.basis {

@@ -1,32 +1,32 @@
 //! Who decides a check: memory, the store that shares its count, or, when that gives no answer, the rule's policy.
 //!
-//! Memory does, unless the key is cold or stale, or more hits would be pending than may be. What the origin has just
-//! denied, memory denies too. A strict limit is always asked about, unless memory already denies.
+//! Memory does while what is pending stays within the [`Headroom`], whether it has ever heard of the key or not. It asks when
+//! more would be pending, and about every request of a limit that is too small for the fleet, or while this process is new.
+//! What the origin has just denied, memory denies too. A strict limit is always asked about, unless memory already denies.
 
 use crate::engine::decide::Case;
-use crate::engine::decide::allowance::Headroom;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::question::Why;
 use crate::engine::decide::store_views::{Cause, StoreAccess};
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::{CheckTurn, KeyCounts};
 use crate::engine::decide::verdict::Verdict;
+use crate::engine::headroom::Headroom;
 use crate::engine::reach::{Reach, Store};
-use crate::engine::table::regional_part::{Freshness, RegionalPart};
-
-/// The part of the allowance that may be used on a view that is not quite new.
-const OLD_VIEW_PART: u64 = 4;
+use crate::engine::table::regional_part::{Freshness, News};
 
 /// Who decides a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decider {
-    Memory {
-        /// So many pending hits are told at once: half of what may be.
-        urgent_at: u64,
-    },
+    Memory(Telling),
+    /// Memory answers a check without hits, and has the key read with the next flush.
+    MemoryReads,
     /// The origin has just denied as many hits.
     Paused {
+        /// Until the pause ends.
         wait_ms: u64,
     },
+    /// The store has to be asked.
     Asks(Why),
     /// The store gives no answer: the rule's policy decides.
     Without(Cause),
@@ -34,16 +34,18 @@ pub(super) enum Decider {
 
 impl Decider {
     /// Memory decides, and what it adds can wait for the next flush.
-    pub(super) const AT_LEISURE: Decider = Decider::Memory { urgent_at: u64::MAX };
+    pub(super) const AT_LEISURE: Decider = Decider::Memory(Telling::WITH_FLUSH);
 
-    pub(super) fn urgent_at(&self) -> u64 {
-        if let Decider::Memory { urgent_at } = self { *urgent_at } else { u64::MAX }
+    /// When the store hears of what is charged.
+    #[inline]
+    pub(super) fn telling(&self) -> Telling {
+        if let Decider::Memory(telling) = self { *telling } else { Telling::WITH_FLUSH }
     }
 }
 
 impl Case<'_> {
-    /// Finds out who decides. When too many wait already, nobody asks: what memory can decide it does, the rest is the
-    /// policy's.
+    /// Finds out who decides. When too many requests wait already, nobody asks: memory decides what it can, and the policy
+    /// the rest.
     #[inline]
     pub(super) fn decider(&self, turn: &CheckTurn<'_>, verdict: &Verdict, counts: &mut KeyCounts<'_>) -> Decider {
         // Nobody shares it, so memory decides.
@@ -56,7 +58,6 @@ impl Case<'_> {
         }
     }
 
-    /// Memory decides, unless the key is cold or stale, or more would be pending than may be.
     fn decider_without_overload(
         &self,
         store: Store,
@@ -65,60 +66,96 @@ impl Case<'_> {
         counts: &mut KeyCounts<'_>,
     ) -> Decider {
         let check = turn.check;
-        if turn.is_quiet || check.charging == ChargeMode::Refund {
+        if check.charging == ChargeMode::Refund {
             return Decider::AT_LEISURE;
         }
-        let view = self.views.of(store);
-        match view.asking(check.reach) {
+        let access = self.views.of(store).asking(check.reach);
+        if turn.is_quiet {
+            return match (check.reach, access) {
+                (Reach::Region { slack_permille }, StoreAccess::Allowed | StoreAccess::Answered(_))
+                    if !verdict.is_over =>
+                {
+                    let allowance = self.headroom(check, slack_permille).allowance(verdict.available);
+                    Decider::Memory(self.telling(check, allowance, counts).with_flush())
+                }
+                _ => Decider::AT_LEISURE,
+            };
+        }
+        match access {
             StoreAccess::Answered(_) => return Decider::AT_LEISURE,
             StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
-            // What is charged whatever happens needs no leave, but the owner should hear of it at once.
+            // Hits that are charged whatever happens need no leave, but the owner should hear of them at once.
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
                 if matches!(check.reach, Reach::Strict(_))
                     && check.charging == ChargeMode::Always
                     && check.hits > 0 =>
             {
-                return Decider::Memory { urgent_at: 1 };
+                return Decider::Memory(Telling::AT_ONCE);
             }
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) if verdict.is_over => {
                 return Decider::AT_LEISURE;
             }
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) => {}
         }
-        let Reach::Region { slack_permille } = check.reach else { return Decider::Asks(Why::Strict) };
-        let Some(part) = counts.part.as_deref_mut() else { return Decider::Asks(Why::Cold) };
-        part.follow(counts.counter);
-        let mono_ms = self.views.mono_ms;
-        let is_together = check.charging == ChargeMode::Together && check.hits > 0;
-        if is_together && let Some(wait_ms) = part.paused_for_ms(check.hits, mono_ms) {
+        match check.reach {
+            Reach::Region { slack_permille } => self.decider_in_region(slack_permille, turn, verdict, counts),
+            Reach::Process | Reach::Strict(_) => Decider::Asks(Why::Strict),
+        }
+    }
+
+    /// Who decides hits that fit, as far as memory knows.
+    fn decider_in_region(
+        &self,
+        slack_permille: u16,
+        turn: &CheckTurn<'_>,
+        verdict: &Verdict,
+        counts: &mut KeyCounts<'_>,
+    ) -> Decider {
+        let (check, mono_ms) = (turn.check, self.views.mono_ms);
+        let headroom = self.headroom(check, slack_permille);
+        let allowance = headroom.allowance(verdict.available);
+        let telling = self.telling(check, allowance, counts);
+        if check.charging == ChargeMode::Always {
+            return Decider::Memory(telling);
+        }
+        let freshness = counts.part.as_deref().map_or(Freshness::Cold, |part| part.freshness(mono_ms));
+        let is_new = self.views.of(Store::Origin).is_new;
+        if check.hits == 0 {
+            let is_heard = counts.part.as_deref().is_some_and(|part| part.news(mono_ms) != News::None);
+            return match freshness {
+                Freshness::Unreadable => Decider::Without(Cause::Outage),
+                Freshness::Fresh => Decider::AT_LEISURE,
+                Freshness::Cold | Freshness::Stale if is_new || !headroom.is_open() => Decider::Asks(Why::Cold),
+                Freshness::Cold | Freshness::Stale if is_heard => Decider::AT_LEISURE,
+                Freshness::Cold | Freshness::Stale => Decider::MemoryReads,
+            };
+        }
+        if let Some(wait_ms) = counts.part.as_deref().and_then(|part| part.paused_for_ms(check.hits, mono_ms)) {
             return Decider::Paused { wait_ms };
         }
-        match part.freshness(mono_ms) {
-            Freshness::Unreadable => return Decider::Without(Cause::Outage),
-            Freshness::Cold | Freshness::Stale => return Decider::Asks(Why::Cold),
-            Freshness::Fresh => {}
+        let cells = counts.counter.cells_that_count(&check.terms);
+        let pending = counts.part.as_deref().map_or(0, |part| part.pending_in(cells));
+        let wanted = pending.saturating_add(turn.twins.waiting).saturating_add(check.hits);
+        if !is_new && wanted <= allowance {
+            return Decider::Memory(telling);
         }
-        let pending = part.pending().saturating_add(turn.twins.waiting);
-        let wanted = pending.saturating_add(check.hits);
-        let allowance = headroom(check, slack_permille, part, view.live).allowance(verdict.available);
-        if is_together && (view.is_new || wanted > allowance) {
-            return Decider::Asks(Why::Headroom);
+        match freshness {
+            Freshness::Unreadable => Decider::Without(Cause::Outage),
+            Freshness::Cold | Freshness::Stale => Decider::Asks(Why::Cold),
+            Freshness::Fresh => Decider::Asks(Why::Headroom),
         }
-        if !is_together || !part.is_view_old(mono_ms) {
-            return Decider::Memory { urgent_at: allowance / 2 };
-        }
-        // A view that is not quite new is good for a fraction of the allowance, or for one larger request, and told
-        // sooner.
-        let fraction = allowance / OLD_VIEW_PART;
-        if wanted > fraction && pending > 0 {
-            return Decider::Asks(Why::Headroom);
-        }
-        Decider::Memory { urgent_at: (fraction / 2).max(1) }
     }
-}
 
-fn headroom(check: &Check<'_>, slack_permille: u16, part: &RegionalPart, live: u32) -> Headroom {
-    // A bucket is full at its burst, whatever its rate.
-    let limit = check.terms.capacity();
-    Headroom { limit, slack_permille, holders: part.holders(), is_settled: part.are_holders_settled(), live }
+    fn headroom(&self, check: &Check<'_>, slack_permille: u16) -> Headroom {
+        Headroom { limit: check.terms.capacity(), slack_permille, live: self.views.of(Store::Origin).live }
+    }
+
+    /// When the store hears of the check's hits. Brings the part up to its counter.
+    fn telling(&self, check: &Check<'_>, allowance: u64, counts: &mut KeyCounts<'_>) -> Telling {
+        if let Some(part) = counts.part.as_deref_mut() {
+            part.follow(counts.counter);
+        }
+        let is_bucket = check.terms.algorithm.is_bucket();
+        Telling::new(counts.part.as_deref(), is_bucket, allowance, self.views.mono_ms)
+    }
 }

@@ -1,15 +1,15 @@
-//! One decision over a few keys, when there is nothing special about any of them: what most requests with several limits
-//! are.
+//! One decision over a few keys with nothing special about any of them, as in most requests with several limits.
 //!
 //! Every key is known and in a shard of its own, memory decides them all, and all hits wait for the verdict. Then there is
-//! no bookkeeping: lock, find, judge, charge. [`Case::decide_all`] gives the same answer, and does whatever is left over;
-//! a property test holds the two against each other.
+//! no bookkeeping: lock, find, judge, charge. [`Case::decide_all`] gives the same answer, and decides all other requests; a
+//! property test holds the two against each other.
 
 use parking_lot::MutexGuard;
 
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::spot::Spot;
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::Twins;
 use crate::engine::decide::{Case, Outcome};
@@ -20,8 +20,8 @@ type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
 /// A key that was found, under the lock of its shard.
 struct FoundKey<'s> {
     spot: Spot<'s>,
-    /// So many pending hits are told at once.
-    urgent_at: u64,
+    /// When its store hears of what is charged.
+    telling: Telling,
 }
 
 impl Case<'_> {
@@ -39,15 +39,15 @@ impl Case<'_> {
         }
         let mut is_any_over = false;
         for (index, check) in checks.iter().enumerate() {
-            let Some(FoundKey { spot, urgent_at }) = &mut held[index % N] else { return false };
+            let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
             spot.touch(table, check);
             // Keys in shards of their own are different keys.
             let turn = CheckTurn { check, twins: Twins::default(), is_quiet: self.is_quiet(check) };
             let (mut verdict, decider) = self.assess::<ALONE>(&turn, spot.counts());
-            let Decider::Memory { urgent_at: at } = decider else { return false };
-            *urgent_at = at;
+            let Decider::Memory(decided) = decider else { return false };
+            *telling = decided;
             is_any_over |= verdict.is_over;
-            // As it is if the request is admitted.
+            // As if the request is admitted; otherwise it is concluded again.
             verdict.conclude(check, check.hits, 0);
             outcome.verdicts.push(verdict);
         }
@@ -55,14 +55,14 @@ impl Case<'_> {
             return self.charge_some(&mut held, outcome);
         }
         for (index, check) in checks.iter().enumerate() {
-            let Some(FoundKey { spot, urgent_at }) = &mut held[index % N] else { return false };
-            spot.charge(table, check, false, *urgent_at, 0);
+            let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
+            spot.charge(table, check, false, *telling, 0);
             spot.tell_others(table, check, false, views);
         }
         true
     }
 
-    /// Goes on from where a check is over: the groups say what is charged.
+    /// Ends a decision in which a check is over: the groups say what is charged.
     #[cold]
     fn charge_some(&self, held: &mut [Option<FoundKey<'_>>], outcome: &mut Outcome) -> bool {
         let Case { table, checks, now_ms, views, .. } = *self;
@@ -72,9 +72,9 @@ impl Case<'_> {
         for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
             let is_charged = !is_over && self.is_charged(&self.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
-            let Some(FoundKey { spot, urgent_at }) = held else { return false };
+            let Some(FoundKey { spot, telling }) = held else { return false };
             if is_charged {
-                spot.charge(table, check, false, *urgent_at, 0);
+                spot.charge(table, check, false, *telling, 0);
                 if verdict.is_over {
                     spot.wait_longer(verdict, check, check.hits, now_ms);
                 }
@@ -88,10 +88,11 @@ impl Case<'_> {
     }
 }
 
-/// Locks the shards of all keys, in ascending order, as every decision does, and then finds the keys, so that what is read of
-/// one does not wait for another. False if two share a shard, one is not there, or its hits do not wait for the verdict.
+/// Locks the shards of all keys, in ascending order as every decision does, and only then finds the keys, so that reading
+/// one does not wait for the lock of another. False if two keys share a shard, one is not there, or a check has no hits or
+/// does not wait for the verdict.
 ///
-/// Places are numbered modulo `N`, a power of two that there are never more of: so they need no check.
+/// Places are numbered modulo `N`, a power of two that is no less than the number of checks: so they need no bounds check.
 #[inline(always)]
 fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
     table: &'t Table,
@@ -124,7 +125,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
         let (hash, Some(shard)) = (hashes[index % N], guard) else { return false };
         let Some(at) = shard.find(&check.key, hash) else { return false };
         let spot = Spot::new::<ALONE>(shard, table.shard_of(hash), at);
-        held[index % N] = Some(FoundKey { spot, urgent_at: u64::MAX });
+        held[index % N] = Some(FoundKey { spot, telling: Telling::WITH_FLUSH });
     }
     true
 }

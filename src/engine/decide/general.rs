@@ -1,4 +1,5 @@
-//! One decision over several keys, or one that a store has settled: all or nothing, under the locks of every shard.
+//! One decision over any number of keys, whatever stores have answered: all or nothing, under the locks of every shard
+//! concerned.
 
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
@@ -10,6 +11,7 @@ use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::question::Why;
 use crate::engine::decide::spot::{Spot, insert, is_kept};
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::{TwinSums, Twins};
 use crate::engine::decide::verdict::Verdict;
@@ -23,13 +25,17 @@ use crate::engine::table::{Shard, Table};
 pub(super) struct CheckState {
     hash: u64,
     shard: u32,
-    /// Into the guards.
+    /// The place of the shard's guard among the guards.
     pub(super) guard: u32,
+    /// `None` while the key is not in the table.
     pub(super) slot: Option<u32>,
+    /// Known from this check's look on.
     pub(super) twins: Twins,
-    /// So many pending hits are told at once.
-    pub(super) urgent_at: u64,
-    /// The origin has to be asked.
+    /// When its store hears of what is charged.
+    pub(super) telling: Telling,
+    /// Memory has answered a check without hits, and has the key read.
+    is_read: bool,
+    /// Why the check's store has to be asked, `None` if it has not.
     pub(super) asks: Option<Why>,
     /// Its store has charged it.
     pub(super) is_charged: bool,
@@ -39,7 +45,7 @@ impl Case<'_> {
     /// Decides any number of checks.
     pub(in crate::engine) fn decide_all(&self) -> Outcome {
         let mut outcome = Outcome::new();
-        // Filled where they are: lists of this size are not moved for nothing.
+        // Filled in place, because moving lists of this size costs time.
         let mut seen: SmallVec<[CheckState; 4]> = SmallVec::new();
         let mut guards: SmallVec<[MutexGuard<'_, Shard>; 4]> = SmallVec::new();
         seen.extend(self.checks.iter().map(|check| CheckState::new(self.table, check)));
@@ -75,8 +81,8 @@ impl CheckState {
     #[inline]
     fn new(table: &Table, check: &Check<'_>) -> CheckState {
         let hash = table.hash(&check.key);
-        let (shard, twins) = (table.shard_of(hash), Twins::default());
-        CheckState { hash, shard, guard: 0, slot: None, twins, urgent_at: u64::MAX, asks: None, is_charged: false }
+        let (shard, twins, telling) = (table.shard_of(hash), Twins::default(), Telling::WITH_FLUSH);
+        CheckState { hash, shard, guard: 0, slot: None, twins, telling, is_read: false, asks: None, is_charged: false }
     }
 }
 
@@ -102,18 +108,21 @@ fn lock_all<'t>(table: &'t Table, seen: &mut [CheckState], guards: &mut SmallVec
 
 /// A request while it holds the locks of all its keys.
 pub(super) struct LockedCase<'b, 't> {
+    /// The request to decide.
     pub(super) case: &'b Case<'b>,
+    /// One for each shard concerned, in ascending order.
     pub(super) guards: &'b mut [MutexGuard<'t, Shard>],
+    /// One for each check.
     pub(super) seen: &'b mut [CheckState],
-    /// A store has said something.
+    /// A store has answered.
     pub(super) is_answered: bool,
     /// Two keys share a shard: they may be the same.
     is_crowded: bool,
-    /// For each guard, from when a key is first made where there are others.
+    /// The request's slots, for each guard. Filled when the first key is made, if the request is crowded; empty before.
     pinned: Vec<PinnedSlots>,
-    /// If any two keys are the same.
+    /// `None` if all keys are different.
     pub(super) twin_sums: Option<TwinSums>,
-    /// By this look.
+    /// Hits that this attempt has given back, `None` if there are none.
     pub(super) given_back: Option<Box<GivenBack>>,
 }
 
@@ -152,7 +161,8 @@ impl LockedCase<'_, '_> {
             }
             None => self.case.assess_unknown::<false>(&turn),
         };
-        seen.urgent_at = decider.urgent_at();
+        seen.telling = decider.telling();
+        seen.is_read = decider == Decider::MemoryReads;
         if let Decider::Asks(why) = decider {
             seen.asks = Some(why);
         }
@@ -177,7 +187,7 @@ impl LockedCase<'_, '_> {
         self.twin_sums = Some(sums);
     }
 
-    /// What of a check is in the count already when it is looked at: hits, or below zero what was given back.
+    /// How much of a check is in the count already when it is looked at: its hits, or below zero those it has given back.
     #[inline]
     fn counted(&self, index: usize) -> i64 {
         let Check { charging, hits, .. } = self.case.checks[index];
@@ -206,7 +216,7 @@ impl LockedCase<'_, '_> {
         }
     }
 
-    /// What fits on a key as it is.
+    /// How many hits fit on a key as it is.
     fn available(&mut self, index: usize) -> i64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
@@ -237,13 +247,16 @@ impl LockedCase<'_, '_> {
             if charged < check.hits && !verdict.is_over {
                 verdict.reset_ms = self.reset_uncharged_ms(index);
             }
+            if self.seen[index].is_read {
+                self.read_behind(index);
+            }
             if case.table.is_shared() {
-                self.tell_others(index, verdict.is_over);
+                self.tell_others(index, outcome.verdicts[index].is_over);
             }
         }
     }
 
-    /// Charges a check whose request was admitted. One that is over all the same, in shadow, has longer to wait for it.
+    /// Charges a check whose request is admitted. If it is over all the same, in shadow, the charge prolongs its wait.
     #[inline]
     fn charge(&mut self, index: usize, verdict: &mut Verdict) {
         let check = &self.case.checks[index];
@@ -260,7 +273,7 @@ impl LockedCase<'_, '_> {
         let seen = &self.seen[index];
         let Some(at) = seen.slot else { return };
         let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
-        spot.charge(table, check, is_new, seen.urgent_at, self.case.assumed(check, verdict));
+        spot.charge(table, check, is_new, seen.telling, self.case.assumed(check, verdict));
         if verdict.is_over {
             spot.wait_longer(verdict, check, seen.twins.needed(check), now_ms);
         }
@@ -290,7 +303,7 @@ impl LockedCase<'_, '_> {
         made.is_none()
     }
 
-    /// The slots of this request must not make room for each other.
+    /// Pins the slots of this request: they must not make room for each other.
     fn pin(&mut self) {
         self.pinned.resize_with(self.guards.len(), PinnedSlots::default);
         for seen in &*self.seen {
@@ -300,7 +313,7 @@ impl LockedCase<'_, '_> {
         }
     }
 
-    /// The reset of a check that fits but is not charged, because another one denies the request.
+    /// The milliseconds until the reset of a check that fits but is not charged, because another one denies the request.
     pub(super) fn reset_uncharged_ms(&mut self, index: usize) -> u64 {
         let Case { checks, now_ms, .. } = *self.case;
         let check = &checks[index];
@@ -314,6 +327,18 @@ impl LockedCase<'_, '_> {
         counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(now_ms)
     }
 
+    /// Has a key read that a check without hits asks about.
+    #[cold]
+    fn read_behind(&mut self, index: usize) {
+        if self.seen[index].slot.is_none() {
+            self.make_slot(index);
+        }
+        let CheckState { guard, slot, shard, .. } = self.seen[index];
+        if let Some(slot) = slot {
+            Spot::new::<false>(&mut self.guards[guard as usize], shard, slot).read_behind(self.case.table);
+        }
+    }
+
     fn tell_others(&mut self, index: usize, is_over: bool) {
         let CheckState { guard, slot, shard, .. } = self.seen[index];
         if let Some(slot) = slot {
@@ -323,7 +348,7 @@ impl LockedCase<'_, '_> {
     }
 }
 
-/// What a check has given back, as far as one knows.
+/// How many hits a check has given back, 0 if nothing is known.
 pub(super) fn given_back(given_back: Option<&GivenBack>, index: usize) -> i64 {
     given_back.map_or(0, |given_back| signed(given_back.by(index)))
 }

@@ -4,14 +4,13 @@
 //! are charged whatever happens are applied as they are met; everything else waits for the verdict and is charged
 //! together or not at all. No other request sees anything in between.
 //!
-//! When counts are shared with other processes, a decision may come to the conclusion that it can't be made from memory.
-//! Then it says what to ask a store, charges nothing but what is charged whatever happens, and is made again with the
+//! When counts are shared with other processes, memory may not be enough to decide. Then the outcome says what to ask a
+//! store. Only refunds and hits that are charged whatever happens are applied, and a second attempt decides with the
 //! answer, or without one.
 //!
 //! [`Case::decide`] is the way in. A single key ([`one`]) and a few that are nothing special ([`fast`]) have a short way;
 //! [`general`] does everything else, and gives the same answer.
 
-mod allowance;
 mod check;
 mod decider;
 mod fast;
@@ -23,6 +22,7 @@ mod question;
 mod settlement;
 mod spot;
 mod store_views;
+mod telling;
 mod turn;
 mod twins;
 mod verdict;
@@ -39,7 +39,7 @@ pub use crate::engine::reach::{Reach, Store};
 use crate::engine::steps;
 use crate::engine::table::Table;
 
-/// The checks of one descriptor: what its verdict does to the request's.
+/// The checks of one descriptor: what their verdict means for the request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Group {
     /// Counts, but never denies.
@@ -55,9 +55,9 @@ pub struct Outcome {
     pub is_over: bool,
     /// One for each check.
     pub verdicts: SmallVec<[Verdict; 4]>,
-    /// Not empty: nothing is decided, this is to be asked first.
+    /// If not empty, nothing is decided: a store has to be asked first.
     pub questions: SmallVec<[Question; 2]>,
-    /// What was given back on keys that come more than once.
+    /// Hits that were given back on keys that come more than once, `None` if there are none.
     pub given_back: Option<Box<GivenBack>>,
 }
 
@@ -68,16 +68,20 @@ impl Outcome {
     }
 }
 
-/// A request to decide, and what it is decided by.
+/// A request to decide, and everything that the decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
+    /// Where the keys are counted. The decision locks what it needs of it.
     pub table: &'a Table,
+    /// Every limit that the request has to pass.
     pub checks: &'a [Check<'a>],
     /// One for each descriptor.
     pub groups: &'a [Group],
     /// The global mode in which nothing is denied and everything is charged.
     pub is_shadow: bool,
+    /// Wall time, which windows go by.
     pub now_ms: u64,
+    /// All that is known of the stores, with their answers in a second attempt.
     pub views: &'a StoreViews<'a>,
 }
 
@@ -92,7 +96,7 @@ impl Case<'_> {
         }
     }
 
-    /// Decides more keys than one, none, or one that a store was asked about.
+    /// Decides several checks, none, or one that a store has answered about.
     #[inline(never)]
     fn decide_several(&self, is_alone: bool) -> Outcome {
         let decide_few = match (self.checks.len(), is_alone) {
@@ -109,7 +113,7 @@ impl Case<'_> {
         outcome
     }
 
-    /// A check that denies nothing.
+    /// Whether a check denies nothing, because its group or everything is in shadow.
     #[inline(always)]
     fn is_quiet(&self, check: &Check<'_>) -> bool {
         self.is_shadow || self.groups[check.group].is_shadow
@@ -121,7 +125,7 @@ impl Case<'_> {
         self.is_shadow || group.is_shadow || QuotaRule::charges(group.is_quota, is_over)
     }
 
-    /// Finds the groups that a check of is over, in one walk: the largest request has thousands of both.
+    /// Finds the groups with a check that is over, in one walk: the largest request has thousands of groups and checks.
     pub(crate) fn groups_over(&self, verdicts: &[Verdict]) -> GroupsOver {
         let mut over = SmallVec::new();
         for (check, verdict) in self.checks.iter().zip(verdicts) {
@@ -136,7 +140,7 @@ impl Case<'_> {
         GroupsOver(over)
     }
 
-    /// Denied by the groups that are over, but for the global shadow mode.
+    /// Whether the groups that are over deny the request, if there were no global shadow mode.
     #[inline]
     pub(crate) fn is_denied(&self, over: &GroupsOver) -> bool {
         !over.0.is_empty() && self.is_denied_by(|group| over.contains(group))

@@ -1,4 +1,4 @@
-//! One decision over a single key, which is what most requests have: nothing to sort, nothing to wait for.
+//! One decision over a single key, as in most requests: nothing to sort, and no other check to wait for.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -16,14 +16,14 @@ use crate::engine::table::pinned::PinnedSlots;
 impl Case<'_> {
     /// Decides the only check.
     ///
-    /// `ALONE`: nobody shares the counts. It is known when this is compiled, so that what only matters to counts that are
-    /// shared is left out, which is half of the instructions.
+    /// `ALONE`: nobody shares the counts. Because that is known at compile time, code for shared counts is left out, which
+    /// is half of the instructions.
     pub(super) fn decide_one<const ALONE: bool>(&self, check: &Check<'_>) -> Outcome {
         let (table, views, group) = (self.table, self.views, &self.groups[check.group]);
         let hash = table.hash(&check.key);
         let number = table.shard_of(hash);
         let is_quiet = self.is_shadow || group.is_shadow;
-        // A count that nobody shares is looked at once.
+        // There is no second attempt for a count that nobody shares.
         let is_in_count = !ALONE && views.is_again && check.charging == ChargeMode::Always;
         let counted = if is_in_count { signed(check.hits) } else { 0 };
         let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };
@@ -40,7 +40,11 @@ impl Case<'_> {
         let is_over = !self.is_shadow && verdict.is_over && self.is_denied_by(|group| group == check.group);
         let asks = match decider {
             Decider::Asks(why) if !is_over => Some(why),
-            Decider::Asks(_) | Decider::Memory { .. } | Decider::Paused { .. } | Decider::Without(_) => None,
+            Decider::Asks(_)
+            | Decider::Memory(_)
+            | Decider::MemoryReads
+            | Decider::Paused { .. }
+            | Decider::Without(_) => None,
         };
         let is_charged = match check.charging {
             ChargeMode::Together => asks.is_none() && !is_over && self.is_charged(group, verdict.is_over),
@@ -48,7 +52,7 @@ impl Case<'_> {
         };
         let is_counted = is_charged && check.hits > 0;
         let at = match known {
-            None if is_counted && is_kept(table, check) => {
+            None if (is_counted && is_kept(table, check)) || decider == Decider::MemoryReads => {
                 insert(table, &mut shard, PinnedSlots::none(), check, hash, self.now_ms)
             }
             known => known,
@@ -57,10 +61,13 @@ impl Case<'_> {
             let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
             if is_counted {
                 let assumed = self.assumed(check, &verdict);
-                spot.charge(table, check, known.is_none(), decider.urgent_at(), assumed);
+                spot.charge(table, check, known.is_none(), decider.telling(), assumed);
                 if verdict.is_over {
                     spot.wait_longer(&mut verdict, check, check.hits, self.now_ms);
                 }
+            }
+            if decider == Decider::MemoryReads {
+                spot.read_behind(table);
             }
             spot.tell_others(table, check, verdict.is_over, views);
         }

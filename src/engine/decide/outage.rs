@@ -1,7 +1,8 @@
-//! What a rule's policy makes of memory's verdict while the store that should decide gives no answer.
+//! The policy of a rule in an outage: it changes memory's verdict while the store that should decide gives no answer.
 //!
-//! Memory's own denial stands, but for `allow`. `share` holds this process besides to its part of the limit: however the
-//! processes that live are spread, they admit no more than the limit in a window together.
+//! Memory's own denial stands, except under `allow`. `share` also holds this process to its part of the limit: however
+//! requests spread over the live processes, together these admit no more than the limit in a window. A part is at least one
+//! hit, so more processes than the limit has hits may admit one each.
 
 use crate::engine::count::counter::{Counter, rate, window_end_ms};
 use crate::engine::count::gcra::Bucket;
@@ -15,20 +16,23 @@ use crate::engine::table::regional_part::{MS_NS, RegionalPart};
 use crate::rules::limit::Terms;
 use crate::rules::policy::OnOutage;
 
-/// How far above the limit `allow` goes: a last resort against what would never end.
+/// `allow` admits this many times the limit and no more: a last resort against a flood that would never end.
 const ALLOWED_TIMES: u32 = 10;
-/// When a client that is refused without a count to go by may try again.
+/// How long a client should wait that is refused without a count to go by.
 const RETRY_MS: u64 = 1000;
 
-/// A decision without the store that should make it.
+/// Decides a check without the store that should.
 pub(super) struct OutageDecision<'a> {
+    /// The request that the check is part of.
     pub(super) case: &'a Case<'a>,
+    /// The check to decide.
     pub(super) turn: &'a CheckTurn<'a>,
-    /// Processes that share the store, as it last told.
+    /// Live processes that share the store, as it last told.
     pub(super) live: u32,
 }
 
-/// Hits too many for a part of the limit, but not for all of it, are not hopeless: they fit after the outage.
+/// Hits that are too many for the region's part of the limit, but not for the whole, are not hopeless: they fit after the
+/// outage.
 #[cold]
 pub(super) fn retry_after_outage(verdict: &mut Verdict, check: &Check<'_>) {
     if check.is_cut_off {
@@ -37,7 +41,7 @@ pub(super) fn retry_after_outage(verdict: &mut Verdict, check: &Check<'_>) {
 }
 
 impl Verdict {
-    /// Hits that never fit, but would into the usual limit, may be tried again.
+    /// Lets a client try again if its hits never fit now, but would fit into the usual limit.
     fn retry_if_within(&mut self, hits: u64, usual_limit: u32) {
         if self.is_hopeless && hits <= u64::from(usual_limit) {
             self.is_hopeless = false;
@@ -45,7 +49,7 @@ impl Verdict {
         }
     }
 
-    /// Of two denials, the one that lasts longer counts.
+    /// Of two denials, keeps the wait of the one that lasts longer.
     fn wait_as_long_as(&mut self, other: &Verdict) {
         if other.is_over {
             self.reset_ms = self.reset_ms.max(other.reset_ms);
@@ -74,7 +78,7 @@ impl OutageDecision<'_> {
         }
     }
 
-    /// What the store denied a moment ago, it would deny again.
+    /// Denies what the store denied a moment ago: it would deny it again.
     fn recall_pause(&self, counts: &mut KeyCounts<'_>, verdict: &mut Verdict) {
         let check = self.turn.check;
         let is_together = check.charging == ChargeMode::Together && check.hits > 0;
@@ -93,7 +97,7 @@ impl OutageDecision<'_> {
         }
     }
 
-    /// Of a window this process knows its own hits: they may be as many as its part of the limit.
+    /// A process knows its own hits in a window. It admits as many as its part of the limit.
     fn hold_window_to_share(&self, counts: &KeyCounts<'_>, verdict: &mut Verdict) {
         let (CheckTurn { check, twins, .. }, now_ms) = (self.turn, self.case.now_ms);
         let terms = Terms { limit: (check.terms.limit / self.live.max(1)).max(1), ..check.terms };
@@ -113,7 +117,7 @@ impl OutageDecision<'_> {
         }
     }
 
-    /// The others are taken to do as much as this process, which fills the bucket so many times as fast.
+    /// Assumes that the other processes do as much as this one, so that the bucket fills as many times as fast.
     fn hold_bucket_to_share(&self, bucket: &Bucket, part: Option<&RegionalPart>, verdict: &mut Verdict) {
         let CheckTurn { check, twins, .. } = self.turn;
         let (rate, live) = (rate(&check.terms), u64::from(self.live.max(1)));
@@ -125,7 +129,7 @@ impl OutageDecision<'_> {
         let (whole_ns, hit_ns) = (rate.drains_in_ns(rate.burst.into()), rate.drains_in_ns(1).max(1));
         let available = whole_ns.saturating_sub(level_ns) / hit_ns / live;
         verdict.available = verdict.available.min(signed(available));
-        // One at a time is admitted, however many the others are.
+        // Never more than the whole: an empty bucket admits the request, however many the others are.
         let needed_ns = rate.drains_in_ns(self.turn.needed().saturating_mul(live)).min(whole_ns);
         let over_ns = level_ns.saturating_add(needed_ns).saturating_sub(whole_ns);
         if over_ns > 0 {
@@ -135,8 +139,8 @@ impl OutageDecision<'_> {
         }
     }
 
-    /// Hits that other processes are taken to have admitted when this one has: a bucket does not know who filled it, so
-    /// only this keeps the processes together within its rate.
+    /// Hits that the other processes are assumed to admit when this one admits a check. A bucket does not know who filled
+    /// it, so only this assumption keeps the processes together within its rate.
     pub(super) fn assumed(check: &Check<'_>, live: u32) -> u64 {
         let is_shared = check.on_outage == OnOutage::Share && check.charging != ChargeMode::Refund;
         if check.terms.algorithm.is_bucket() && is_shared {
@@ -153,7 +157,7 @@ impl OutageDecision<'_> {
         let (CheckTurn { check, twins, .. }, now_ms) = (self.turn, self.case.now_ms);
         let times = |whole: u32| whole.saturating_mul(ALLOWED_TIMES);
         let Terms { limit, burst, algorithm, .. } = check.terms;
-        // A bucket drains at its rate, however full it may be.
+        // Of a bucket only the burst is raised: it drains at its rate, however full it may be.
         let limit = if algorithm.is_bucket() { limit } else { times(limit) };
         let terms = Terms { limit, burst: times(burst), ..check.terms };
         let mut view = counts.view(check);

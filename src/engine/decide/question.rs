@@ -1,4 +1,4 @@
-//! What to ask a store before a request can be decided.
+//! Finds what to ask a store before a request can be decided.
 
 use smallvec::SmallVec;
 
@@ -16,36 +16,38 @@ use crate::engine::steps;
 pub enum Why {
     /// The key was never read, or not for a while.
     Cold,
-    /// More is pending than may be.
+    /// More hits would be pending than the allowance.
     Headroom,
     /// Another check of the request asks.
     Together,
-    /// Memory never decides it.
+    /// The limit is strict: memory never admits anything.
     Strict,
 }
 
 /// A check that its store is to be asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Into the checks.
+    /// Its place among the checks.
     pub check: usize,
     /// Whom to ask.
     pub store: Store,
-    /// Whether it fits; otherwise only how it stands.
+    /// The store says whether the hits fit; otherwise only how the key stands.
     pub is_judged: bool,
-    /// What the store adds to the limit, to judge this check by earlier ones only: hits of later checks on its key that are
-    /// in the count already, less refunds, less hits of earlier checks that the store is not asked about.
+    /// The store adds this to the limit, so that only earlier checks count for this one: hits of later checks on its key
+    /// that are in the count already, less refunds, less hits of earlier checks that the store is not asked about.
     pub counted_after: i64,
+    /// For metrics: it changes nothing about the question.
     pub why: Why,
 }
 
-/// Hits that may be refused, so that the store is asked whether they fit.
+/// Whether the check's hits may be refused, so that the store has to say whether they fit.
 pub(super) fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
     check.charging == ChargeMode::Together && !is_quiet && check.reach != Reach::Process
 }
 
 impl LockedCase<'_, '_> {
-    /// What to ask before this can be decided: if one check of a store asks, all of that store are in the same call.
+    /// What to ask before the request can be decided. If one check has to ask a store, all checks of that store are asked
+    /// about.
     pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
         let Case { checks, groups, views, is_shadow, .. } = *self.case;
         // A store that has charged has decided: no other is asked.
@@ -64,12 +66,12 @@ impl LockedCase<'_, '_> {
         for (index, check) in checks.iter().enumerate() {
             steps::count();
             let question = self.question(index, is_asked, &counted_after);
-            // What no store is to judge stays as it is.
+            // A check that is over and that no store judges stays over.
             spent[check.group] |= verdicts[index].is_over && !question.is_some_and(|question| question.is_judged);
             questions.extend(question);
         }
-        // A quota that is over by another of its limits is not charged, so no store must charge it. The nearer ones may
-        // still find that what memory takes for over is not.
+        // A quota group that is over by another of its limits is not charged, so no store must charge it. But the nearer
+        // store is still asked about what it judges itself: it may find that memory was wrong.
         questions.retain(|question| {
             let group = checks[question.check].group;
             let is_quota = groups[group].is_quota && !groups[group].is_shadow && !is_shadow;
@@ -83,12 +85,12 @@ impl LockedCase<'_, '_> {
     fn question(&self, index: usize, is_asked: [bool; 2], counted_after: &[i64]) -> Option<Question> {
         let check = &self.case.checks[index];
         let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
-        // What its policy has decided, nobody is asked about.
+        // Its policy has decided it: nobody is asked.
         if let Some(StoreAccess::Never(_)) = self.case.views.asking(check) {
             return None;
         }
         let counted_after = counted_after.get(index).copied().unwrap_or(0);
-        // What was given back after it may show that it was over: then there is nothing to ask.
+        // If later checks gave back more than the limit, this one was over: there is nothing to judge.
         let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
         let is_judged = is_judged(check, self.case.is_quiet(check)) && can_fit;
         let asks = self.seen[index].asks;

@@ -1,4 +1,4 @@
-//! What stores have said about a request, in the place of what memory says.
+//! Puts the answers of stores to a request in the place of memory's verdicts.
 
 use smallvec::SmallVec;
 
@@ -6,15 +6,13 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::ChargeMode;
 use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::store_views::CheckAnswer;
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
 
-/// As [`CheckState::urgent_at`]: whatever is pending.
-const ALWAYS_URGENT: u64 = 0;
-
 impl LockedCase<'_, '_> {
-    /// Finds what the stores have charged. They do not charge a quota that is over by another of its limits.
+    /// Finds what the stores have charged. They do not charge a quota group that is over by another of its limits.
     #[cold]
     pub(super) fn find_charged(&mut self) {
         let Case { checks, groups, views, .. } = *self.case;
@@ -39,14 +37,14 @@ impl LockedCase<'_, '_> {
         if !self.is_answered || !views.is_charged() {
             return self.case.is_denied(over);
         }
-        // The store does not know of those that it was only told about.
+        // The store has not judged hits that it is only told of.
         checks.iter().zip(verdicts).any(|(check, verdict)| {
             let Group { is_shadow, is_quota } = groups[check.group];
             verdict.is_over && check.charging == ChargeMode::Always && !is_shadow && !is_quota
         })
     }
 
-    /// Puts a store's word in the place of what memory says. What the farthest has admitted, the nearer ones charge.
+    /// Puts a store's word in the place of memory's verdict. The nearer stores charge what the farthest has admitted.
     pub(super) fn settle(&mut self, index: usize, verdict: &mut Verdict) {
         let Case { checks, groups, now_ms, views, .. } = *self.case;
         let check = &checks[index];
@@ -67,7 +65,7 @@ impl LockedCase<'_, '_> {
         };
         if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.
-            self.seen[index].urgent_at = ALWAYS_URGENT;
+            self.seen[index].telling = Telling::AT_ONCE;
         }
         let was_over = verdict.is_over;
         verdict.is_over = answer == CheckAnswer::Over;

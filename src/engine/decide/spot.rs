@@ -3,6 +3,7 @@
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::store_views::StoreViews;
+use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
@@ -28,13 +29,13 @@ impl<'s> Spot<'s> {
         Spot { shard: number, at, slot, part }
     }
 
-    /// What is counted on the key.
+    /// The key's counts, for judging a check.
     #[inline(always)]
     pub(super) fn counts(&mut self) -> KeyCounts<'_> {
         KeyCounts { counter: &mut self.slot.counter, part: self.part.as_deref_mut() }
     }
 
-    /// Marks a key as used. What the origin has denied under another limit says nothing about this one.
+    /// Marks a key as used. New terms end its pause: what the origin denied under another limit says nothing about this one.
     #[inline(always)]
     pub(super) fn touch(&mut self, table: &Table, check: &Check<'_>) {
         let has_changed = self.slot.touch(&check.terms);
@@ -44,10 +45,17 @@ impl<'s> Spot<'s> {
         }
     }
 
-    /// Counts a check's hits, or gives them back, and sees to it that the origin hears of it. The counter of a new slot
-    /// has them already.
+    /// Counts a check's hits, or gives them back, and queues the key so that its store hears of it. `is_counted`: the slot
+    /// is new and its counter has the hits already.
     #[inline(always)]
-    pub(super) fn charge(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
+    pub(super) fn charge(
+        &mut self,
+        table: &Table,
+        check: &Check<'_>,
+        is_counted: bool,
+        telling: Telling,
+        assumed: u64,
+    ) {
         match self.part.as_deref_mut().filter(|_| check.reach != Reach::Process) {
             None => {
                 count(&mut self.slot.counter, check, is_counted);
@@ -58,16 +66,19 @@ impl<'s> Spot<'s> {
                     part.accept(self.slot.counter.sequence(), check.hits);
                 }
             }
-            Some(_) => self.charge_part(table, check, is_counted, urgent_at, assumed),
+            Some(_) => self.charge_part(table, check, is_counted, telling, assumed),
         }
     }
 
-    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, urgent_at: u64, assumed: u64) {
+    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, telling: Telling, assumed: u64) {
         let counter = &mut self.slot.counter;
         let Some(part) = self.part.as_deref_mut() else { return };
         part.follow(counter);
         let missing = count(counter, check, is_counted);
-        let mut is_urgent = false;
+        let (mut is_due, mut is_urgent) = (true, false);
+        if let Reach::Region { slack_permille } = check.reach {
+            part.set_slack_permille(slack_permille);
+        }
         if check.charging == ChargeMode::Refund {
             part.refund(check.hits, missing);
         } else {
@@ -76,18 +87,31 @@ impl<'s> Spot<'s> {
             {
                 part.hold(bucket, &check.terms, check.hits, assumed);
             }
+            let Telling { due_at, urgent_at } = telling;
             let before = part.pending();
             part.add(counter.sequence(), check.hits);
-            let is_reached = before.saturating_add(check.hits) >= urgent_at;
-            is_urgent = is_reached && (before < urgent_at || urgent_at == 0);
+            let now = before.saturating_add(check.hits);
+            is_due = now >= due_at;
+            is_urgent = now >= urgent_at && (before < urgent_at || urgent_at == 0);
         }
-        table.enqueue(self.shard, self.at, part, is_urgent);
+        if is_due {
+            table.enqueue(self.shard, self.at, part, is_urgent);
+        }
         if counter.is_divided() || part.has_more_beside() {
             table.weigh(self.slot, Some(part));
         }
     }
 
-    /// A check that is over has longer to wait once its hits are charged all the same.
+    /// Has the store tell of the key with the next flush.
+    #[cold]
+    pub(super) fn read_behind(&mut self, table: &Table) {
+        if let Some(part) = self.part.as_deref_mut() {
+            part.want();
+            table.enqueue(self.shard, self.at, part, false);
+        }
+    }
+
+    /// Prolongs the wait of a check that is over and was charged all the same.
     #[inline(always)]
     pub(super) fn wait_longer(&mut self, verdict: &mut Verdict, check: &Check<'_>, hits: u64, now_ms: u64) {
         let before = (verdict.reset_ms, verdict.is_hopeless);
@@ -100,15 +124,15 @@ impl<'s> Spot<'s> {
         }
     }
 
-    /// The reset of a check that fits but is not charged, because another one denies the request.
+    /// The milliseconds until the reset of a check that fits but is not charged, because another one denies the request.
     pub(super) fn reset_ms(&mut self, check: &Check<'_>, now_ms: u64) -> u64 {
         let counter = &mut self.slot.counter;
         let look = counter.look(&check.terms, now_ms);
         counter.resets_at_ms(&check.terms, &look, 0).saturating_sub(now_ms)
     }
 
-    /// What the decision means for others: regions that should know of the count, and the origin, which is asked about a
-    /// key that denies about once a second, in the background.
+    /// Queues the key for others: for regions that should know of its count, and for its store, which is asked again about
+    /// once a second, in the background, while the key denies.
     #[inline(always)]
     pub(super) fn tell_others(&mut self, table: &Table, check: &Check<'_>, is_over: bool, views: &StoreViews<'_>) {
         let Some(part) = self.part.as_deref_mut() else { return };
@@ -125,8 +149,8 @@ impl<'s> Spot<'s> {
     }
 }
 
-/// Counts a check's hits, or gives them back. A counter that was made for them has them already. Returns what was to be
-/// given back and was not there.
+/// Counts a check's hits, or gives them back; a counter that was made for them has them already (`is_counted`). Returns how
+/// many were to be given back and were not there.
 #[inline(always)]
 fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
     match check.charging {
@@ -137,7 +161,7 @@ fn count(counter: &mut Counter, check: &Check<'_>, is_counted: bool) -> u64 {
     0
 }
 
-/// Sees to it that a key's part in the region is what the rules in force make of it: they may be others than before.
+/// Brings a key's part in the region in line with the rules in force, which may have changed since its last use.
 fn touch_part(
     table: &Table,
     (number, at): (u32, u32),
@@ -164,11 +188,12 @@ fn touch_part(
     }
 }
 
-/// A refund leaves no key behind, unless the origin has to hear of it.
+/// Whether a check leaves its key in the table. A refund makes no key, unless a store has to hear of it.
 pub(super) fn is_kept(table: &Table, check: &Check<'_>) -> bool {
     check.charging != ChargeMode::Refund || (table.is_shared() && check.reach != Reach::Process)
 }
 
+/// Adds a check's key to a locked shard, its hits counted already. `None` if there is no room.
 pub(super) fn insert(
     table: &Table,
     shard: &mut Shard,

@@ -6,10 +6,10 @@ use crate::engine::decide::check::Check;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::reach::{Reach, Store};
 
-/// What a store said about one check.
+/// A store's answer about one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckAnswer {
-    /// It was not asked whether this one fits.
+    /// The store was not asked whether this one fits.
     NotAsked,
     Fits,
     Over,
@@ -18,24 +18,25 @@ pub enum CheckAnswer {
 /// A store's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAnswer {
-    /// All that it was asked about fits, as far as that denies.
+    /// Nothing that the store has judged denies the request.
     pub is_admitted: bool,
-    /// What was admitted is charged already. Otherwise it was only judged, because a store that is farther decides.
+    /// The store has charged what it admitted. Otherwise it has only judged, because a farther store decides.
     pub is_charged: bool,
-    /// One for each check.
+    /// One for each check of the request, also those that the store was not asked about.
     pub checks: SmallVec<[CheckAnswer; 4]>,
 }
 
 impl StoreAnswer {
+    /// The answer about the check at this place.
     pub fn about(&self, check: usize) -> CheckAnswer {
         self.checks.get(check).copied().unwrap_or(CheckAnswer::NotAsked)
     }
 }
 
-/// What a decision knows of the stores, and whether it may ask.
+/// All that a decision knows of the stores, and whether it may ask them.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreViews<'a> {
-    /// Monotonic time: freshness and pauses.
+    /// Monotonic time, which freshness and pauses go by.
     pub mono_ms: u64,
     /// The region's own store.
     pub origin: StoreView<'a>,
@@ -43,27 +44,27 @@ pub struct StoreViews<'a> {
     pub owner: StoreView<'a>,
     /// Other regions can't be heard.
     pub is_cut_off: bool,
-    /// The request was looked at before: what is charged whatever happens is charged.
+    /// Not the first attempt: hits that are charged whatever happens, and refunds, were applied in the first.
     pub is_again: bool,
-    /// What it has given back then.
+    /// Hits that the request gave back in the first attempt.
     pub given_back: Option<&'a GivenBack>,
 }
 
-/// What a decision knows of one store.
+/// All that a decision knows of one store.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreView<'a> {
-    /// Processes that share it and are alive.
+    /// Live processes that share it.
     pub live: u32,
-    /// This process has just come, or come back, and may not know how many they are: memory admits nothing by itself.
+    /// This process has just joined, or come back, and may not know how many live: memory admits nothing by itself.
     pub is_new: bool,
     /// For limits that are not strict.
     pub asking: StoreAccess<'a>,
-    /// For strict limits, for which it has more time, and which may want its replicas to know.
+    /// For strict limits, for which the store has more time, and may have to wait for its replicas.
     pub strict: StoreAccess<'a>,
 }
 
 impl<'a> StoreView<'a> {
-    /// A store that strict limits are asked about as others are.
+    /// A store that is asked about strict limits just as about others.
     pub const fn new(live: u32, asking: StoreAccess<'a>) -> StoreView<'a> {
         StoreView { live, is_new: false, asking, strict: asking }
     }
@@ -113,7 +114,7 @@ impl<'a> StoreViews<'a> {
         Some(self.of(check.reach.store()?).asking(check.reach))
     }
 
-    /// What the store of a check has said, if it was asked.
+    /// The answer of a check's store, if it has answered.
     pub fn answer_to(&self, check: &Check<'_>) -> Option<&'a StoreAnswer> {
         match self.asking(check)? {
             StoreAccess::Answered(answer) => Some(answer),
@@ -121,7 +122,7 @@ impl<'a> StoreViews<'a> {
         }
     }
 
-    /// Everything that was said.
+    /// All answers that there are.
     pub fn answers(&self) -> impl Iterator<Item = &'a StoreAnswer> {
         [&self.origin, &self.owner].into_iter().filter_map(|view| match (view.asking, view.strict) {
             (StoreAccess::Answered(answer), _) | (_, StoreAccess::Answered(answer)) => Some(answer),
@@ -129,7 +130,7 @@ impl<'a> StoreViews<'a> {
         })
     }
 
-    /// A store has charged what it admitted: with that the request is decided.
+    /// A store has charged what it admitted. That decides the request.
     pub fn is_charged(&self) -> bool {
         self.answers().any(|answer| answer.is_charged && answer.is_admitted)
     }

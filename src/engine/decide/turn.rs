@@ -1,4 +1,4 @@
-//! One check whose turn it is: what its key's counts say to it, and who decides it.
+//! Judges one check when its turn comes: memory's verdict by the counts of its key, and who decides it.
 
 use crate::engine::count::counter::Counter;
 use crate::engine::count::fits;
@@ -14,7 +14,9 @@ use crate::engine::table::regional_part::RegionalPart;
 /// A check, and what the rest of its request means for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckTurn<'c> {
+    /// One of the case's checks.
     pub(super) check: &'c Check<'c>,
+    /// What the other checks on its key mean for it; of its own hits, those that are in the count already.
     pub(super) twins: Twins,
     /// In shadow: it denies nothing.
     pub(super) is_quiet: bool,
@@ -28,11 +30,12 @@ impl CheckTurn<'_> {
     }
 }
 
-/// What is counted on a key: here, and for the region.
+/// The counts of a key: here, and for the region.
 #[derive(Debug)]
 pub(super) struct KeyCounts<'k> {
+    /// The count that decisions go by: own hits, and those of other processes as the store last told.
     pub(super) counter: &'k mut Counter,
-    /// `None` if nobody shares the count.
+    /// `None` if nobody shares the table, or the key is not in it.
     pub(super) part: Option<&'k mut RegionalPart>,
 }
 
@@ -43,14 +46,14 @@ impl KeyCounts<'_> {
         check.view(self.counter, self.part.as_deref())
     }
 
-    /// How long the store is not asked again about so many hits, because it has just denied them.
+    /// How long the store is not asked again about so many hits, because it has just denied as many.
     pub(super) fn paused_for_ms(&self, hits: u64, mono_ms: u64) -> Option<u64> {
         self.part.as_deref()?.paused_for_ms(hits, mono_ms)
     }
 }
 
 impl Case<'_> {
-    /// What a key's counts say to a check, and who decides it.
+    /// Judges a check by the counts of its key, and says who decides it.
     #[inline(always)]
     pub(super) fn assess<const ALONE: bool>(
         &self,
@@ -68,18 +71,18 @@ impl Case<'_> {
         (verdict, decider)
     }
 
-    /// Assesses a check on a key that nothing is known of.
+    /// Assesses a check on a key that is not in the table.
     #[cold]
     pub(super) fn assess_unknown<const ALONE: bool>(&self, turn: &CheckTurn<'_>) -> (Verdict, Decider) {
         let mut counter = Counter::new(&turn.check.terms, self.now_ms);
         self.assess::<ALONE>(turn, KeyCounts { counter: &mut counter, part: None })
     }
 
-    /// What it means for a verdict that somebody else decides.
+    /// Changes the verdict if a pause or the outage policy decides.
     fn apply_decider(&self, decider: &Decider, turn: &CheckTurn<'_>, mut counts: KeyCounts<'_>, verdict: &mut Verdict) {
         let check = turn.check;
         match *decider {
-            Decider::Memory { .. } | Decider::Asks(_) => {}
+            Decider::Memory(_) | Decider::MemoryReads | Decider::Asks(_) => {}
             Decider::Paused { wait_ms } => {
                 verdict.is_over = true;
                 verdict.wait_for(counts.view(check), &check.terms, turn.needed(), self.now_ms);
@@ -100,7 +103,7 @@ impl Case<'_> {
         check.reach.store().map_or(1, |store| self.views.of(store).live)
     }
 
-    /// Hits that other processes are taken to have admitted along with this check's.
+    /// Hits that other processes are assumed to have admitted along with this check's.
     #[inline]
     pub(super) fn assumed(&self, check: &Check<'_>, verdict: &Verdict) -> u64 {
         match verdict.basis {
@@ -109,7 +112,7 @@ impl Case<'_> {
         }
     }
 
-    /// What a counter says to a check.
+    /// Memory's verdict on a check.
     #[inline(always)]
     fn judge(&self, turn: &CheckTurn<'_>, mut view: View<'_>) -> Verdict {
         let (twins, now_ms) = (turn.twins, self.now_ms);
@@ -129,7 +132,8 @@ impl Case<'_> {
         Verdict { is_over, is_hopeless, ..Verdict::within(look.available, reset_ms) }
     }
 
-    /// What is available after a refund, which is given back right after, and the time until the limit starts afresh.
+    /// What is available after a refund, and the milliseconds until the limit starts afresh. The refund itself follows right
+    /// after.
     #[cold]
     fn refunded(&self, turn: &CheckTurn<'_>, mut view: View<'_>) -> (i64, u64) {
         let (twins, now_ms) = (turn.twins, self.now_ms);

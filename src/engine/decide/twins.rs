@@ -1,9 +1,8 @@
-//! The same key more than once in a request: within it, a key counts down.
+//! The same key more than once in a request: it counts down from one check to the next.
 //!
-//! A check sees the hits of earlier checks on its key and none of later ones, also when the request is looked at again
-//! after a store was asked. By then the later ones are in the count: those that are charged whatever happens, what was
-//! given back, and what the store has charged. [`TwinSums`] finds the checks that are twins and keeps the sums that a
-//! check's [`Twins`] are made of.
+//! A check sees the hits of earlier checks on its key and none of later ones, also in a second attempt, after a store was
+//! asked. By then hits of later checks are in the count: those that are charged whatever happens, refunds, and what the
+//! store has charged. [`TwinSums`] finds the checks that are twins and keeps the sums that a check's [`Twins`] are made of.
 
 use smallvec::SmallVec;
 
@@ -11,12 +10,12 @@ use crate::engine::decide::check::Check;
 use crate::engine::steps;
 use crate::rules::limit::Terms;
 
-/// What the checks of a request on one key mean for one of them.
+/// What the checks on one key mean for one of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Twins {
     /// Hits of earlier checks that wait for the verdict.
     pub(super) waiting: u64,
-    /// Hits that are in the count although they come with this check or after it, less those that were given back.
+    /// Hits of this check and later ones that are in the count already, less those that were given back.
     pub(super) counted: i64,
 }
 
@@ -27,8 +26,8 @@ impl Twins {
         self.waiting.saturating_add(check.hits)
     }
 
-    /// What was available before the check and those after it were counted. A window that has begun since then holds none
-    /// of them: there is never more than the limit.
+    /// How much was available before this check and later ones were counted. Never more than the limit: a window that has
+    /// begun since then holds none of them.
     #[inline(always)]
     pub(super) fn available_before(&self, available: i64, terms: &Terms) -> i64 {
         match self.counted {
@@ -47,12 +46,12 @@ impl Twins {
     }
 }
 
-/// The checks on one key, while a request is looked at from the first to the last.
+/// The sums of one key, while the checks of a request are looked at from the first to the last.
 #[derive(Clone, Copy, Debug, Default)]
 struct TwinTally {
     /// Hits of earlier checks that wait for the verdict.
     waiting: u64,
-    /// Of this check's and those to come, what is in the count.
+    /// Hits of checks still to come that are in the count already, less those that were given back.
     counted: i128,
 }
 
@@ -61,12 +60,12 @@ struct TwinTally {
 pub(super) struct TwinSums {
     /// For each check the first one with its key, often itself.
     first: Vec<u32>,
-    /// By that first one.
+    /// At the place of that first check.
     tallies: Vec<TwinTally>,
 }
 
 impl TwinSums {
-    /// Finds them by sorting: the largest request has thousands. `None` if all keys are different.
+    /// Finds twins by sorting: the largest request has thousands of checks. `None` if all keys are different.
     #[cold]
     pub(super) fn find(checks: &[Check<'_>], hash: impl Fn(usize) -> u64) -> Option<TwinSums> {
         let mut order: SmallVec<[(u64, u32); 16]> =
@@ -101,12 +100,12 @@ impl TwinSums {
         &mut self.tallies[self.first[check] as usize]
     }
 
-    /// So much of a check is in the count already, before any is looked at.
+    /// Adds what is in the count already of a check. To be called for all checks before the first [`TwinSums::look`].
     pub(super) fn count(&mut self, check: usize, counted: i64) {
         self.tally(check).counted += i128::from(counted);
     }
 
-    /// What the others mean for a check, of which so much is in the count. A refund sees what it has given back itself.
+    /// What the others mean for a check of which `counted` is in the count. A refund sees what it has given back itself.
     pub(super) fn look(&mut self, check: usize, counted: i64, is_refund: bool) -> Twins {
         let tally = self.tally(check);
         let with_own = tally.counted;
@@ -115,14 +114,14 @@ impl TwinSums {
         Twins { waiting: tally.waiting, counted: clamped(counted) }
     }
 
-    /// The hits of a check wait for the verdict: later checks come after them.
+    /// Adds the hits of a check that wait for the verdict: later checks come after them.
     pub(super) fn wait(&mut self, check: usize, hits: u64) {
         let tally = self.tally(check);
         tally.waiting = tally.waiting.saturating_add(hits);
     }
 
-    /// For each check, what a store has to add to its limit to judge by what came before it: what of later ones is in the
-    /// count already, less the hits of earlier ones that wait too and that the store is not asked about.
+    /// For each check, what a store has to add to its limit to judge it by earlier checks only: what is in the count already
+    /// of later ones, less the hits of earlier ones that wait too and that the store is not asked about.
     pub(super) fn after(&self, counted: impl Fn(usize) -> i64, unasked: impl Fn(usize) -> u64) -> Vec<i64> {
         let mut sums = vec![0i128; self.first.len()];
         for (check, first) in self.first.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a check came to, and what that rests on.
+//! The verdict on a check, and what it rests on.
 
 use crate::engine::count::counter::window_end_ms;
 use crate::engine::decide::check::{ChargeMode, Check};
@@ -13,27 +13,28 @@ use crate::rules::policy::OnOutage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
     Memory,
-    /// The store was asked.
+    /// The store was asked and has decided.
     Store(Store),
     /// The store gave no answer, and the policy decided.
     Without(Cause, OnOutage),
 }
 
-/// What a check came to.
+/// The verdict on a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The hits do not fit. Whether that denies anything is for the groups to say.
     pub is_over: bool,
-    /// What is left after the charge.
+    /// Hits that still fit after the charge; 0 when over.
     pub remaining: u32,
     /// Milliseconds until the limit starts afresh, or, when over, until the same hits would be admitted.
     pub reset_ms: u64,
     /// The hits can never be admitted; the reset is the end of the window then.
     pub is_hopeless: bool,
-    /// What was counted, or given back.
+    /// Hits that were counted, or given back.
     pub charged: u64,
-    /// What would have fit before this check.
+    /// Hits that would have fit before this check; below zero when more was charged than the limit.
     pub available: i64,
+    /// Memory, unless a store or the outage policy has decided.
     pub basis: Basis,
 }
 
@@ -44,7 +45,8 @@ impl Verdict {
         Verdict { is_over: false, remaining: 0, reset_ms, is_hopeless: false, charged: 0, available, basis }
     }
 
-    /// Says when so many hits are admitted, by what the counter holds now, with the check's own charge if it had one.
+    /// Sets the time until so many hits are admitted, by the counter as it is now: with the check's own charge, if that is
+    /// done.
     #[inline(always)]
     pub(super) fn wait_for(&mut self, view: View<'_>, terms: &Terms, hits: u64, now_ms: u64) {
         (self.reset_ms, self.is_hopeless) = wait(view, terms, hits, now_ms);
@@ -66,8 +68,8 @@ impl Verdict {
 
 /// How long until so many hits fit, and whether they never do: then it is the time to the end of the window.
 ///
-/// Returns two words, as other rare turns of a decision do, rather than write to the verdict: so that one that takes
-/// none of them keeps its verdict in registers.
+/// Returns two words rather than write to the verdict, as other rare turns of a decision do. So a decision that takes none
+/// of these turns keeps its verdict in registers.
 #[cold]
 pub(super) fn wait(mut view: View<'_>, terms: &Terms, hits: u64, now_ms: u64) -> (u64, bool) {
     let look = view.look(terms, now_ms);

@@ -1,6 +1,6 @@
 //! What a process and its store tell each other about one cell of a key.
 //!
-//! The table makes the updates and takes the states over; a call carries both as they are.
+//! The table makes updates and takes states over; a call carries both as they are.
 
 use crate::engine::table::foreign::Counts;
 
@@ -10,22 +10,22 @@ pub const COUNT_MAX: u64 = (1 << 53) - 1;
 /// What a process says about one cell of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellUpdate {
-    /// The process knows its field.
+    /// The process knows its own field at the store.
     pub is_seated: bool,
-    /// Everything that the process has accepted in the cell; when it is not seated, what the store has not heard of.
+    /// All hits that the process has accepted in the cell; if it is not seated, only those that the store has not heard of.
     pub own: u64,
     /// The highest field that the store has answered with.
     pub acked: u64,
     /// The cell's epoch as the process knows it, 0 if it does not.
     pub epoch: u64,
-    /// The cell's hits as the process knows them, without what the store has not heard of. Of a bucket the level in whole
-    /// hits, drained up to the moment of the call.
+    /// The cell's hits as the process knows them, without those that the store has not heard of. For a bucket, the level in
+    /// whole hits, drained up to the moment of the call.
     pub floor: u64,
     /// Every refund that the process was asked for in the cell.
     pub asked: u64,
     /// The highest total of such refunds that the store has answered with.
     pub asked_acked: u64,
-    /// What only a window's cell has, or a bucket.
+    /// What only a cell of a window has, or only a bucket.
     pub shape: CellShape,
 }
 
@@ -68,37 +68,38 @@ pub struct WindowUpdate {
     pub refunds_floor: u64,
     /// How long the store keeps the cell.
     pub ttl_ms: u64,
-    /// What the region has counted in the cell at least, by what it has published and what the process has accepted since
-    /// it saw that. Only asks take it into account, and nothing of it is kept.
+    /// What the region has counted in the cell at least: what it has published, and what the process has accepted since it
+    /// saw that. The store takes it into account when it is asked, and does not keep it.
     pub row: Counts,
-    /// What all other regions have counted in the cell. Only asks take it into account, and nothing of it is kept.
+    /// What all other regions have counted in the cell. The store takes it into account when it is asked, and does not keep
+    /// it.
     pub foreign: u64,
 }
 
 /// What only a bucket has. The store keeps it until a minute after it is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketUpdate {
-    /// The rest of the level that the floor is the whole hits of, in parts of a hit: `1 / window_ms`.
+    /// What the level has beyond the whole hits of the floor, in parts of a hit: `1 / window_ms`.
     pub floor_rest: u64,
-    /// How many whole hits are in it by the process's own view, rounded up: of what it has not told, no more than that,
-    /// and what it has given back, can still be there.
+    /// The level by the process's own view, in whole hits, rounded up. Of the hits that it has not told, no more than this
+    /// plus those it has given back can still be in the bucket.
     pub level: u64,
 }
 
 /// What a store holds of a cell, after a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellState {
-    /// The cell's number, 0 of a bucket.
+    /// The cell's number, 0 for a bucket.
     pub sequence: u64,
-    /// Made with the cell: another one, and what was there before is lost.
+    /// Made with the cell. If it is not the one from before, the cell was lost and made anew.
     pub epoch: u64,
-    /// The cell's hits: floor plus added. Of a bucket everything that was ever added, which tells old answers from new.
+    /// The cell's hits: floor plus added. For a bucket, everything that was ever added, which tells old answers from new.
     pub sum: u64,
     /// The process's field: the highest total that it has told.
     pub field: u64,
     /// The process's total of refunds that it asked for.
     pub asked: u64,
-    /// The cell's refunds, of all processes. 0 of a bucket, whose level is without them.
+    /// The cell's refunds, of all processes. 0 for a bucket, whose level is without them.
     pub refunds: u64,
     /// Processes that hold the key.
     pub holders: u32,
@@ -109,7 +110,7 @@ pub struct CellState {
 /// The level of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketLevel {
-    /// 0, unless the store's clock was set back: it does not drain until so much time has passed.
+    /// 0, unless the store's clock was set back: then the bucket does not drain until so much time has passed.
     pub ahead_ms: u64,
     /// Whole hits.
     pub whole: u64,

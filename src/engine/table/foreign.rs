@@ -1,9 +1,9 @@
 //! A key's part in the world: what other regions have counted, and what this one has told them.
 //!
-//! Beside a key's own counts stand, for each of its cells, the sum of the other regions' rows, this region's own row, and
-//! what this process last published. Others' rows count on top of the region's. The own row is only a lower bound of the
-//! region's count, for a process that has lost its origin: it never becomes part of what is told or published. What the
-//! process has accepted since it first saw the row can't be in it, and counts on top of that bound.
+//! For each cell of a key it keeps the sum of the other regions' rows, this region's own row, and what this process last
+//! published. The rows of other regions count on top of the region's count. The own row is only a lower bound of that count,
+//! for a process that has lost its origin: it never becomes part of what is told or published. Hits that the process has
+//! accepted since it first saw the row can't be in it, and count on top of that bound.
 
 use std::num::NonZeroU64;
 
@@ -12,13 +12,15 @@ use crate::engine::count::window::{Cell, Cells, PreviousWeight};
 use crate::engine::table::weight::heap_bytes;
 use crate::rules::limit::Terms;
 
-/// Cells that are kept: the newest may be one ahead of this process's clock.
+/// How many cells are kept: the newest may be one ahead of this process's clock.
 const CELLS: usize = 3;
 
 /// Two counters that only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// All that were ever charged, those that were given back too.
     pub hits: u64,
+    /// Hits that were given back. May exceed `hits` for a moment, because each counter is merged for itself.
     pub refunds: u64,
 }
 
@@ -32,11 +34,12 @@ impl Counts {
         Counts { hits: self.hits.saturating_add(other.hits), refunds: self.refunds.saturating_add(other.refunds) }
     }
 
+    /// The hits that count.
     pub fn count(self) -> u64 {
         self.hits.saturating_sub(self.refunds)
     }
 
-    /// What is left if so many were given back, as far as is known elsewhere.
+    /// The hits that count if at least so many were given back, as is known from elsewhere.
     pub fn without(self, refunds: u64) -> u64 {
         self.hits.saturating_sub(self.refunds.max(refunds))
     }
@@ -61,9 +64,10 @@ struct ForeignCell {
     since: u64,
 }
 
-/// The hits of a cell, or its refunds: those of others, of the row, those that were told, and those since the row was seen.
+/// The hits of a cell, or its refunds: of others, of the row, told, and accepted since the row was seen.
 type Column = [u64; 4];
 
+/// See [`Foreign::after_newest`].
 fn after(sequence: u64) -> NonZeroU64 {
     NonZeroU64::MIN.saturating_add(sequence)
 }
@@ -71,11 +75,11 @@ fn after(sequence: u64) -> NonZeroU64 {
 /// A key's part in the world.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Foreign {
-    /// The sequence after that of the first cell; the other cells are those before it. Never 0, so that a key that has none
-    /// of this needs no word to say so.
+    /// The sequence of the newest cell, plus one; the newest cell stands first. Never 0, so that a key without any of this
+    /// needs no word to say so.
     after_newest: NonZeroU64,
     hits: [Column; CELLS],
-    /// Few keys are ever refunded.
+    /// `None` until there is a refund: few keys ever have one.
     refunds: Option<Box<[Column; CELLS]>>,
 }
 
@@ -88,7 +92,7 @@ impl Foreign {
         self.after_newest.get() - 1
     }
 
-    /// What it takes beside its place.
+    /// How many bytes it takes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.refunds.as_ref().map_or(0, |_| heap_bytes(size_of::<[Column; CELLS]>()))
     }
@@ -112,8 +116,8 @@ impl Foreign {
         }
     }
 
-    /// The place of a cell, `None` if it is too old, or not of this time: clocks of regions differ, but by less than a
-    /// window.
+    /// The place of a cell; makes room for a new one. `None` if it is too old, or not of this time: clocks of regions
+    /// differ, but by less than a window.
     fn place_of(&mut self, sequence: u64, current: u64) -> Option<usize> {
         if sequence > current.saturating_add(1) || sequence.saturating_add(1) < current {
             return None;
@@ -147,7 +151,7 @@ impl Foreign {
         after.others != before.others
     }
 
-    /// The table has been told this about a cell.
+    /// Notes what the table was told about a cell.
     pub(crate) fn published(&mut self, sequence: u64, current: u64, counts: Counts) {
         if let Some(back) = self.place_of(sequence, current) {
             let cell = self.cell_at(back);
@@ -160,7 +164,7 @@ impl Foreign {
         self.cell(sequence).others.count()
     }
 
-    /// This process has accepted hits in a cell.
+    /// Notes hits that this process has accepted in a cell.
     pub(crate) fn accept(&mut self, sequence: u64, hits: u64) {
         let back = self.newest().checked_sub(sequence).and_then(|back| usize::try_from(back).ok());
         if let Some([.., since]) = back.and_then(|back| self.hits.get_mut(back)) {
@@ -168,18 +172,18 @@ impl Foreign {
         }
     }
 
-    /// What the region has counted in a cell at least: its row, and what is too new to be in it.
+    /// What the region has counted in a cell at least: its row, and hits that are too new to be in it.
     pub(crate) fn row(&self, sequence: u64) -> Counts {
         let ForeignCell { row, since, .. } = self.cell(sequence);
         if row.hits == 0 { row } else { Counts { hits: row.hits.saturating_add(since), ..row } }
     }
 
-    /// From here on nothing of it counts any more.
+    /// From here on none of these counts matter any more.
     pub(crate) fn expires_at_ms(&self, window_ms: u64) -> u64 {
         self.newest().saturating_add(2).saturating_mul(window_ms)
     }
 
-    /// From here on nothing counts any more that other regions have counted; 0 if they have counted nothing.
+    /// From here on no count of other regions matters any more; 0 if they have counted nothing.
     pub(crate) fn others_until_ms(&self, window_ms: u64) -> u64 {
         let newest = (0..CELLS).find(|back| self.hits[*back][0] > 0);
         newest.map_or(0, |back| self.newest().saturating_add(2).saturating_sub(back as u64).saturating_mul(window_ms))
@@ -191,13 +195,14 @@ impl Foreign {
         is_present(sequence) || sequence.checked_sub(1).is_some_and(is_present)
     }
 
-    /// The table may have lost what it was told: nothing is taken for granted.
+    /// Forgets what the table was told, because it may have lost it.
     pub(crate) fn forget_told(&mut self) {
         for back in 0..CELLS {
             self.set_cell_at(back, ForeignCell { told: Counts::default(), ..self.cell_at(back) });
         }
     }
 
+    /// A key's own cells, raised to what is known from the table: see the top of this file.
     fn lift(&self, cells: &Cells, is_cut_off: bool) -> Cells {
         let lifted = |cell: &Cell, sequence: u64| {
             let region = cell.count().max(self.row(sequence).without(cell.refunds));
@@ -215,18 +220,20 @@ impl Foreign {
 /// Which of a key's cells are worth publishing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PublishRule {
+    /// The key's limit: half of it, or a smaller part if no other region knows, makes a cell worth publishing.
     pub limit: u32,
     /// How many regions there are.
     pub regions: u32,
+    /// Whether the previous cell still weighs in; if not, only the current one is published.
     pub weighing: PreviousWeight,
-    /// Refunds that the origin has not answered for may still come to less.
+    /// Publishes refunds too. False while the origin has not answered for all: they may still come to less.
     pub with_refunds: bool,
 }
 
 impl PublishRule {
-    /// The counts of a cell that others should know of and do not: they grew, and the region has used half of the limit,
-    /// or another region counts here too, or it is the first that others hear of it in this window and more than a small
-    /// part of the limit.
+    /// The counts of a cell, if others should know of them and do not: hits that they know of were given back; or the counts
+    /// grew, and the region has used half of the limit, or another region counts here too, or others have not heard of the
+    /// region in this window and its count is no small part of the limit (a quarter of the region's part).
     fn of_cell(&self, cell: &Cell, sequence: u64, foreign: Option<&Foreign>) -> Option<Counts> {
         let told = foreign.map_or(Counts::default(), |foreign| foreign.cell(sequence).told);
         let mut counts = Counts::from(*cell);
@@ -264,9 +271,11 @@ impl PublishRule {
 /// A counter as decisions see it: with what other regions have counted, and at least what this one has published.
 #[derive(Debug)]
 pub(in crate::engine) struct View<'a> {
+    /// A look brings it up to date, but never adds foreign counts to it.
     pub counter: &'a mut Counter,
+    /// `None` if nothing is known of the key from the table of the regions.
     pub foreign: Option<&'a Foreign>,
-    /// Held to the region's own part of the limit: what others have counted is theirs.
+    /// The key is held to the region's own part of the limit: hits of other regions count against theirs.
     pub is_cut_off: bool,
 }
 
@@ -283,9 +292,9 @@ impl View<'_> {
         if self.foreign.is_none() { look } else { self.look_foreign(look, terms) }
     }
 
-    /// A look with what comes from outside.
+    /// A look that takes counts from outside in.
     fn look_foreign(&self, look: Look, terms: &Terms) -> Look {
-        // Of the same window already.
+        // The look has brought the counter to this window already.
         self.lifted().map_or(look, |mut lifted| lifted.look(terms, look.now_ms))
     }
 

@@ -1,6 +1,6 @@
 //! The books that this process keeps on other regions: the only door to the table for the exchange between them.
 //!
-//! Verbs, each done under the shard's lock before it returns, as in [`ledger`](crate::engine::table::ledger).
+//! It has verbs, each done under the shard's lock before it returns, as in [`ledger`](crate::engine::table::ledger).
 
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
 
-/// A queue of so many is never swept.
+/// A queue no longer than this is never swept.
 const NOTED_MIN: usize = 4096;
 
 /// A table's books on other regions.
@@ -35,29 +35,34 @@ pub struct ForeignSum {
 /// What became of a cell that other regions told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImportResult {
-    /// It is counted, in these slots: several if a rule has changed how it counts.
+    /// It is counted, in these slots: several if a rule has changed its algorithm. `is_news`: other regions have counted
+    /// more than was known. `is_created`: the key was not here before.
     Counted { slots: SmallVec<[SlotRef; 2]>, is_news: bool, is_created: bool },
-    /// There are too many keys already that only other regions ask for.
+    /// There is no room for the key, or there are too many keys already that only other regions ask for.
     NoRoom,
 }
 
 /// A key, and where it is.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyAt {
+    /// For verbs that come back to the key: by then its slot may hold another.
     pub at: SlotRef,
+    /// Its name, as it was when it was read.
     pub key: OwnedKey,
 }
 
 /// A key with counts that other regions should know of.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishableKey {
+    /// For [`ForeignLedger::published`].
     pub at: SlotRef,
+    /// What the row is published under.
     pub key: OwnedKey,
-    /// Sequences and their counts, the older first.
+    /// Sequences and their counts, the older first. May be empty: then nothing is worth publishing any more.
     pub cells: SmallVec<[(u64, Counts); 2]>,
 }
 
-/// The keys to publish now. What comes in meanwhile is for the next turn.
+/// The keys to publish now. Keys that come in meanwhile are left for the next turn.
 #[derive(Debug)]
 pub(crate) struct PublishableKeys<'t> {
     table: &'t Table,
@@ -73,7 +78,7 @@ impl Table {
 }
 
 impl<'t> ForeignLedger<'t> {
-    /// How many keys wait to be published; some may be gone.
+    /// How many places the queue of keys to publish has; some keys may be gone.
     pub(crate) fn noted(&self) -> usize {
         self.table.noted.len()
     }
@@ -92,18 +97,18 @@ impl<'t> ForeignLedger<'t> {
         });
     }
 
-    /// Has a key published again, if there is anything that others do not know.
+    /// Queues a key to be published, if there is anything that others should know and do not.
     pub(crate) fn note(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| entry.note());
     }
 
-    /// Has every key published of which others do not know everything.
+    /// Queues every key to be published of which others should know more.
     pub(crate) fn note_all(&self) {
         self.table.each(|mut entry| entry.note());
     }
 
-    /// Keys that were given up leave their places in the queue behind. While nothing can be published, these are found
-    /// here before they outnumber the keys that there are.
+    /// Keys that were given up leave their places in the queue behind. While nothing can be published, this removes such
+    /// places before they outnumber the keys that there are.
     pub(crate) fn sweep_noted(&self) {
         let noted = &self.table.noted;
         let length = noted.len();
@@ -118,7 +123,7 @@ impl<'t> ForeignLedger<'t> {
         }
     }
 
-    /// The other regions may have lost what they were told: nothing is taken for granted.
+    /// Forgets what the other regions were told, because they may have lost it.
     pub(crate) fn forget_told(&self) {
         self.table.each(|entry| {
             if let Some(foreign) = entry.part.known_foreign() {
@@ -127,11 +132,11 @@ impl<'t> ForeignLedger<'t> {
         });
     }
 
-    /// Takes over what other regions have counted in a cell of a key. One that is not here is made, if there is room.
+    /// Takes over what other regions have counted in a cell of a key. Makes the key if it is not here and there is room.
     pub fn import(&self, key: &Key<'_>, terms: &Terms, sum: &ForeignSum, now_ms: u64) -> ImportResult {
         let mut slots = SmallVec::new();
         let mut is_news = false;
-        // A rule may have changed how it counts: the cells are the same.
+        // A rule may have changed its algorithm: the cells are the same.
         for algorithm in Algorithm::windowed() {
             self.table.with_key(&Key { algorithm, ..*key }, |mut entry| {
                 is_news |= entry.import(sum.sequence, sum.others, sum.row, now_ms);
@@ -157,7 +162,7 @@ impl<'t> ForeignLedger<'t> {
                 entry.part.foreign_mut(entry.slot.counter.sequence());
                 entry.part.set_unasked();
             } else {
-                // A request has made it in between.
+                // A request has made the key in between.
                 self.table.count_asked();
             }
             let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
@@ -189,12 +194,12 @@ impl<'t> ForeignLedger<'t> {
         self.table.with_at(at, |_| ()).is_some()
     }
 
-    /// Whether sensitive keys are new that have to be compared with what other regions told by digest.
+    /// Whether there are new sensitive keys, to be compared with what other regions told by digest.
     pub(crate) fn is_any_digested(&self) -> bool {
         !self.table.digested.is_empty()
     }
 
-    /// The next sensitive key that is new and has to be compared with what other regions told by digest.
+    /// The next new sensitive key, to be compared with what other regions told by digest.
     pub(crate) fn next_digested(&self) -> Option<KeyAt> {
         self.next_of(|| self.table.digested.pop(), |_| true)
     }
@@ -204,12 +209,12 @@ impl<'t> ForeignLedger<'t> {
         self.table.missing.begin_reading();
     }
 
-    /// Counts that matter until then found no room.
+    /// Notes that counts which matter until then found no room.
     pub(crate) fn leave_out(&self, until_ms: u64) {
         self.table.missing.leave_out(until_ms);
     }
 
-    /// Everything was heard. Unless something was left out meanwhile, no key lacks anything.
+    /// A full read ends: everything was heard. Unless something was left out meanwhile, no key lacks anything.
     pub(crate) fn end_reading(&self, now_ms: u64) {
         let missing = &self.table.missing;
         missing.end_reading();
@@ -242,7 +247,7 @@ impl<'t> ForeignLedger<'t> {
         });
     }
 
-    /// The first key of a queue that is still there and is meant.
+    /// The first key of a queue that is still here and is meant.
     fn next_of(&self, pop: impl Fn() -> Option<SlotRef>, is_meant: impl Fn(&OwnedKey) -> bool) -> Option<KeyAt> {
         loop {
             let at = pop()?;

@@ -1,16 +1,16 @@
 //! From a key's hash to its slot: open addressing over words of two bytes.
 //!
-//! A word holds the number of a slot and five bits of its hash. There are as many words as a shard ever needs, from its
-//! first key on: nothing is ever rehashed, so that nobody waits for it, and the whole index of a million keys is four
-//! megabytes. The part of the hash that is used stands in a list beside the slots, so that removing touches no slot
-//! either.
+//! A word holds the number of a slot and five bits of its hash. From its first key on a shard has all the words that it ever
+//! needs: nothing is ever rehashed, so nobody waits for that, and the whole index of a million keys is four megabytes. The
+//! part of the hash that the index uses stands in a list beside the slots, so that removing a key touches no slot either.
 
 /// A power of two, so that a hash finds its word without a division.
 const WORDS: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 11;
 const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 
-/// The part of a hash that the index uses: its home below, and above it what tells it from others that live there.
+/// The part of a hash that the index uses: in the low bits its home, and above them five bits that tell it from others that
+/// live there.
 pub(super) type IndexTag = u16;
 
 /// Finds slots by hash.
@@ -20,7 +20,7 @@ pub(super) struct Index {
     words: Option<Box<[u16; WORDS]>>,
 }
 
-/// Five bits of the hash above, the slot's number plus one below.
+/// Five bits of the hash in the high bits, the slot's number plus one in the low ones.
 fn word(tag: IndexTag, slot: u32) -> u16 {
     (tag & !SLOT_MASK) | (slot as u16 + 1)
 }
@@ -34,7 +34,7 @@ fn home(tag: IndexTag) -> usize {
 }
 
 impl Index {
-    /// Slots are numbered below this.
+    /// All numbers of slots are below this.
     pub(super) const SLOTS_MAX: usize = WORDS / 4 * 3;
 
     /// The slot with this hash that `is_it` accepts.

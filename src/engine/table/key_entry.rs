@@ -1,11 +1,12 @@
 //! One key under its shard's lock: what a verb of a ledger works on.
 //!
-//! An [`KeyEntry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
+//! A [`KeyEntry`] lives only inside the table. It knows where its slot is, so that queues and weights are kept right by the
 //! same hand that changes the slot.
 
 use crate::engine::count::counter::Look;
+use crate::engine::headroom::Headroom;
 use crate::engine::key::{Key, OwnedKey};
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::foreign::{Counts, View};
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::shard::Shard;
@@ -15,8 +16,11 @@ use crate::rules::limit::Terms;
 /// A key and its part in the region, while its shard is locked.
 pub(super) struct KeyEntry<'a> {
     table: &'a Table,
+    /// Where the slot is, with the key's generation.
     pub(super) at: SlotRef,
+    /// The key, its counter and the terms of its last decision.
     pub(super) slot: &'a mut Slot,
+    /// Always there: a table that nobody shares has no entries.
     pub(super) part: &'a mut RegionalPart,
 }
 
@@ -30,6 +34,27 @@ impl KeyEntry<'_> {
         self.part.look(&mut self.slot.counter, terms, now_ms)
     }
 
+    /// Hits that no message and no queue has: they are told when there are more of them.
+    pub(super) fn held_hits(&self) -> u64 {
+        if self.part.is_queued() || self.part.is_sent() { 0 } else { self.part.pending() }
+    }
+
+    /// More is held back than may be pending by now: others have come, or have counted much.
+    pub(super) fn is_beyond_allowance(&mut self, now_ms: u64) -> bool {
+        if self.held_hits() == 0 {
+            return false;
+        }
+        let terms = self.slot.terms();
+        self.look(&terms, now_ms);
+        let counter = &mut self.slot.counter;
+        let pending = self.part.pending_in(counter.cells_that_count(&terms));
+        let available =
+            View { counter, foreign: self.part.foreign(), is_cut_off: false }.look(&terms, now_ms).available;
+        let live = self.table.live(self.part.store());
+        let headroom = Headroom { limit: terms.capacity(), slack_permille: self.part.slack_permille(), live };
+        pending > headroom.allowance(available)
+    }
+
     /// Puts the key into the queue of what its store is to be told.
     pub(super) fn enqueue(&mut self, is_urgent: bool) {
         self.table.enqueue(self.at.shard, self.at.slot, self.part, is_urgent);
@@ -40,11 +65,12 @@ impl KeyEntry<'_> {
         self.table.note(self.at.shard, self.at.slot, self.slot, self.part);
     }
 
-    /// Has the counts of other regions looked up.
+    /// Queues the key so that its counts of other regions are looked up.
     pub(super) fn seek(&mut self) {
         self.table.seek(self.at.shard, self.at.slot, self.slot, self.part);
     }
 
+    /// Takes note of what the key takes beside its slot now. To be called where that may have changed.
     pub(super) fn weigh(&mut self) {
         self.table.weigh(self.slot, Some(self.part));
     }
@@ -56,8 +82,11 @@ impl KeyEntry<'_> {
         let current = self.slot.counter.sequence();
         let is_news = self.part.foreign_mut(current).import(sequence, current, others, row);
         self.part.reconsider_pause(&mut self.slot.counter, &terms, now_ms);
+        if is_news && self.is_beyond_allowance(now_ms) {
+            self.enqueue(true);
+        }
         self.weigh();
-        // What others do not know may matter to them now.
+        // Counts that other regions do not know of may matter to them now.
         self.note();
         is_news
     }

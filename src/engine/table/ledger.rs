@@ -1,8 +1,10 @@
 //! The books that a store and this process keep on each other: the only door to the table for code that talks to a store.
 //!
-//! Verbs, each done under the shard's lock before it returns: no lock, slot or part ever leaves. A key that a message is
-//! about is named by a [`SlotRef`], which means nothing outside; if the key is gone by the time the answer comes, the
-//! verb does nothing.
+//! It has verbs, each done under the shard's lock before it returns: no lock, slot or part ever leaves. A [`SlotRef`], which
+//! means nothing outside, names the key that a message is about. If the key is gone by the time the answer comes, the verb
+//! does nothing.
+
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -11,6 +13,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::{NewKey, SlotRef, Table};
@@ -35,14 +38,17 @@ pub struct KeyUpdate {
 /// A key of which the store has not heard everything.
 #[derive(Clone, Debug)]
 pub struct UnsentKey {
+    /// Names the key to the verbs that take the answer.
     pub at: SlotRef,
+    /// Names the key to the store.
     pub key: OwnedKey,
+    /// Those of the last decision on it.
     pub terms: Terms,
     /// `None`: the process does not know its own field at the store, and has to read it before its totals mean anything.
     pub update: Option<KeyUpdate>,
 }
 
-/// The keys to tell a store about now, each once. What comes in meanwhile is for the next time.
+/// The keys to tell a store about now, each once. Keys that come in meanwhile are left for the next time.
 #[derive(Debug)]
 pub struct UnsentKeys<'t> {
     ledger: Ledger<'t>,
@@ -51,19 +57,20 @@ pub struct UnsentKeys<'t> {
     now: Now,
 }
 
-/// What a store has answered to a check of a key.
+/// A store's answer to a check of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyAnswer<'a> {
+    /// The cells as the store holds them, the newest first.
     pub cells: &'a [CellState],
     /// Hits that it has admitted, and charged.
     pub admitted: u64,
-    /// The fewest hits that it has denied.
+    /// The fewest hits that it has denied, `None` if it has denied none.
     pub denied: Option<u64>,
     /// A denial does not count for later requests: the store is asked each time.
     pub is_strict: bool,
     /// The key is held to the region's own part of the limit.
     pub is_cut_off: bool,
-    /// Any number: keys that were denied together do not come back together.
+    /// Any number: it spreads pauses, so that keys that were denied together do not come back together.
     pub jitter: u64,
 }
 
@@ -82,7 +89,7 @@ impl Table {
         Ledger { table: self, store }
     }
 
-    /// Moves keys to the stores that share them from now on, so that these hear of what was accepted here.
+    /// Moves keys to the stores that share them from now on, so that those hear of what was accepted here.
     pub(in crate::engine) fn rehome(&self, home: impl Fn(&Key<'_>) -> Option<Store>) {
         self.each(|mut entry| {
             let Some(home) = home(&entry.slot.key()).filter(|home| *home != entry.part.store()) else { return };
@@ -104,9 +111,10 @@ impl Table {
 }
 
 impl<'t> Ledger<'t> {
-    /// Whether a key waits to be told.
+    /// Whether a key waits to be told, here or given up.
     pub(crate) fn is_any_unsent(&self) -> bool {
-        !self.table.grown(self.store).all.is_empty()
+        let grown = self.table.grown(self.store);
+        !grown.all.is_empty() || !grown.farewells.is_empty()
     }
 
     /// Whether a key waits to be told at once.
@@ -114,7 +122,7 @@ impl<'t> Ledger<'t> {
         !self.table.grown(self.store).urgent.is_empty()
     }
 
-    /// Nothing is urgent any more: what was still waits to be told with the rest.
+    /// Makes all urgent keys wait to be told with the rest.
     pub(crate) fn forget_urgent(&self) {
         while self.table.grown(self.store).urgent.pop().is_some() {}
     }
@@ -124,6 +132,56 @@ impl<'t> Ledger<'t> {
         let grown = self.table.grown(self.store);
         let left = if is_urgent { grown.urgent.len() } else { grown.all.len() };
         UnsentKeys { ledger: *self, is_urgent, left, now }
+    }
+
+    /// What a key that was given up still has to tell.
+    pub(crate) fn next_farewell(&self) -> Option<Farewell> {
+        self.table.grown(self.store).farewells.pop()
+    }
+
+    /// The store was not told: it hears of it with the next flush, if there is room.
+    pub(crate) fn put_farewell_back(&self, farewell: Farewell) {
+        let lost = self.table.grown(self.store).farewells.push(farewell);
+        self.table.lost_hits.fetch_add(lost, Ordering::Relaxed);
+    }
+
+    /// Takes over how many processes are alive.
+    pub(crate) fn set_live(&self, live: u32) {
+        self.table.grown(self.store).live.store(live, Ordering::Relaxed);
+    }
+
+    /// Goes through a shard: has told at once what is held back and is more than may be pending by now. Returns the hits
+    /// that stay held back.
+    pub(crate) fn patrol(&self, shard: u32, now: Now) -> u64 {
+        let mut held: u64 = 0;
+        self.table.each_in(shard, |mut entry| {
+            if entry.part.store() != self.store {
+                return;
+            }
+            match entry.is_beyond_allowance(now.wall_ms) {
+                true => entry.enqueue(true),
+                false => held = held.saturating_add(entry.held_hits()),
+            }
+        });
+        held
+    }
+
+    /// Has everything told that is held back: what is the largest part of its limit first.
+    pub(crate) fn release_held(&self) {
+        /// Parts are compared in millionths.
+        const WHOLE: u64 = 1_000_000;
+        let mut held: Vec<(u64, SlotRef)> = Vec::new();
+        self.table.each(|entry| {
+            let hits = entry.held_hits();
+            if hits > 0 && entry.part.store() == self.store {
+                let capacity = u64::from(entry.slot.terms().capacity().max(1));
+                held.push((hits.saturating_mul(WHOLE) / capacity, entry.at));
+            }
+        });
+        held.sort_unstable_by_key(|(part, _)| std::cmp::Reverse(*part));
+        for (_, at) in held {
+            self.table.with_at(at, |mut entry| entry.enqueue(false));
+        }
     }
 
     /// A message about a key was answered.
@@ -154,13 +212,13 @@ impl<'t> Ledger<'t> {
         self.table.with_at(at, |mut entry| entry.enqueue(false));
     }
 
-    /// A key could not be read: it waits to be told, whichever store it is of by now.
+    /// A key could not be read: it waits to be told, whichever store shares it by now.
     pub(crate) fn put_key_back(&self, key: &Key<'_>) {
         self.table.with_key(key, |mut entry| entry.enqueue(false));
     }
 
-    /// Has keys told again that the store has lost, shard by shard from this one on, until there are enough. Returns the
-    /// shard to go on with.
+    /// Queues keys that the store may have lost to be told again, shard by shard from this one on, until there are enough.
+    /// Returns the shard to go on with, `None` after the last.
     pub(crate) fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
         let mut marked = 0;
         for number in from..self.table.shards() {
@@ -178,7 +236,7 @@ impl<'t> Ledger<'t> {
         None
     }
 
-    /// Hits of the keys that wait to be told. Keys that are gone leave the queue.
+    /// Pending hits of the keys that wait to be told. Takes keys that are gone out of the queue.
     pub(crate) fn unsent_hits(&self) -> u64 {
         let queue = &self.table.grown(self.store).all;
         let mut hits: u64 = 0;
@@ -192,7 +250,7 @@ impl<'t> Ledger<'t> {
         hits
     }
 
-    /// What a check says about a key, whether it is here or not.
+    /// What to say about a key in a check, whether the key is here or not.
     pub(crate) fn update_of(&self, key: &OwnedKey, terms: &Terms, is_cut_off: bool, now: Now) -> KeyUpdate {
         let known = |mut entry: KeyEntry<'_>| {
             if entry.part.store() != self.store {
@@ -218,7 +276,7 @@ impl<'t> Ledger<'t> {
         self.table.with_key(&key.as_key(), is_paused).unwrap_or(false)
     }
 
-    /// Takes an answer over. `None` if there is no room for the key, or it is another store's by now.
+    /// Takes an answer over. `None` if there is no room for the key, or another store shares it by now.
     pub fn settle(&self, key: &OwnedKey, terms: &Terms, answer: KeyAnswer<'_>, now: Now) -> Option<KeyView> {
         let KeyAnswer { cells, admitted, denied, is_strict, is_cut_off, jitter } = answer;
         self.with_key(key, terms, now, |entry| {
@@ -227,7 +285,7 @@ impl<'t> Ledger<'t> {
             let (counter, foreign) = (&mut entry.slot.counter, entry.part.foreign());
             let mut view = View { counter, foreign, is_cut_off };
             let available = view.look(terms, now.wall_ms).available;
-            // The owner of strict limits is asked again as soon as memory does not deny any more.
+            // No pause for a strict limit: the owner is asked again as soon as memory does not deny any more.
             if let Some(hits) = denied.filter(|_| !is_strict) {
                 let for_ms = pause_ms(view, terms, hits, jitter, now.wall_ms);
                 entry.part.pause(hits, for_ms, now.mono_ms());
@@ -239,7 +297,7 @@ impl<'t> Ledger<'t> {
         })
     }
 
-    /// Charges hits that the store has admitted and not charged: it hears of them at once.
+    /// Charges hits that the store has admitted but not charged. It hears of them at once.
     pub(crate) fn charge(&self, key: &OwnedKey, terms: &Terms, hits: u64, now: Now) {
         self.with_key(key, terms, now, |entry| {
             entry.look(terms, now.wall_ms);
@@ -254,7 +312,7 @@ impl<'t> Ledger<'t> {
         self.with_key(key, terms, now, |entry| entry.part.unreadable(now.mono_ms()));
     }
 
-    /// Visits every cell that this process has a field in at the store: its key, and its sequence, which a bucket has not.
+    /// Visits every cell in which this process has a field at the store, with its key and its sequence, `None` for a bucket.
     pub(crate) fn each_field(&self, mut visit: impl FnMut(&OwnedKey, Option<u64>)) {
         self.table.each(|entry| {
             if entry.part.holders() == 0 || entry.part.store() != self.store {
@@ -269,7 +327,7 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// Finds or makes a key, and works on it. `None` if there is no room, or under other rules it is another store's by now.
+    /// Finds or makes a key, and works on it. `None` if there is no room, or new rules have another store share it by now.
     fn with_key<T>(
         &self,
         key: &OwnedKey,

@@ -1,9 +1,9 @@
 //! Whether counts of other regions are missing here, and which keys have to be looked up because of it.
 //!
 //! Rows of other regions are left out when there is no room for their keys, and counts go with keys that are given up. A
-//! request may ask for such a key at any time. So while anything may be missing, keys that are made are marked, and those
-//! that requests ask for stand in a queue to be looked up. The queue is short: a key that finds it full keeps its mark, and
-//! the next request on it tries again. As long as nothing is missing, nothing is marked and nothing looked up.
+//! request may ask for such a key at any time. So while anything may be missing, every new key is marked, and a marked key
+//! that a request asks for enters a queue to be looked up. The queue is short: a key that finds it full keeps its mark, and
+//! the next request on it tries again. As long as nothing is missing, no key is marked or looked up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,13 +11,13 @@ use crossbeam::queue::SegQueue;
 
 use crate::engine::table::shard::SlotRef;
 
-/// Keys that wait to be looked up, at most: what about eight turns of lookups get through.
+/// At most this many keys wait to be looked up: about eight turns of lookups get through them.
 const SOUGHT_MAX: usize = 16_384;
 
-/// What may be missing.
+/// Until when counts may be missing, and the keys to look up.
 #[derive(Debug, Default)]
 pub(super) struct MissingCounts {
-    /// Until when something matters that was left out or given up.
+    /// Until when counts that were left out or given up matter, in wall time; 0 if there are none.
     until_ms: AtomicU64,
     /// A full read has begun and not ended.
     is_unread: AtomicBool,
@@ -25,7 +25,7 @@ pub(super) struct MissingCounts {
 }
 
 impl MissingCounts {
-    /// Counts that matter until then are not here.
+    /// Notes that counts are not here which matter until then.
     pub(super) fn leave_out(&self, until_ms: u64) {
         self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
@@ -36,7 +36,7 @@ impl MissingCounts {
         self.until_ms.store(0, Ordering::Relaxed);
     }
 
-    /// All of it was heard.
+    /// The full read has ended: everything was heard.
     pub(super) fn end_reading(&self) {
         self.is_unread.store(false, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl MissingCounts {
         self.is_unread.load(Ordering::Relaxed) || self.until_ms.load(Ordering::Relaxed) > now_ms
     }
 
-    /// Has a key looked up. False if too many wait already.
+    /// Queues a key to be looked up. False if too many wait already.
     pub(super) fn seek(&self, at: SlotRef) -> bool {
         let has_room = self.sought.len() < SOUGHT_MAX;
         if has_room {

@@ -1,23 +1,24 @@
 //! Where the counts live: a sharded table with a hard cap.
 //!
-//! Every [`Shard`] has one short lock. A decision locks the shards of all its keys, in ascending order, judges, charges,
-//! and lets go: that is what makes a batch all or nothing, invisible until it is done, and never refused because of
-//! another batch that was itself refused.
+//! Every [`Shard`] has one short lock. A decision locks the shards of all its keys, in ascending order, judges, charges, and
+//! lets go. That makes a batch all or nothing, invisible until it is done, and never refused because of another batch that
+//! was itself refused.
 //!
 //! The cap is a number of keys, and a number of bytes that they may take together: some keys take more than others, see
-//! [`weight`](crate::engine::table::weight). At the cap, expired slots go first, then the least used; one that is over its limit,
-//! or has hits that the origin does not know of, only if nothing else is found among those that a request has the time to
-//! look at. So a key in use outlasts a flood of keys that are asked for once: it goes only after the eviction hand has come
-//! by as often as the key was used, fifteen times at most, without a use in between. Nobody waits for growth or for a sweep:
-//! shards are small, have their room from the start, and are swept a few slots at a time.
+//! [`weight`](crate::engine::table::weight). At the cap, expired slots go first, then the least used. A key that is over its
+//! limit, or has hits that the origin does not know of, goes only if a request finds nothing else among the slots that it
+//! has the time to look at. So a key in use outlasts a flood of keys that are asked for only one time: it goes only after
+//! the eviction hand has come by as often as the key was used, fifteen times at most, without a use in between. Nobody waits
+//! for growth or for a sweep: shards are small, have their room from the start, and are swept a few slots at a time.
 //!
-//! Code outside of the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those for
-//! other regions. No lock, slot or part leaves them.
+//! Code outside of the engine reaches keys through verbs only: [`ledger`] has those for a store, [`foreign_ledger`] those
+//! for other regions. No lock, slot or part leaves them.
 //!
-//! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that one that
-//! is not pays nothing for it. Slots with something to tell the origin stand in a queue.
+//! A table that is shared with other processes has a [`RegionalPart`] beside each slot, in lists of their own, so that a
+//! table that is not shared pays nothing for them. Slots with something to tell a store stand in a queue.
 
 pub mod cell;
+pub mod farewell;
 pub mod foreign;
 pub mod foreign_ledger;
 mod index;
@@ -38,9 +39,11 @@ use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::count::counter::Counter;
-use crate::engine::key::Key;
+use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
+use crate::engine::table::farewell::{Farewell, Farewells};
 use crate::engine::table::foreign::Foreign;
+use crate::engine::table::ledger::KeyUpdate;
 use crate::engine::table::missing_counts::MissingCounts;
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
@@ -52,29 +55,29 @@ use crate::engine::table::weight::{Capacity, EvictionGoal, KEY_BYTES, SHARED_KEY
 /// Keys per shard when the table is full, at most. They fill unevenly, but never by half as much again.
 const KEYS_PER_SHARD: usize = 1024;
 const SHARDS_MAX: usize = 1 << 19;
-/// The most that the cap can be set to.
+/// The largest cap, in keys.
 pub const KEYS_MAX: usize = SHARDS_MAX * KEYS_PER_SHARD;
-/// Other shards that are looked at when nothing of a shard can be given up, and slots of them.
+/// How many other shards are looked at when nothing of a shard can be given up, and how many of their slots.
 const NEIGHBOURS_MAX: usize = 16;
 const NEIGHBOUR_SLOTS_MAX: usize = 1024;
-/// One key in so many may be here only because other regions have counted it.
+/// At most one key in so many may be here only because other regions have counted it.
 const UNASKED_PART: usize = 4;
-/// Slots that are looked at under one lock by a sweep, some microseconds at most for a thread that waits for the shard; and by
-/// a request that needs room.
+/// How many slots a sweep looks at under one lock, some microseconds at most for a thread that waits for the shard; and how
+/// many a request that needs room.
 const SWEEP_LOOKS: usize = 32;
 const ROOM_LOOKS: usize = 16;
-/// Four fifths of the bytes at most are for slots.
+/// At most four fifths of the bytes are for slots.
 const SLOTS_PART: usize = 4;
 const SLOTS_OF: usize = 5;
-/// Keys that are given up for one at most: the heaviest takes as much as so many that have nothing beside their slots.
+/// At most this many keys are given up for a new one: the heaviest takes as much as so many with nothing beside their slots.
 const ROOM_TURNS: usize = 16;
 
 /// Waits for a shard: looks again from time to time, and only then lets the system put the thread to sleep. A shard is
-/// held for some tens of nanoseconds. A thread that looks all the time takes the cache line away from the holder; one that
-/// sleeps has to be woken, by a thread that has better things to do.
+/// held for some tens of nanoseconds. A thread that looks all the time takes the cache line away from the holder; a thread
+/// that sleeps has to be woken by one that has better things to do.
 #[cold]
 fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    /// Together some microseconds: a thread that holds it for longer has lost its processor.
+    /// Together some microseconds: a thread that holds the shard for longer has lost its processor.
     const LOOKS: usize = 16;
     const PAUSES: usize = 32;
     for _ in 0..LOOKS {
@@ -86,20 +89,20 @@ fn wait_for(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock()
 }
 
-/// What became of keys, since the start.
+/// How full the table is, and what became of its keys since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
     /// Keys that are held now.
     pub keys: usize,
-    /// What they take.
+    /// What the table takes, with the slots of keys that are gone.
     pub bytes: usize,
-    /// Keys forgotten because nothing of them counted any more.
+    /// Keys removed because nothing of them counted any more.
     pub expired: u64,
     /// Keys given up before they had expired, because the table was full.
     pub evicted: u64,
     /// Of those, keys that were over their limit.
     pub evicted_over_limit: u64,
-    /// Hits that the origin never heard of, because their keys were given up.
+    /// Hits that no store has acknowledged, because their keys were given up.
     pub lost_hits: u64,
 }
 
@@ -108,13 +111,13 @@ pub struct TableStats {
 pub struct Table {
     /// Padded, so that neighbours do not slow each other down.
     shards: Box<[CachePadded<Mutex<Shard>>]>,
-    /// When something of a shard may have expired, in whole seconds, so that a search locks no shard for nothing.
+    /// For each shard when a key may have expired, in whole seconds, so that a search locks no shard for nothing.
     due_s: Box<[AtomicU32]>,
     hasher: ahash::RandomState,
     keys_max: usize,
     keys: AtomicUsize,
     bytes_max: usize,
-    /// Slots that were ever made: what they take is not given back.
+    /// Slots that were ever made: their memory is never given back.
     made: AtomicUsize,
     /// What keys take beside their slots.
     bytes_beside: AtomicUsize,
@@ -127,14 +130,14 @@ pub struct Table {
     /// When a key last expired.
     expired_at_ms: AtomicU64,
     is_shared: bool,
-    /// For the origin, and for the owner of strict limits.
+    /// Keys with something to tell the origin, and the owner of strict limits.
     grown: [UnsentQueues; 2],
     regions: u32,
     /// Slots with counts that other regions should know of, each once.
     noted: SegQueue<SlotRef>,
     /// Sensitive keys that are new: they have to be compared with what other regions told by digest.
     digested: SegQueue<SlotRef>,
-    /// What other regions have told and is not here.
+    /// Counts that other regions have told and that are not here.
     missing: MissingCounts,
     /// Keys that are here only because other regions have counted them.
     unasked: AtomicUsize,
@@ -142,13 +145,17 @@ pub struct Table {
     nothing_due_s: AtomicU32,
 }
 
-/// Slots with something to tell a store. Each stands in `all` once at most, and in `urgent` as often as it became so.
+/// What a store is to be told. A slot stands in `all` once at most, and in `urgent` as often as it became so.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct UnsentQueues {
-    /// All that a store has not heard of.
+    /// Slots that are told with the next flush.
     pub all: SegQueue<SlotRef>,
-    /// Pending hits have used up half of their allowance.
+    /// Those that are told at once.
     pub urgent: SegQueue<SlotRef>,
+    /// What keys that were given up still had to tell.
+    farewells: Farewells,
+    /// Processes that share the store and are alive. 0 until that is known.
+    live: AtomicU32,
 }
 
 impl Table {
@@ -167,15 +174,15 @@ impl Table {
         Table::with(capacity.into(), true, regions.max(1))
     }
 
-    /// Takes a hasher of the caller's choosing, so that a run can be repeated: what goes at the cap depends on it.
-    /// Only for a table that has no keys yet, and never where clients could learn what chose it.
+    /// Uses a hasher that the caller chooses, so that a run can be repeated: which keys go at the cap depends on it.
+    /// Only for a table that has no keys yet, and never where clients could learn the hasher's seed.
     pub fn hashed_by(self, hasher: ahash::RandomState) -> Table {
         Table { hasher, ..self }
     }
 
     fn with(capacity: Capacity, is_shared: bool, regions: u32) -> Table {
         let key_bytes = if is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
-        // Slots stay once they are made: so many of them that there is always room beside.
+        // Slots that were made stay, so they are so few that there is always room for memory beside them.
         let keys_max = capacity.keys.min(capacity.bytes / SLOTS_OF * SLOTS_PART / key_bytes).clamp(1, KEYS_MAX);
         let shards = keys_max.div_ceil(KEYS_PER_SHARD);
         Table {
@@ -209,7 +216,7 @@ impl Table {
         key.hash(&self.hasher)
     }
 
-    /// By the lower half of the hash: as far into the shards as it is into its range.
+    /// The shard of a hash, by its lower half: as far into the shards as that is into its range.
     #[inline]
     pub(in crate::engine) fn shard_of(&self, hash: u64) -> u32 {
         ((u64::from(hash as u32) * self.shards.len() as u64) >> 32) as u32
@@ -217,9 +224,9 @@ impl Table {
 
     /// Locks a shard.
     ///
-    /// The lock order, which keeps threads from waiting for each other in a circle: requests that wait, then a region's
-    /// state, then shards; or the exchange's state, then shards. Several shards are locked in ascending order. A thread
-    /// that holds a shard and looks for room elsewhere only tries the others. Nothing else is locked while a shard is held.
+    /// The lock order keeps threads from waiting for each other in a circle: requests that wait, then a region's state, then
+    /// shards; or the exchange's state, then shards. Several shards are locked in ascending order. A thread that holds a
+    /// shard and looks for room elsewhere only tries to lock the others. Nothing else is locked while a shard is held.
     #[inline]
     pub(in crate::engine) fn lock(&self, shard: u32) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[shard as usize];
@@ -243,7 +250,7 @@ impl Table {
         is_sensitive: bool,
         now_ms: u64,
     ) -> RegionalPart {
-        // A window that was forgotten is over, unless the clock goes back. A bucket has no window.
+        // The window of a removed key is over, unless the clock goes back. A bucket has no window.
         let is_bucket = counter.is_bucket();
         let is_forgotten = match self.expired.load(Ordering::Relaxed) {
             0 => false,
@@ -263,7 +270,12 @@ impl Table {
         &self.grown[store as usize]
     }
 
-    /// Puts a slot of a locked shard into the queue of what is to be told.
+    /// Processes that share a store and are alive.
+    pub(in crate::engine) fn live(&self, store: Store) -> u32 {
+        self.grown(store).live.load(Ordering::Relaxed)
+    }
+
+    /// Puts a slot of a locked shard into the queue of what its store is to be told, unless it stands there already.
     pub(in crate::engine) fn enqueue(&self, shard: u32, slot: u32, part: &mut RegionalPart, is_urgent: bool) {
         let at = SlotRef { shard, slot, generation: part.generation };
         let grown = self.grown(part.store());
@@ -286,15 +298,15 @@ impl Table {
         }
     }
 
-    /// Has a key compared with what other regions told, if they know it only by a digest.
+    /// Queues a key to be compared with what other regions told, if they know it only by a digest.
     pub(in crate::engine) fn queue_digested(&self, shard: u32, at: u32, slot: &Slot, part: &RegionalPart) {
         if slot.is_global && part.is_sensitive() {
             self.digested.push(SlotRef { shard, slot: at, generation: part.generation });
         }
     }
 
-    /// Has a key of a locked shard looked up, of which counts of other regions may be missing. If too many are already,
-    /// the next request on it tries again.
+    /// Queues a key of a locked shard to be looked up, because counts of other regions may be missing. If too many wait
+    /// already, the next request on the key tries again.
     #[cold]
     pub(in crate::engine) fn seek(&self, shard: u32, at: u32, slot: &Slot, part: &mut RegionalPart) {
         let is_done = !slot.is_global || self.missing.seek(SlotRef { shard, slot: at, generation: part.generation });
@@ -306,12 +318,12 @@ impl Table {
         self.regions
     }
 
-    /// A key that only other regions had asked for is asked for here, or gone.
+    /// Counts that a key which only other regions had asked for is now asked for here, or gone.
     pub(in crate::engine) fn count_asked(&self) {
         self.unasked.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Makes room in the count of keys that nobody here has asked for; false if there are too many of them.
+    /// Counts one more key that nobody here has asked for. False, and not counted, if there are too many of them.
     pub(in crate::engine) fn count_unasked(&self) -> bool {
         if self.unasked.load(Ordering::Relaxed) >= self.keys_max.div_ceil(UNASKED_PART) {
             return false;
@@ -320,11 +332,11 @@ impl Table {
         true
     }
 
-    pub(in crate::engine) fn shards(&self) -> u32 {
+    pub(crate) fn shards(&self) -> u32 {
         self.shards.len() as u32
     }
 
-    /// How many keys the table holds at most.
+    /// How many keys the table holds at most, by the number and the bytes of its capacity.
     pub fn keys_max(&self) -> usize {
         self.keys_max
     }
@@ -334,13 +346,13 @@ impl Table {
         self.bytes_max
     }
 
-    /// What all keys together take, with the slots of those that are gone.
+    /// What all keys together take, with the slots of keys that are gone.
     fn bytes(&self) -> usize {
         let key_bytes = if self.is_shared { SHARED_KEY_BYTES } else { KEY_BYTES };
         self.made.load(Ordering::Relaxed) * key_bytes + self.bytes_beside.load(Ordering::Relaxed)
     }
 
-    /// What there is too little of.
+    /// What there is too little of, `None` if the table is within its cap.
     fn need(&self) -> Option<EvictionGoal> {
         if self.keys.load(Ordering::Relaxed) > self.keys_max {
             return Some(EvictionGoal::Slot);
@@ -348,7 +360,7 @@ impl Table {
         (self.bytes() > self.bytes_max).then_some(EvictionGoal::Bytes)
     }
 
-    /// Takes note of what a slot of a locked shard holds beside it. To be called where that may have changed.
+    /// Takes note of what a key of a locked shard takes beside its slot. To be called where that may have changed.
     pub(in crate::engine) fn weigh(&self, slot: &mut Slot, part: Option<&RegionalPart>) {
         let (before, now) = slot.weigh(part);
         if before != now {
@@ -358,8 +370,8 @@ impl Table {
     }
 
     /// Adds a key to a locked shard, making room first if the table is full. `pinned` are the slots of this shard that
-    /// the decision at hand still needs. `None` if there is room for none but those: a request that
-    /// names thousands of keys meets a table for a few, and what it takes of the rest is not counted.
+    /// the decision at hand still needs. `None` if there is room for none but those: then a request that names thousands of
+    /// keys has met a table for a few, and its hits on the other keys are not counted.
     pub(in crate::engine) fn insert(
         &self,
         shard: &mut Shard,
@@ -367,7 +379,7 @@ impl Table {
         entry: NewKey<'_>,
         now_ms: u64,
     ) -> Option<u32> {
-        // Before there is room: whatever is given up for this key is another.
+        // Before room is made: a key that is given up for this one says nothing about it.
         let part = self.is_shared.then(|| self.new_part(&entry.counter, entry.store, entry.is_sensitive, now_ms));
         let number = self.shard_of(entry.hash);
         if shard.is_full() && !self.make_room_in(number, shard, pinned, now_ms) {
@@ -375,7 +387,7 @@ impl Table {
         }
         self.keys.fetch_add(1, Ordering::Relaxed);
         self.bytes_beside.fetch_add(entry.weight().bytes(), Ordering::Relaxed);
-        // More than once: a request whose keys are more than the cap has gone beyond it, and those that follow bring it
+        // In several turns: a request with more keys than the cap goes beyond it, and those that follow bring the table
         // back; and a key may take as much as several others.
         for _ in 0..ROOM_TURNS {
             let Some(need) = self.need() else { break };
@@ -394,7 +406,7 @@ impl Table {
         Some(at)
     }
 
-    /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all of it is needed.
+    /// Makes room for a key in a shard that has none left, which is a matter of bad luck. False if all its keys are needed.
     #[cold]
     fn make_room_in(&self, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 {
@@ -404,7 +416,7 @@ impl Table {
             || self.evict_any(shard, pinned, EvictionGoal::Slot, now_ms)
     }
 
-    /// Gives up a key for another. False if there is none.
+    /// Removes or gives up a key to make room for another. False if there is none.
     #[cold]
     fn make_room(&self, need: EvictionGoal, number: u32, shard: &mut Shard, pinned: &PinnedSlots, now_ms: u64) -> bool {
         if self.expire_in(number, shard, ROOM_LOOKS, pinned, now_ms).removed > 0 || self.expire_elsewhere(now_ms) {
@@ -413,8 +425,8 @@ impl Table {
         if self.evict_cool(shard, pinned, need, now_ms) {
             return true;
         }
-        // Everything here is over its limit: perhaps a neighbour has something cooler. Some slots of them are searched at
-        // most; those that are known to have nothing cost none.
+        // Everything here is over its limit: perhaps a neighbour has something cooler. Only so many of their slots are
+        // searched; neighbours that are known to have nothing cost none.
         let mut searched = 0;
         for mut neighbour in self.neighbours() {
             if neighbour.is_barren(now_ms) {
@@ -432,7 +444,8 @@ impl Table {
             || self.neighbours().any(|mut neighbour| self.evict_any(&mut neighbour, PinnedSlots::none(), need, now_ms))
     }
 
-    /// Some other shards, the next time others; those that somebody holds are passed over, so this can't deadlock.
+    /// Locks some other shards one by one, and the next time others. Passes over those that somebody holds, so it can't
+    /// deadlock.
     fn neighbours(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
         let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
         let numbers =
@@ -444,12 +457,12 @@ impl Table {
     fn evict_any(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.sacrifice(pinned, need) else { return false };
         let is_over = shard.is_over(victim, now_ms);
-        self.evict(shard, victim, is_over);
+        self.evict(shard, victim, is_over, now_ms);
         true
     }
 
-    /// Looks for an expired key in a shard that may have one, unless nothing was due anywhere in this second already. A
-    /// shard that somebody else holds is passed over, so this can't deadlock.
+    /// Removes expired keys of a shard that may have some, unless an earlier search in this second found nothing due
+    /// anywhere. False if it finds none. Passes over shards that somebody else holds, so it can't deadlock.
     fn expire_elsewhere(&self, now_ms: u64) -> bool {
         let now_s = floor_s(now_ms);
         if self.nothing_due_s.load(Ordering::Relaxed) == now_s {
@@ -484,9 +497,9 @@ impl Table {
         false
     }
 
-    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool) {
+    fn evict(&self, shard: &mut Shard, victim: u32, is_over: bool, now_ms: u64) {
         if let (slot, Some(part)) = shard.both(victim) {
-            self.lost_hits.fetch_add(part.pending(), Ordering::Relaxed);
+            self.bid_farewell(slot, part, now_ms);
             if let Some(foreign) = part.foreign() {
                 self.missing.leave_out(foreign.others_until_ms(slot.key().window_ms));
             }
@@ -503,7 +516,24 @@ impl Table {
         }
     }
 
-    /// Sweeps a part of a locked shard.
+    /// Has told what the store of a key has not heard of, before the key is forgotten. A process that does not know its own
+    /// field can't tell.
+    fn bid_farewell(&self, slot: &mut Slot, part: &mut RegionalPart, now_ms: u64) {
+        let terms = slot.terms();
+        let now_ms = part.look(&mut slot.counter, &terms, now_ms).now_ms;
+        let pending = part.pending();
+        let lost = match part.is_dirty() && part.is_seated() {
+            true => {
+                let key = OwnedKey::new(&slot.key(), part.is_sensitive(), slot.is_global);
+                let update = KeyUpdate { cells: part.pending_cells(&slot.counter, &terms, false, now_ms), now_ms };
+                self.grown(part.store()).farewells.push(Farewell { key, terms, update, pending })
+            }
+            false => pending,
+        };
+        self.lost_hits.fetch_add(lost, Ordering::Relaxed);
+    }
+
+    /// Sweeps a part of a locked shard, and counts what that removes.
     fn expire_in(
         &self,
         number: u32,
@@ -524,7 +554,7 @@ impl Table {
         swept
     }
 
-    /// Remembers when something of a locked shard may have expired.
+    /// Remembers when a key of a locked shard may have expired.
     fn note_due(&self, number: u32, shard: &Shard) {
         let due_s = &self.due_s[number as usize];
         if due_s.load(Ordering::Relaxed) != shard.next_due_s() {
@@ -532,7 +562,7 @@ impl Table {
         }
     }
 
-    /// Removes expired keys: a few of each shard in turn, so that a thread that wants a shard soon has it.
+    /// Removes expired keys: a few of each shard in turn, so that a thread that wants a shard has it soon.
     pub fn expire(&self, now_ms: u64) {
         let now_s = floor_s(now_ms);
         let mut is_whole = false;
@@ -547,15 +577,15 @@ impl Table {
         }
     }
 
-    /// Gives up keys until the rest takes no more than it may: those that are there already may have become heavier, with
-    /// no key added that made room for it. A shard is held for a few keys only.
+    /// Gives up keys until the rest takes no more than it may: keys that are here already may have become heavier, without a
+    /// new key that made room. Holds a shard for one key at a time.
     pub fn trim(&self, now_ms: u64) {
-        // What is over its limit only if nothing else is left.
+        // Keys that are over their limit go only if nothing else is left.
         for give_up in [Table::evict_cool, Table::evict_any] {
             let mut is_any = true;
             while is_any && self.need().is_some() {
                 is_any = false;
-                // Elsewhere each time, so that it is not always the same keys that go.
+                // Starts elsewhere each time, so that it is not always the same keys that go.
                 let start = self.neighbour.fetch_add(1, Ordering::Relaxed);
                 for offset in 0..self.shards.len() {
                     let Some(need) = self.need() else { return };
@@ -569,7 +599,7 @@ impl Table {
     /// Gives up a key that is not over its limit. False if there is none.
     fn evict_cool(&self, shard: &mut Shard, pinned: &PinnedSlots, need: EvictionGoal, now_ms: u64) -> bool {
         let Some(victim) = shard.victim(now_ms, pinned, need) else { return false };
-        self.evict(shard, victim, false);
+        self.evict(shard, victim, false, now_ms);
         true
     }
 
@@ -585,7 +615,7 @@ impl Table {
         (0..self.shards()).map(|number| self.lock(number).looks()).sum()
     }
 
-    /// What became of keys, since the start.
+    /// How full the table is, and what became of its keys since the start.
     pub fn stats(&self) -> TableStats {
         TableStats {
             keys: self.keys.load(Ordering::Relaxed),

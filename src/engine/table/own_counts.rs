@@ -1,8 +1,8 @@
 //! What this process has added to a counter, cell by cell, and what the store knows of it.
 //!
 //! A cell is *seated* when the process knows its own field at the origin: because it was told, or because it has never
-//! held the key before. A key that was given up and comes back is not: it has to read its field before its totals mean
-//! anything.
+//! held the key before. A key that was given up and comes back is not seated: the process has to read its field before its
+//! totals mean anything.
 
 use smallvec::SmallVec;
 
@@ -17,7 +17,7 @@ const UNSEATED: u64 = u64::MAX;
 /// What this process has added to one cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnCount {
-    /// All that this process has accepted in the cell; while it is not seated, what the origin has not heard of.
+    /// All hits that this process has accepted in the cell; while it is not seated, those that the origin has not heard of.
     pub own: u64,
     /// The highest total that the origin has answered with. Above `own` when a check arrived whose caller had given up.
     pub acked: u64,
@@ -53,11 +53,11 @@ impl OwnCount {
 pub(super) enum OwnCounts {
     Windows([OwnCount; 2]),
     Exact(SubCellCounts),
-    /// `version` is everything that was ever added at the origin: it tells a late answer from a new one.
     Bucket {
         count: OwnCount,
+        /// Everything that was ever added at the origin, as it last told: tells a late answer from a new one.
         version: u64,
-        /// When it would be empty if all other processes had done as this one since the origin last answered. 0 if
+        /// When the bucket would be empty if all other processes had done as this one since the origin last answered. 0 if
         /// that is not assumed.
         held_until_ns: u64,
     },
@@ -107,7 +107,7 @@ impl OwnCounts {
         (0..self.cells()).for_each(|at| self.change(at, |count| change(at, count)));
     }
 
-    /// Moves on by so many cells: those that begin now are seated, since this process has added nothing to them.
+    /// Moves on by so many cells. Those that begin now are seated, since this process has added nothing to them.
     pub(super) fn advance(&mut self, steps: usize) {
         let steps = steps.min(self.cells());
         match self {
@@ -130,6 +130,15 @@ impl OwnCounts {
         }
     }
 
+    /// Of those, the hits in so many of the newest cells.
+    #[inline]
+    pub(super) fn pending_in(&self, cells: usize) -> u64 {
+        match self {
+            OwnCounts::Windows([newest, _]) if cells == 1 => newest.pending(),
+            OwnCounts::Windows(_) | OwnCounts::Exact(_) | OwnCounts::Bucket { .. } => self.pending(),
+        }
+    }
+
     #[inline]
     pub(super) fn are_seated(&self) -> bool {
         match self {
@@ -139,7 +148,7 @@ impl OwnCounts {
         }
     }
 
-    /// What they take on the heap.
+    /// How many bytes they take on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             OwnCounts::Exact(counts) => counts.heap_bytes(),
@@ -148,20 +157,20 @@ impl OwnCounts {
     }
 }
 
-/// What this process has added to each of seventeen sub-cells. Few keys are used in all of them: only the counts that say
+/// What this process has added to each of seventeen sub-cells. Few keys are used in all of them, so only counts that say
 /// something are kept.
 #[derive(Clone, Debug)]
 pub(super) struct SubCellCounts {
     /// A bit for each sub-cell whose count is kept, the newest lowest; the counts stand in this order.
     kept: u32,
-    /// A bit for each of the others that is [`OwnCount::UNKNOWN`]; the rest is [`OwnCount::BEGUN`].
+    /// A bit for each other sub-cell that is [`OwnCount::UNKNOWN`]; the rest are [`OwnCount::BEGUN`].
     unknown: u32,
     counts: SmallVec<[OwnCount; 1]>,
 }
 
 impl SubCellCounts {
     const ALL: u32 = (1 << EXACT_CELLS) - 1;
-    /// So many more are made room for when there is none: seventeen fill the last one to the end.
+    /// How many places are added when there is none left: seventeen counts then fill the room exactly.
     const GROWTH: usize = 4;
 
     fn new(is_first: bool) -> SubCellCounts {
@@ -258,7 +267,7 @@ mod tests {
     }
 
     proptest! {
-        /// As if all seventeen were kept one after the other.
+        /// Behaves as if all seventeen were kept one after the other.
         #[test]
         fn sub_cells_that_have_nothing_to_say_are_there_all_the_same(
             is_first: bool,

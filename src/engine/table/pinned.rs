@@ -1,4 +1,4 @@
-//! Slots of a shard that the decision at hand still needs: no other key takes their place.
+//! The slots of a shard that the decision at hand still needs: no other key may take their place.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 //! A key's part in the region: what of its count this process has added, and what the origin knows of that.
 //!
 //! The counter beside it holds the view that decisions are made from: own hits plus those of others, as the origin last
-//! told. Here stands `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
-//! difference is pending. Totals make every message repeatable: the origin takes the larger. `own_counts.rs` has them,
-//! cell by cell.
+//! told. The part holds `own`, a total that only grows, and `acked`, the total that the origin has answered with; the
+//! difference is pending. Totals make every message repeatable, because the origin takes the larger. `own_counts.rs` keeps
+//! them, cell by cell.
 
 mod answer;
 mod update;
@@ -22,51 +22,52 @@ use crate::rules::limit::Terms;
 
 /// How long an answer of the origin is good for.
 pub(crate) const FRESH_MS: u64 = 5000;
-/// From here on a view is taken with care. Keys in use are told about every 50 ms, so theirs is never this old.
-const OLD_VIEW_MS: u64 = 200;
-/// How long `on_outage` decides on a key after a read of it has failed.
+/// Up to here news is recent. Keys in use are told about every 50 ms, so theirs is never older.
+const RECENT_MS: u64 = 200;
+/// After a read of a key has failed, `on_outage` decides on it for this long.
 const RETRY_MS: u64 = 250;
-/// After this the origin is asked again, whatever it said.
+/// The longest pause: after it the origin is asked again, whatever it said.
 const PAUSE_MS_MAX: u64 = 3_600_000;
-/// What a pause is counted in: 32 bits of it last for longer than any key, so that a pause does not come again.
+/// The unit of pauses: 32 bits of it last longer than any key, so that a pause that is over does not come back.
 const PAUSE_UNIT_MS: u64 = 16;
 
-/// Two answers this far apart that tell as many holders: no process is just joining.
-const HOLDERS_SETTLE_MS: u32 = 50;
-
-/// The counts of the cell before the newest can't be behind any more.
+/// Mark: the counts of the cell before the newest can't be behind any more.
 const CELLS_SETTLED: u8 = 1;
-/// The number of holders was told twice, some time apart, and had hardly grown.
-const HOLDERS_SETTLED: u8 = 2;
-/// Counts of other regions may be missing: the key has to be looked up.
+/// Mark: the store has told of the key in the window that it is in.
+const HEARD: u8 = 2;
+/// Mark: counts of other regions may be missing, and the key has to be looked up.
 const UNHEARD: u8 = 4;
-/// No request of this process has asked for the key.
+/// Mark: no request of this process has asked for the key.
 const UNASKED: u8 = 8;
 
-/// Nanoseconds of a millisecond.
+/// Nanoseconds in a millisecond.
 pub(crate) const MS_NS: u64 = 1_000_000;
 
-/// Refunds that this process was asked for in a cell, and those that the origin has answered with.
+/// Refunds of this process in a cell, and what the stores that have shared the key know of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Refunds {
+    /// All hits that this process was asked to give back.
     asked: u64,
+    /// The total of them that the store has answered with.
     acked: u64,
-    /// Of those that the origin has not answered with, what was not there as far as this process knew. They may be for hits
-    /// of others, but never for hits that come after them.
+    /// Of those that the store has not answered with, the hits that were not there as far as this process knew. They may be
+    /// for hits of others, but never for hits that come after them.
     blind: u64,
-    /// Hits of this process that this store had acknowledged when the key came to it, and that the other store has.
+    /// Hits of this process that this store had acknowledged when the key came to it.
     known_here: u64,
+    /// Hits of this process that the other store has acknowledged.
     known_there: u64,
-    /// The key has been shared there before, so that what the process has accepted is a total there: its field is how much
-    /// of that has arrived, acknowledged or not. Otherwise it may have a field from before, which comes on top.
+    /// This store has shared the key before. Then what the process has accepted is a total there, and its field says how
+    /// much of that has arrived, acknowledged or not. Otherwise it may have a field from before, which comes on top.
     was_here: bool,
+    /// The other store has shared the key before, see `was_here`.
     was_there: bool,
 }
 
-/// What most keys do not have.
+/// State that only few keys have.
 #[derive(Clone, Debug, Default)]
 struct Rare {
-    /// Beside `own`; few keys are ever refunded, or change their store.
+    /// One for each count of `own`. Few keys are ever refunded, or change their store.
     #[expect(clippy::box_collection, reason = "most keys have none, and a vector is three times as wide")]
     refunds: Option<Box<Vec<Refunds>>>,
     /// What other regions have counted, if any has.
@@ -74,7 +75,7 @@ struct Rare {
 }
 
 impl Rare {
-    /// With its own place.
+    /// How many bytes it takes on the heap, its own place included.
     #[cold]
     fn heap_bytes(&self) -> usize {
         let refunds = self.refunds.as_deref().map_or(0, |refunds| {
@@ -91,28 +92,41 @@ pub(in crate::engine) struct RegionalPart {
     /// The low half of the newest cell's number, enough to compare; the counter moves on by itself, and this follows.
     sequence: u32,
     rare: Option<Box<Rare>>,
-    /// This and other moments keep their low half, enough to compare: they are never far from now.
+    /// Until when the last answer, or failure, is good. This and other moments keep only their low half, which is enough to
+    /// compare: they are never far from now.
     fresh_until_ms: u32,
-    /// In units of [`PAUSE_UNIT_MS`].
+    /// In monotonic time, in units of [`PAUSE_UNIT_MS`].
     paused_until: u32,
     /// The pause denies requests of at least this many hits. 0: no pause.
     paused_hits: u32,
+    /// Processes that hold the key, as the store last told; 0 if it never has.
     holders: u16,
-    /// When their number was last told to have grown.
-    holders_grew_ms: u32,
-    /// Counts the keys that this slot has held, so that an answer finds only the key it is for.
+    /// Of the last decision, in thousandths of the limit: who brings news of others asks whether what is pending is too much.
+    slack_permille: u16,
+    /// Counts the keys that this slot has held, and moves to another store, so that an answer finds only the key it is for.
     pub(super) generation: u16,
     sync: SendState,
     /// Stands in the queue of what other regions should know.
     is_noted: bool,
+    /// The last read has failed: until `fresh_until_ms` the rule's `on_outage` decides.
     is_failed: bool,
-    /// Bits: what can't change behind our back any more, [`CELLS_SETTLED`] and [`HOLDERS_SETTLED`], and [`UNHEARD`] and
-    /// [`UNASKED`].
+    /// The bits [`CELLS_SETTLED`], [`HEARD`], [`UNHEARD`] and [`UNASKED`].
     marks: u8,
     /// Where its counts are shared.
     store: Store,
     /// The values of its identifier leave the process only as a keyed digest.
     is_sensitive: bool,
+}
+
+/// When the store last told of a key, as far as it matters to what is told next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// A moment ago: the key is in use here and perhaps elsewhere.
+    Recent,
+    /// In the window that the key is in, but not just now.
+    OfWindow,
+    /// Not in this window.
+    None,
 }
 
 /// How current the view of a key is.
@@ -121,6 +135,7 @@ pub(crate) enum Freshness {
     Fresh,
     /// The store could not be read a moment ago: the rule's `on_outage` decides.
     Unreadable,
+    /// Read, but too long ago.
     Stale,
     /// Never read.
     Cold,
@@ -143,7 +158,7 @@ impl RegionalPart {
             paused_until: 0,
             paused_hits: 0,
             holders: 0,
-            holders_grew_ms: 0,
+            slack_permille: 0,
             generation,
             sync: SendState::NEW,
             is_noted: false,
@@ -154,7 +169,7 @@ impl RegionalPart {
         }
     }
 
-    /// Counts the keys that its slot has held.
+    /// Which of the keys that its slot has held this is.
     pub(crate) fn generation(&self) -> u16 {
         self.generation
     }
@@ -196,13 +211,19 @@ impl RegionalPart {
         self.sync.is_queued()
     }
 
-    /// To be told even though nothing is pending.
+    /// The store is to be told even though nothing is pending.
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.sync.is_wanted()
     }
 
-    /// Has the key told with the next message, whether anything is pending or not.
+    /// A message about it is on its way to its store.
+    #[inline]
+    pub(crate) fn is_sent(&self) -> bool {
+        self.sync.is_sent()
+    }
+
+    /// Has the store told with the next message, whether anything is pending or not.
     #[inline]
     pub(crate) fn want(&mut self) {
         self.sync.want();
@@ -216,14 +237,14 @@ impl RegionalPart {
         self.rare.as_mut()?.refunds.as_mut().map(|refunds| refunds.as_mut_slice())
     }
 
-    /// What is known of refunds, made if nothing is.
+    /// The refunds of all cells, for a change; made if there are none yet.
     fn refunds_mut(&mut self) -> &mut Vec<Refunds> {
         let cells = self.own.cells();
         let rare = self.rare.get_or_insert_default();
         rare.refunds.get_or_insert_with(|| Box::new(vec![Refunds::default(); cells]))
     }
 
-    /// From now on another store shares the counts. It is told what this process has accepted, but for what it knows from
+    /// Lets another store share the counts from now on. It is told what this process has accepted, except what it knows from
     /// before.
     pub(crate) fn move_to(&mut self, store: Store) {
         self.store = store;
@@ -231,9 +252,9 @@ impl RegionalPart {
         self.own.change_all(|at, count| {
             let beside = &mut all[at];
             let (own, known, was_here) = match count.is_seated() {
-                // What it knows beyond that is for hits that come.
+                // If the store knows of more, that is for hits still to come.
                 true => (count.own, count.acked.min(count.own), true),
-                // Its field is what it was when the key came.
+                // The process's field is still what it was when the key came.
                 false => (beside.known_here.saturating_add(count.own), beside.known_here, beside.was_here),
             };
             *count = OwnCount { own: own.saturating_sub(beside.known_there), ..OwnCount::UNKNOWN };
@@ -251,7 +272,7 @@ impl RegionalPart {
         self.fresh_until_ms = 0;
         self.holders = 0;
         self.marks &= UNHEARD | UNASKED;
-        // What is under way with the store before is about a key that is no more.
+        // Messages under way to the previous store are about a key that is no more.
         self.generation = self.generation.wrapping_add(1);
         self.sync.move_on();
         self.is_noted = false;
@@ -259,7 +280,8 @@ impl RegionalPart {
         self.resume();
     }
 
-    /// What this process alone has accepted, as a counter of its own. A bucket does not tell who filled it.
+    /// What this process alone has accepted, as a counter of its own. A bucket does not tell who filled it: it comes back as
+    /// it is.
     pub(crate) fn own_counts(&self, counter: &Counter) -> Counter {
         let own = |at: usize| {
             let asked = self.refunds().map_or(0, |all| all[at].asked);
@@ -275,8 +297,8 @@ impl RegionalPart {
         counts
     }
 
-    /// Hits were admitted, and other processes are taken to have admitted so many more: a bucket does not know who filled
-    /// it, so this is kept beside it, and no store is told. The hits are in the bucket already.
+    /// Notes that hits were admitted, and that other processes are assumed to have admitted so many more. A bucket does not
+    /// know who filled it, so the assumption is kept beside it, and no store is told. The hits are in the bucket already.
     pub(crate) fn hold(&mut self, bucket: &Bucket, terms: &Terms, hits: u64, assumed: u64) {
         let rate = rate(terms);
         let empty_ns = bucket.empty_without_at_ms(&rate, hits).saturating_mul(MS_NS);
@@ -289,7 +311,7 @@ impl RegionalPart {
         }
     }
 
-    /// When a bucket is empty, if other processes have done as this one.
+    /// When a bucket is empty if other processes have done as this one; 0 if that is not assumed.
     pub(crate) fn held_until_ns(&self) -> u64 {
         if let OwnCounts::Bucket { held_until_ns, .. } = &self.own { *held_until_ns } else { 0 }
     }
@@ -302,16 +324,17 @@ impl RegionalPart {
     }
 
     /// Moves to the counter's window. Cells that begin now are seated: this process has added nothing to them. If the
-    /// clock was wrong and the key has moved back, this process may have held its cells before: what the origin has not
-    /// heard of moves with the counts, and the rest has to be read.
+    /// clock was wrong and the key has moved back, this process may have held these cells before: hits that the origin has
+    /// not heard of move with the counts, and the rest has to be read.
     pub(crate) fn follow(&mut self, counter: &Counter) {
         let sequence = counter.sequence() as u32;
         if sequence == self.sequence {
             return;
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
+        let (before, now) = (counter.window_of(self.sequence.into()), counter.window_of(sequence.into()));
+        self.marks &= if before == now { !CELLS_SETTLED } else { !(CELLS_SETTLED | HEARD) };
         self.sequence = sequence;
-        self.marks &= !CELLS_SETTLED;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         self.own.advance(steps);
         let steps = steps.min(self.own.cells());
@@ -321,12 +344,14 @@ impl RegionalPart {
         }
     }
 
+    /// Unseats all cells: keeps only what the store has not heard of, and has the rest read again.
     fn unseat(&mut self) {
         self.own.change_all(|_, count| *count = OwnCount { own: count.pending(), ..OwnCount::UNKNOWN });
         for refunds in self.known_refunds_mut().into_iter().flatten() {
             let asked = refunds.asked.saturating_sub(refunds.acked);
             *refunds = Refunds { asked, blind: refunds.blind, ..Refunds::default() };
         }
+        self.marks &= !HEARD;
         self.fresh_until_ms = 0;
         self.resume();
     }
@@ -336,11 +361,27 @@ impl RegionalPart {
         self.own.pending()
     }
 
+    /// Of those, the hits in as many of the newest cells as count against the limit.
+    #[inline]
+    pub(crate) fn pending_in(&self, cells: usize) -> u64 {
+        self.own.pending_in(cells)
+    }
+
+    /// How much of the limit may be pending in all processes together, by the rules of the last decision.
+    pub(crate) fn slack_permille(&self) -> u16 {
+        self.slack_permille
+    }
+
+    #[inline]
+    pub(crate) fn set_slack_permille(&mut self, slack_permille: u16) {
+        self.slack_permille = slack_permille;
+    }
+
     fn pending_refunds(&self) -> bool {
         self.refunds().is_some_and(|all| all.iter().any(|refunds| refunds.asked > refunds.acked))
     }
 
-    /// Something would be lost with this key.
+    /// The store has not heard everything: hits or refunds would be lost with this key.
     pub(crate) fn is_dirty(&self) -> bool {
         self.pending() > 0 || self.pending_refunds()
     }
@@ -350,49 +391,30 @@ impl RegionalPart {
         self.own.are_seated()
     }
 
-    /// Their number is settled when it was told twice, some time apart, and has hardly grown.
-    fn count_holders(&mut self, holders: u32, mono_ms: u64) {
-        let holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
-        let before = self.holders.max(8);
-        let now_ms = mono_ms as u32;
-        if self.holders == 0 || holders > before.saturating_add(before / 8) {
-            self.marks &= !HOLDERS_SETTLED;
-            self.holders_grew_ms = now_ms;
-        } else if now_ms.wrapping_sub(self.holders_grew_ms) >= HOLDERS_SETTLE_MS {
-            self.marks |= HOLDERS_SETTLED;
-        }
-        self.holders = holders;
-    }
-
-    /// The number of holders was told twice, some time apart, and had hardly grown.
-    pub(crate) fn are_holders_settled(&self) -> bool {
-        self.marks & HOLDERS_SETTLED != 0
-    }
-
     /// Processes that hold the key, as the store last told; 0 if it never has.
     pub(crate) fn holders(&self) -> u32 {
         self.holders.into()
     }
 
-    /// Hits that the process has accepted in the newest cell, which has this number; the counter has them too.
+    /// Adds hits that the process has accepted in the newest cell, which has this number. The counter has them already.
     pub(crate) fn add(&mut self, sequence: u64, hits: u64) {
         self.own.change(0, |count| count.add(hits));
         if let Some([refunds, ..]) = self.known_refunds_mut() {
-            // The origin would take them from what is told together with them.
+            // Otherwise the origin would take blind refunds from these hits, because it is told of both together.
             refunds.asked = refunds.asked.saturating_sub(std::mem::take(&mut refunds.blind));
         }
         self.accept(sequence, hits);
     }
 
-    /// Hits that the process has accepted in a cell, which has this number. Other regions may count it, whether a store does
-    /// or not.
+    /// Adds hits that the process has accepted in the cell with this number to what is kept for other regions: they may
+    /// count the key whether a store does or not.
     pub(crate) fn accept(&mut self, sequence: u64, hits: u64) {
         if let Some(foreign) = self.known_foreign() {
             foreign.accept(sequence, hits);
         }
     }
 
-    /// A refund that the process was asked for, and how much of it was not there. The origin takes it from what is there,
+    /// Adds a refund that the process was asked for; `missing` of it was not there. The origin takes it from what is there,
     /// whatever the view says.
     pub(crate) fn refund(&mut self, hits: u64, missing: u64) {
         let refunds = &mut self.refunds_mut()[0];
@@ -402,9 +424,9 @@ impl RegionalPart {
         self.resume();
     }
 
-    /// What is left of the time for which the last answer, or failure, is good.
+    /// For how long the last answer, or failure, is still good.
     fn fresh_for_ms(&self, mono_ms: u64) -> u64 {
-        // After 49 days of uptime moments start over: what seems to be further ahead than it can be is long past.
+        // Moments of 32 bits start over after 49 days of uptime: one that seems too far ahead is long past.
         let left_ms = u64::from(self.fresh_until_ms.wrapping_sub(mono_ms as u32));
         if left_ms <= FRESH_MS { left_ms } else { 0 }
     }
@@ -420,9 +442,14 @@ impl RegionalPart {
         }
     }
 
-    /// Others may have added much since the origin last answered.
-    pub(crate) fn is_view_old(&self, mono_ms: u64) -> bool {
-        FRESH_MS - self.fresh_for_ms(mono_ms) >= OLD_VIEW_MS
+    /// When the store last told of the key. `follow` has brought the part up to its counter.
+    #[inline]
+    pub(crate) fn news(&self, mono_ms: u64) -> News {
+        match self.marks & HEARD {
+            _ if FRESH_MS - self.fresh_for_ms(mono_ms) < RECENT_MS && !self.is_failed => News::Recent,
+            0 => News::None,
+            _ => News::OfWindow,
+        }
     }
 
     /// The origin answered about a second ago or longer.
@@ -430,7 +457,8 @@ impl RegionalPart {
         FRESH_MS - self.fresh_for_ms(mono_ms) >= 1000
     }
 
-    /// The store gave no answer: the rule's `on_outage` decides for a moment, and the view is no fresher for it.
+    /// The store gave no answer: unless the view is fresh, the rule's `on_outage` decides for a moment. The view is no
+    /// fresher for it.
     pub(crate) fn unreadable(&mut self, mono_ms: u64) {
         if !matches!(self.freshness(mono_ms), Freshness::Fresh) {
             self.fresh_until_ms = (mono_ms + RETRY_MS) as u32;
@@ -438,9 +466,9 @@ impl RegionalPart {
         }
     }
 
-    /// The origin has denied so many hits: for so long it would deny them again.
+    /// Begins a pause: the origin has denied so many hits, and would deny them again for so long.
     pub(crate) fn pause(&mut self, hits: u64, for_ms: u64, mono_ms: u64) {
-        // Where nothing at all was left, one hit is too many.
+        // If nothing at all was left, one hit is too many.
         self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
         self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
     }
@@ -458,17 +486,17 @@ impl RegionalPart {
         (is_meant && (1..=PAUSE_MS_MAX).contains(&left_ms)).then_some(left_ms)
     }
 
-    /// What is known from other regions.
+    /// The counts known from other regions.
     pub(crate) fn foreign(&self) -> Option<&Foreign> {
         self.rare.as_ref()?.foreign.as_ref()
     }
 
-    /// What is known from other regions, made if nothing is.
+    /// The counts known from other regions, for a change; made if there are none yet.
     pub(crate) fn foreign_mut(&mut self, sequence: u64) -> &mut Foreign {
         self.rare.get_or_insert_default().foreign.get_or_insert_with(|| Foreign::new(sequence))
     }
 
-    /// What is known from other regions, if anything is.
+    /// The counts known from other regions, for a change; never made here.
     pub(crate) fn known_foreign(&mut self) -> Option<&mut Foreign> {
         self.rare.as_mut()?.foreign.as_mut()
     }
@@ -483,19 +511,19 @@ impl RegionalPart {
         self.marks = if is_unheard { self.marks | UNHEARD } else { self.marks & !UNHEARD };
     }
 
-    /// A request asks for the key. True if none has before, and only other regions had.
+    /// Notes that a request asks for the key. True if none has before: only other regions had.
     pub(crate) fn mark_asked(&mut self) -> bool {
         let is_unasked = self.marks & UNASKED != 0;
         self.marks &= !UNASKED;
         is_unasked
     }
 
-    /// The key is made because other regions have counted it.
+    /// Notes that the key is made only because other regions have counted it.
     pub(crate) fn set_unasked(&mut self) {
         self.marks |= UNASKED;
     }
 
-    /// What others should know of the key, if anything.
+    /// The cells that other regions should know of, with their sequences; `None` where there is none.
     pub(crate) fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Some(cells) = counter.windows() else { return [None, None] };
         let notable = PublishRule {
@@ -507,7 +535,7 @@ impl RegionalPart {
         notable.cells(cells, self.foreign())
     }
 
-    /// Others may have given hits back.
+    /// Ends the pause if as many hits fit again: others may have given hits back.
     pub(crate) fn reconsider_pause(&mut self, counter: &mut Counter, terms: &Terms, now_ms: u64) {
         let mut view = View { counter, foreign: self.foreign(), is_cut_off: false };
         if view.look(terms, now_ms).available >= i64::from(self.paused_hits) {
@@ -515,20 +543,20 @@ impl RegionalPart {
         }
     }
 
-    /// Other regions do not count the key any more.
+    /// Forgets what other regions have counted, because they do not count the key any more.
     pub(crate) fn leave_foreign(&mut self) {
         if let Some(rare) = &mut self.rare {
             rare.foreign = None;
         }
     }
 
-    /// It has what most keys have not.
+    /// It has something that most keys do not have, which takes memory of its own.
     #[inline]
     pub(crate) fn has_more_beside(&self) -> bool {
         self.rare.is_some()
     }
 
-    /// What it takes beside its place in the list.
+    /// How many bytes it takes on the heap.
     #[inline]
     pub(crate) fn heap_bytes(&self) -> usize {
         self.own.heap_bytes() + self.rare.as_deref().map_or(0, Rare::heap_bytes)
@@ -550,7 +578,7 @@ mod tests {
         assert_eq!((shared.paused_for_ms(2, at_ms), shared.paused_for_ms(3, at_ms)), (None, Some(for_ms)));
         assert!(shared.paused_for_ms(3, at_ms + for_ms - PAUSE_UNIT_MS).is_some());
         assert_eq!(shared.paused_for_ms(3, at_ms + for_ms), None);
-        // Moments of 32 bits would be the same again; a key lasts for two windows.
+        // 32 bits of milliseconds would have started over by now; a key lasts for two windows.
         assert_eq!(shared.paused_for_ms(3, at_ms + (1 << 32)), None);
         assert!((1..732).all(|day| shared.paused_for_ms(3, at_ms + day * DAY_MS).is_none()));
     }

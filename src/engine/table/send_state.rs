@@ -2,7 +2,7 @@
 //!
 //! Every change of that state is a method here. The invariants:
 //!
-//! - A key stands in the queue once at most: only a caller that [`SendState::enqueue`] tells to push it does.
+//! - A key stands in the queue once at most: a caller pushes it only if [`SendState::enqueue`] says so.
 //! - One message of a key is under way at a time. Hits that come meanwhile wait in the queue, or in the key itself if the
 //!   queue came to it too early; the answer puts it back.
 //! - An answer belongs to a message: a key that moves to another store, or is given up, changes its generation, and
@@ -23,15 +23,15 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct SendState {
     stage: Stage,
-    /// To be told even though nothing is pending: to read it anew, or because the store has lost it. Holds at any stage,
-    /// until a message takes it along.
+    /// The store is to be told even though nothing is pending: to read the key anew, or because the store has lost it. Holds
+    /// at any stage, until a message takes the key along.
     is_wanted: bool,
 }
 
 impl SendState {
     pub(super) const NEW: SendState = SendState { stage: Stage::Idle, is_wanted: false };
 
-    /// Something is to be told. True if the key has to be pushed to the queue for it.
+    /// Something is to be told. True if the caller has to push the key to the queue.
     #[inline]
     pub(super) fn enqueue(&mut self) -> bool {
         self.stage = match self.stage {
@@ -42,7 +42,7 @@ impl SendState {
         true
     }
 
-    /// The queue has come to the key. False if it has no place there: it is another store's by now.
+    /// The queue has come to the key. False if the key has no place there: another store shares it by now.
     pub(in crate::engine) fn dequeue(&mut self) -> bool {
         self.stage = match self.stage {
             Stage::Queued => Stage::Idle,
@@ -52,7 +52,7 @@ impl SendState {
         true
     }
 
-    /// A message goes out. True if it has to say everything, whether pending or not.
+    /// A message goes out. True if it has to say everything, not only what is pending.
     pub(super) fn send(&mut self) -> bool {
         debug_assert_eq!(self.stage, Stage::Idle, "one message at a time, of a key that has left the queue");
         self.stage = Stage::Sent;
@@ -65,13 +65,13 @@ impl SendState {
         self.stage = if self.is_queued() { Stage::Queued } else { Stage::Idle };
     }
 
-    /// The key is told with the next message, whether anything is pending or not.
+    /// Has the store told with the next message, whether anything is pending or not.
     #[inline]
     pub(super) fn want(&mut self) {
         self.is_wanted = true;
     }
 
-    /// Another store shares the key from now on: what is queued or under way is about a key that is no more.
+    /// Another store shares the key from now on: anything queued or under way is about a key that is no more.
     pub(super) fn move_on(&mut self) {
         self.stage = Stage::Idle;
     }
@@ -85,7 +85,7 @@ impl SendState {
         matches!(self.stage, Stage::Queued | Stage::SentAndQueued)
     }
 
-    pub(super) fn is_sent(self) -> bool {
+    pub(in crate::engine) fn is_sent(self) -> bool {
         matches!(self.stage, Stage::Sent | Stage::SentAndQueued)
     }
 }

@@ -1,8 +1,8 @@
-//! One part of the table, behind one lock: slots, and how they are found, given up and forgotten.
+//! One part of the table, behind one lock: slots, and how they are found, given up and removed.
 //!
 //! A shard holds so few keys that whatever is done with all of them is done soon. Its lists are reserved whole with the
-//! first key, address space that costs nothing until it is used, so that growing moves no slot. What has expired is looked
-//! for a few slots at a time: a thread that waits for the shard waits for those few, never for a sweep.
+//! first key, as address space that costs nothing until it is used, so that growing moves no slot. A search for expired keys
+//! looks at a few slots at a time: a thread that waits for the shard waits for those few, never for a whole sweep.
 
 use std::mem;
 
@@ -18,10 +18,12 @@ use crate::engine::table::weight::{EvictionGoal, Weight};
 use crate::rules::limit::{Space, Terms};
 use crate::rules::policy::Algorithm;
 
-/// How much a key's use can outweigh others': it survives this many passes of the eviction hand.
+/// The most heat that a key has from its use: it survives this many passes of the eviction hand.
 const HEAT_MAX: u8 = 15;
 /// Slots that the hand looks at before it settles for the coolest of them.
 const HAND_STEPS_MAX: usize = 64;
+/// Slots that it looks at before it gives up one whose store has not heard of all its hits, and is told of them then.
+const UNTOLD_STEPS_MIN: usize = 16;
 /// Slots of the page that a shard begins with.
 const PAGE_SLOTS: usize = 4096 / size_of::<Slot>();
 /// How long a shard in which everything is over its limit is taken to stay that way.
@@ -31,16 +33,18 @@ const BARREN_MS: u64 = 1000;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(in crate::engine) struct Slot {
+    /// The count that decisions go by, with hits of other processes as the store last told.
     pub counter: Counter,
     /// The terms of the last decision: eviction asks whether the key is over its limit.
     limit: u32,
     burst: u32,
+    /// Grows with every use and shrinks with every pass of the eviction hand, which gives up the coolest keys first.
     heat: u8,
     is_taken: bool,
     algorithm: Algorithm,
     /// Other regions count it too.
     pub is_global: bool,
-    /// What it was last found to take beside the slot.
+    /// What the key was last found to take beside the slot.
     weight: Weight,
     space: Space,
     window_ms: u64,
@@ -84,7 +88,7 @@ impl Slot {
         Terms { limit: self.limit, window_ms: self.window_ms, algorithm: self.algorithm, burst: self.burst }
     }
 
-    /// Remembers that it was used, and under which terms. True if they are others than the last time.
+    /// Remembers that the key was used, and under which terms. True if they differ from the last ones.
     #[inline(always)]
     pub(crate) fn touch(&mut self, terms: &Terms) -> bool {
         let is_changed = (self.limit, self.burst) != (terms.limit, terms.burst);
@@ -94,7 +98,7 @@ impl Slot {
         is_changed
     }
 
-    /// Finds out anew what the key takes beside the slot, and says what that was before and is now.
+    /// Finds out anew what the key takes beside the slot. Returns what that was before and what it is now.
     pub(super) fn weigh(&mut self, part: Option<&RegionalPart>) -> (Weight, Weight) {
         let beside =
             self.identifier.heap_bytes() + self.counter.heap_bytes() + part.map_or(0, RegionalPart::heap_bytes);
@@ -115,13 +119,17 @@ impl Slot {
 /// A key to add.
 #[derive(Debug)]
 pub(in crate::engine) struct NewKey<'a> {
+    /// Must not be in the shard already.
     pub key: Key<'a>,
+    /// Of the key, by the table's hasher.
     pub hash: u64,
+    /// Those that the key is made under; the next decision may bring others.
     pub terms: Terms,
+    /// A decision puts the first hits in, so that the table knows a key that is over its limit from the start.
     pub counter: Counter,
     /// Where its counts are shared.
     pub store: Store,
-    /// Its values are known outside of this process only by a keyed digest.
+    /// Its values leave the process only as a keyed digest.
     pub is_sensitive: bool,
     /// Other regions count it too.
     pub is_global: bool,
@@ -137,13 +145,16 @@ impl NewKey<'_> {
 /// Where a slot is, and which of the keys that it has held is meant. Opaque outside of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotRef {
+    /// Its number in the table.
     pub(super) shard: u32,
+    /// Its number in the shard.
     pub(super) slot: u32,
+    /// The part's generation when this was made: if it is another by now, so is the key.
     pub(super) generation: u16,
 }
 
 impl SlotRef {
-    /// One that is not of any table.
+    /// A reference that is not of any table.
     #[cfg(test)]
     pub(crate) fn of(slot: u32) -> SlotRef {
         SlotRef { shard: 0, slot, generation: 0 }
@@ -155,39 +166,54 @@ impl SlotRef {
 #[repr(C)] // What every lookup reads comes first, on the line of the lock.
 pub(in crate::engine) struct Shard {
     index: Index,
-    /// Those that are taken, and free ones between them.
+    /// Slots that are taken, and free ones between them.
     slots: Vec<Slot>,
-    /// Beside each slot, in a table that is shared; otherwise none.
+    /// One for each slot if the table is shared, otherwise none.
     parts: Vec<RegionalPart>,
     /// Apart, so that the locks of a table lie close to each other.
     notes: Box<Notes>,
 }
 
-/// What only coming and going keys need.
+/// What is only needed when keys come and go.
 #[derive(Debug)]
 struct Notes {
-    /// Beside each slot: what the index knows it by.
+    /// For each slot, what the index knows it by.
     tags: Vec<IndexTag>,
-    /// Beside each slot: when it may have expired, in whole seconds, rounded up. Too early if anything, because use moves
-    /// the real time forward; a sweep that finds it passed looks at the slot and puts it right. So decisions never write here.
-    /// Where the clock is set back, or a bucket given back, a key stays for as long as it would have otherwise.
+    /// For each slot, when it may have expired, in whole seconds, rounded up; `u32::MAX` if it is free. The time may be too
+    /// early, because use puts the real one off: a sweep that finds it passed looks at the slot and puts it right. So
+    /// decisions never write here. If the clock is set back, or hits of a bucket are given back, the key stays for as long
+    /// as it would have otherwise.
     due_s: Vec<u32>,
+    /// Slots that are not taken; the last one is taken next.
     free: Vec<u32>,
     /// The smallest `due_s` of all, or smaller.
     next_due_s: u32,
     sweep: Sweep,
+    /// The slot that the eviction hand came to last.
     hand: u32,
     /// The slot of the key that came last.
     newest: u32,
+    /// Until then every key here is taken to be over its limit; 0 if that is not known.
     barren_until_ms: u64,
     /// Slots that the hand has come to: what making room has cost.
     #[cfg(test)]
     looks: u64,
 }
 
+/// What a store has not heard of a key that may be given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untold {
+    Nothing,
+    /// Hits that it is told of when the key is gone.
+    Hits,
+    /// Hits that would be lost: this process does not know its field at the store.
+    HitsOfNoField,
+}
+
 /// How far a search for what has expired has come.
 #[derive(Clone, Copy, Debug)]
 struct Sweep {
+    /// The slot to look at next.
     at: usize,
     /// The smallest `due_s` of the slots before, or smaller.
     next_due_s: u32,
@@ -197,7 +223,7 @@ impl Sweep {
     const START: Sweep = Sweep { at: 0, next_due_s: u32::MAX };
 }
 
-/// A key that is forgotten.
+/// What a removed key leaves to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemovedKey {
     /// Only other regions had asked for it.
@@ -206,16 +232,16 @@ pub(crate) struct RemovedKey {
     pub bytes: usize,
 }
 
-/// What a part of a sweep came to.
+/// What a part of a sweep has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SweepOutcome {
     /// Keys that had expired.
     pub removed: usize,
     /// Of those, keys that nobody here had asked for.
     pub unasked: usize,
-    /// What the removed ones took beside their slots.
+    /// What those keys took beside their slots.
     pub bytes: usize,
-    /// Every slot has been seen.
+    /// The sweep has come to the last slot, or nothing was due.
     pub is_whole: bool,
 }
 
@@ -277,12 +303,12 @@ impl Shard {
         (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].is_taken).collect()
     }
 
-    /// There is room for no other key, however few the table has.
+    /// The shard has no room for another key, however few the table has.
     pub(crate) fn is_full(&self) -> bool {
         self.notes.free.is_empty() && self.slots.len() == Index::SLOTS_MAX
     }
 
-    /// When something may have expired, in whole seconds; never too late.
+    /// When a key may have expired, in whole seconds.
     pub(crate) fn next_due_s(&self) -> u32 {
         self.notes.next_due_s
     }
@@ -313,7 +339,7 @@ impl Shard {
         self.notes.due_s[number as usize] = due_s;
         self.notes.next_due_s = self.notes.next_due_s.min(due_s);
         self.notes.sweep.next_due_s = self.notes.sweep.next_due_s.min(due_s);
-        // Nothing of it is known from elsewhere yet.
+        // Nothing is known of it from other regions yet.
         if !self.slot(number).is_over(None, now_ms) {
             self.notes.barren_until_ms = 0;
         }
@@ -322,8 +348,8 @@ impl Shard {
         number
     }
 
-    /// Reserves room for all slots, and makes those of the first page. The first keys of shards take different ones of
-    /// them: as every shard begins with a page, they would otherwise all compete for the same lines of the caches.
+    /// Reserves room for all slots, and makes those of the first page. The first keys of different shards take different
+    /// slots of it: as every shard begins with a page, they would otherwise all compete for the same lines of the caches.
     #[cold]
     fn open(&mut self, is_shared: bool, first: IndexTag) {
         self.slots.reserve_exact(Index::SLOTS_MAX);
@@ -355,7 +381,7 @@ impl Shard {
         (self.slots.len() - 1) as u32
     }
 
-    /// Forgets a key.
+    /// Removes a key and frees its slot.
     pub(crate) fn remove(&mut self, number: u32) -> RemovedKey {
         let tags = &self.notes.tags;
         self.index.remove(number, |slot| tags[slot as usize]);
@@ -372,7 +398,7 @@ impl Shard {
         RemovedKey { is_unasked, bytes }
     }
 
-    /// Removes what has expired, but looks at a few slots only and goes on there the next time.
+    /// Removes expired keys, but looks at `looks_max` slots at most that are due, and goes on from there the next time.
     pub(crate) fn expire(&mut self, now_ms: u64, looks_max: usize, pinned: &PinnedSlots) -> SweepOutcome {
         let now_s = floor_s(now_ms);
         let mut swept = SweepOutcome::default();
@@ -414,16 +440,18 @@ impl Shard {
         swept
     }
 
-    /// Nothing here can be given up: all was over its limit a moment ago.
+    /// Nothing here can be given up: every key was over its limit a moment ago.
     pub(crate) fn is_barren(&self, now_ms: u64) -> bool {
-        // More than it lasts: the clock was set back since.
+        // If more is left than it lasts, the clock was set back since.
         (1..=BARREN_MS).contains(&self.notes.barren_until_ms.saturating_sub(now_ms))
     }
 
-    /// The hand visits every slot once a round, in an order without neighbours: keys that came together, such as the
-    /// established ones before a flood, lie in a row and must not come in a row. Steps of the golden part of a round leave
-    /// no stretch of slots out for long, however many slots there are. A round is a power of two, so that steps of an odd
-    /// length reach all of it; numbers without a slot are passed over, fewer than there are slots.
+    /// Moves the eviction hand to its next slot.
+    ///
+    /// It visits every slot once a round, in an order without neighbours: keys that came together, such as the established
+    /// ones before a flood, lie in a row, and the hand must not meet them in a row. Steps of the golden part of a round
+    /// leave no stretch of slots out for long, however many slots there are. A round is a power of two, so that steps of an
+    /// odd length reach all of it. Numbers without a slot are passed over; there are fewer of them than slots.
     fn next_under_hand(&mut self) -> u32 {
         /// The golden part of 2^32.
         const GOLDEN: u32 = 0x9E37_79B9;
@@ -442,20 +470,26 @@ impl Shard {
         }
     }
 
-    /// How hot a key is and whether the origin does not know of all its hits, if it can be given up at all.
-    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<(u8, bool)> {
+    /// How hot a key is and what would become of its hits, if it can be given up at all.
+    fn heat_of(&mut self, number: u32, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<(u8, Untold)> {
         let (slot, part) = self.both(number);
         let foreign = part.as_deref().and_then(RegionalPart::foreign);
         if !slot.is_taken || !slot.weight.serves(need) || pinned.contains(number) || slot.is_over(foreign, now_ms) {
             return None;
         }
-        Some((slot.heat, part.is_some_and(|part| part.is_dirty())))
+        let untold = match part {
+            Some(part) if part.is_dirty() && part.is_seated() => Untold::Hits,
+            Some(part) if part.is_dirty() => Untold::HitsOfNoField,
+            Some(_) | None => Untold::Nothing,
+        };
+        Some((slot.heat, untold))
     }
 
-    /// The slot to give up: the first cool one under the hand that is not over its limit. `None` if every one is.
+    /// Chooses the slot to give up: the first cold one under the hand whose key is not over its limit, or the coolest of
+    /// those that the hand comes to. `None` if there is none, as when every key is over its limit.
     ///
-    /// Where all that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
-    /// replace each other rather than them.
+    /// If all keys that the hand comes to are in use, the key that came last goes if it is cooler than they are: strangers
+    /// replace each other rather than keys in use.
     pub(crate) fn victim(&mut self, now_ms: u64, pinned: &PinnedSlots, need: EvictionGoal) -> Option<u32> {
         if self.is_barren(now_ms) || self.are_all(pinned) {
             return None;
@@ -465,13 +499,14 @@ impl Shard {
         let mut coolest_dirty: Option<(u8, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
-            let Some((heat, is_dirty)) = self.heat_of(number, now_ms, pinned, need) else { continue };
-            if heat == 0 && !is_dirty {
+            let Some((heat, untold)) = self.heat_of(number, now_ms, pinned, need) else { continue };
+            let is_dirty = untold != Untold::Nothing;
+            if heat == 0 && (!is_dirty || (untold == Untold::Hits && step >= UNTOLD_STEPS_MIN)) {
                 return Some(number);
             }
             let heat = heat.saturating_sub(1);
             self.slot(number).heat = heat;
-            // Its hits would be lost: only if nothing else is found soon.
+            // Its store has to be told, or its hits are lost: only if nothing else is found soon.
             let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
             if candidate.is_none_or(|(coolest, _)| heat < coolest) {
                 *candidate = Some((heat, number));
@@ -487,16 +522,18 @@ impl Shard {
             return None;
         };
         let newest = self.notes.newest;
-        let is_cooler = |(newest_heat, is_dirty): (u8, bool)| newest_heat < heat && (!is_dirty || coolest.is_none());
+        let is_cooler = |(newest_heat, untold): (u8, Untold)| {
+            newest_heat < heat && (untold == Untold::Nothing || coolest.is_none())
+        };
         Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
     }
 
-    /// Whether every key here is one of these.
+    /// Whether every key here is pinned.
     fn are_all(&self, pinned: &PinnedSlots) -> bool {
         pinned.len() == self.slots.len() - self.notes.free.len()
     }
 
-    /// Any slot at all, over its limit or not: the last resort.
+    /// Chooses any slot at all, over its limit or not: the last resort.
     pub(crate) fn sacrifice(&mut self, pinned: &PinnedSlots, need: EvictionGoal) -> Option<u32> {
         if self.are_all(pinned) {
             return None;
@@ -524,7 +561,7 @@ fn tag(hash: u64) -> IndexTag {
     (hash >> 48) as IndexTag
 }
 
-/// Rounded down, and up: a due time is never later than the real one by the table's own clock of seconds.
+/// Now, in whole seconds, is rounded down and a due time up ([`ceil_s`]): so a key that is due has really reached that time.
 pub(super) fn floor_s(at_ms: u64) -> u32 {
     u32::try_from(at_ms / 1000).unwrap_or(u32::MAX - 1)
 }

@@ -1,23 +1,23 @@
-//! What a key takes in memory: what the cap in bytes, the injected sidecar and the documents go by.
+//! How much memory a key takes. The cap in bytes, the injected sidecar and the documents go by these figures.
 //!
-//! A key takes its slot, and for some keys more beside it: an identifier that is too long for the slot, the sub-cells of an
+//! A key takes its slot. Some keys take more beside it: an identifier that is too long for the slot, the sub-cells of an
 //! exact window that counts to more than a few, what other regions have counted. The slot's part is a figure that
-//! `cargo bench --bench memory` confirms; what is beside it is added up as it comes and goes.
+//! `cargo bench --bench memory` confirms; the memory beside slots is added up as it comes and goes.
 
-/// What a key takes that has nothing beside its slot: resident bytes in a full table, rounded up.
+/// Resident bytes of a key with nothing beside its slot, in a full table, rounded up.
 pub const KEY_BYTES: usize = 150;
-/// That of a key whose counts are shared through Redis or MySQL.
+/// Resident bytes of such a key if its counts are shared through Redis or MySQL.
 pub const SHARED_KEY_BYTES: usize = 250;
 
-/// What is beside a slot is noted in a byte: in steps of this.
+/// A [`Weight`] is one byte, in steps of this.
 const STEP_BYTES: usize = 16;
 
-/// What the allocator takes for a piece of so many bytes: its own word, and whole steps.
+/// How many bytes the allocator takes for a piece of so many: a word of its own on top, rounded up to whole steps.
 pub const fn heap_bytes(bytes: usize) -> usize {
     (bytes + size_of::<usize>()).next_multiple_of(STEP_BYTES)
 }
 
-/// What a key takes beside its slot.
+/// The memory that a key takes beside its slot, rounded up to whole steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight(u8);
 
@@ -32,26 +32,27 @@ impl Weight {
         usize::from(self.0) * STEP_BYTES
     }
 
-    /// Whether giving it up is of use.
+    /// Whether giving up a key of this weight is of use.
     pub fn serves(self, need: EvictionGoal) -> bool {
         need == EvictionGoal::Slot || self != Weight::NONE
     }
 }
 
-/// What a key is given up for.
+/// The reason to give a key up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionGoal {
     /// Its slot.
     Slot,
-    /// What it takes beside the slot, which stays: only keys that take something there are of use.
+    /// The memory beside its slot, which stays: only keys that take some there are of use.
     Bytes,
 }
 
 /// How much a table may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
+    /// How many at most. The table takes at least 1 and at most [`KEYS_MAX`](crate::engine::table::KEYS_MAX).
     pub keys: usize,
-    /// Of all keys together.
+    /// The memory that all keys together may take; `usize::MAX` if only their number is bounded.
     pub bytes: usize,
 }
 

@@ -1,5 +1,5 @@
-//! The short way over a few keys against the long one: two tables, the same requests, the same answers, and the same left
-//! behind.
+//! The short way over a few keys against the long one: two tables get the same requests, give the same answers, and end up
+//! with the same counts.
 
 use proptest::prelude::*;
 
@@ -118,7 +118,7 @@ proptest! {
         is_shadow in prop::bool::weighted(0.1),
         seed in any::<u64>(),
     ) {
-        // A few shards, so that keys are in the same one and in others, and all are soon looked through.
+        // Only a few shards, so that some keys share one, and all shards are soon looked through.
         let new = || if is_shared { Table::shared(4000) } else { Table::new(4000) };
         let table = || new().hashed_by(Random::new(seed).hasher());
         let (short, long) = (table(), table());

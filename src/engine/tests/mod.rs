@@ -24,11 +24,14 @@ pub(super) fn ruleset(yaml: &str) -> Ruleset {
     loaded.ruleset.unwrap_or_else(|| panic!("{:#?}", loaded.problems))
 }
 
-/// One descriptor: `k=v,k2=v2`.
+/// One descriptor to ask about.
 #[derive(Clone, Debug)]
 pub(super) struct Ask<'a> {
+    /// As `k=v,k2=v2`.
     pub(super) entries: &'a str,
+    /// [`ask`] asks for one of the request's own.
     pub(super) hits: Hits,
+    /// Tests set it where they try overrides.
     pub(super) limit: Option<LimitOverride>,
 }
 
@@ -56,8 +59,11 @@ pub(super) fn request<'a>(domain: &'a str, asks: &[Ask<'a>]) -> Request<'a> {
 
 /// An engine with rules, asked at chosen moments.
 pub(super) struct Bench {
+    /// Shares its counts with nobody.
     pub(super) engine: Engine,
+    /// Loaded from the test's YAML.
     pub(super) rules: Ruleset,
+    /// All off, unless a test sets them.
     pub(super) modes: Modes,
 }
 
@@ -66,7 +72,7 @@ impl Bench {
         Bench::seeded(yaml, 100_000, seed::seed())
     }
 
-    /// One whose table hashes as a seed says.
+    /// A bench whose table hashes as a seed says.
     pub(super) fn seeded(yaml: &str, keys_max: usize, seed: u64) -> Bench {
         let engine = Engine::new(keys_max).hashed_by(Random::new(seed).hasher());
         Bench { engine, rules: ruleset(yaml), modes: Modes::default() }

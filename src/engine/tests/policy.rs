@@ -74,7 +74,7 @@ impl Process {
         self.engine.attempt(&self.rules, &request("d", &asks), Modes::default(), now_ms, views)
     }
 
-    /// So many hits of a descriptor in an outage, at a time.
+    /// Decides so many hits of a descriptor in an outage, at a moment.
     fn outage_at(&self, now_ms: u64, entries: &str, hits: u64) -> Decision<'_> {
         let request = request("d", &[ask_for(entries, Hits::OfRequest(hits))]);
         match self.engine.attempt(&self.rules, &request, Modes::default(), now_ms, &views(OUT, OUT)) {
@@ -127,7 +127,8 @@ fn a_refusal_without_a_count_names_a_second() {
     assert_eq!((denied.retry_after_ms(), denied.decided_by()), (Some(1000), DecidedBy::Outage));
 }
 
-/// What is charged all the same said nothing but that it would fit into the whole limit.
+/// Went wrong before: the wait of a denial that is charged all the same said only when the hits would fit into the whole
+/// limit.
 #[test]
 fn a_refusal_by_policy_that_is_charged_waits_as_long_as_one_that_is_not() {
     let shared = shared();
@@ -157,7 +158,7 @@ fn a_refusal_names_a_second_at_least() {
 #[test]
 fn a_share_counts_only_what_this_process_took() {
     let shared = shared();
-    // Others have used six; the origin told.
+    // Other processes have used six, as the origin has told.
     let key = shared.asked(&["share=a"], &views(StoreAccess::Allowed, OUT)).questions[0].key.clone();
     let table = shared.engine.table();
     let hash = table.hash(&key.as_key());
@@ -215,7 +216,7 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
 fn nobody_is_asked_after_the_owner_has_charged() {
     let shared = shared();
     let both = ["deny=a", "strict=a"];
-    // Memory had decided the first; meanwhile its allowance is used up, or it is cold.
+    // Memory had decided the first check; meanwhile the allowance is used up, or the key is cold.
     let admitted = StoreAnswer {
         is_admitted: true,
         is_charged: true,
@@ -263,13 +264,13 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
         part.add(sequence, hits);
     };
     let newest = |part: &RegionalPart, counter: &Counter| part.judged_cells(counter, &terms, START_MS)[0];
-    // Told, and the answer does not come before the rules change.
+    // The origin is told, but its answer does not come before the rules change.
     accept(&mut part, &mut counter, 5);
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(0, 0)[..1], 0, at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (5, 5));
     accept(&mut part, &mut counter, 2);
-    // The owner's answer is missed too.
+    // The owner's answer comes too late as well.
     part.move_to(Store::Origin);
     accept(&mut part, &mut counter, 1);
     part.absorb(&mut counter, &terms, &heard(9, 5), 0, at);
@@ -279,7 +280,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(7, 7), 0, at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (8, 1));
-    // A check whose caller gave up has arrived: the next hit takes it over.
+    // A check has arrived although its caller gave up: the next hit takes its charge over.
     part.move_to(Store::Origin);
     part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
     part.move_to(Store::Owner);
@@ -287,7 +288,7 @@ fn what_a_store_was_told_and_had_not_acknowledged_is_not_told_again_when_the_key
     part.absorb(&mut counter, &terms, &heard(13, 9), 0, at);
     accept(&mut part, &mut counter, 1);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 0));
-    // One that was lost meanwhile is told everything.
+    // A store that has lost the cell meanwhile is told everything.
     part.move_to(Store::Owner);
     part.absorb(&mut counter, &terms, &heard(0, 0), 0, at);
     assert_eq!((newest(&part, &counter).own, part.pending()), (9, 9));
@@ -315,7 +316,7 @@ fn a_strict_limit_asks_until_memory_denies() {
     let out = views(StoreAccess::Allowed, OUT);
     (0..3).for_each(|_| assert!(!shared.decided(&["strict=a"], &out).is_over));
     assert!(shared.decided(&["strict=a"], &up).is_over, "memory knows of three");
-    // What is reported after the fact needs no leave.
+    // Hits that are reported after the fact need no leave.
     let report = [ask_for("strict=b", Hits::Own(5))];
     let attempt = shared.engine.attempt(&shared.rules, &request("d", &report), Modes::default(), START_MS, &up);
     assert!(matches!(attempt, Attempt::Decided(_)));
@@ -337,8 +338,8 @@ fn cut_off_from_other_regions_a_share_is_the_regions_part() {
     assert_eq!((asked.questions[0].terms.limit, asked.questions[0].is_cut_off), (5, true));
 }
 
-/// Found by a review: what another store had admitted was taken for a decision of memory, so that nobody was held to its
-/// share, and the outage was not told.
+/// Found by a review: hits that another store had admitted were taken for a decision of memory, so that no process was held
+/// to its share, and the answer did not tell of the outage.
 #[test]
 fn a_policy_holds_beside_a_store_that_answers() {
     let shared = shared();
@@ -364,7 +365,7 @@ fn a_policy_holds_beside_a_store_that_answers() {
     assert_eq!((decision.is_over, decision.decided_by()), (false, DecidedBy::Outage));
 }
 
-/// Found by a review: others asked a store that was told of it with the next flush only.
+/// Found by a review: other processes asked a store that heard of the hits only with the next flush.
 #[test]
 fn what_a_farther_store_has_admitted_is_told_at_once() {
     let shared = shared();
@@ -392,7 +393,7 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
 fn a_retry_under_share_passes_when_it_was_told_to_and_not_before() {
     for (entries, used) in [("minute=a", 10), ("minute=b", 3), ("bucket_minute=a", 6), ("bucket_minute=b", 4)] {
         let shared = shared();
-        // All of it before the outage, so that memory denies too.
+        // All hits come before the outage, so that memory denies too.
         let admitted = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
         let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
         (0..used).for_each(|_| drop(shared.decided(&[entries], &before)));
@@ -422,7 +423,7 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     assert_eq!((denied.is_over, denied.retry_after_ms()), (true, Some(1000)), "a part of five");
 }
 
-/// Found by a review: what others were taken to have admitted was told as if they had.
+/// Found by a review: hits that others were only assumed to have admitted were told to the store as if they had.
 #[test]
 fn nobody_is_told_of_what_was_only_assumed() {
     let shared = shared();

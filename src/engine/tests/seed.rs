@@ -1,5 +1,5 @@
-//! One seed for what chance decides in a test run: another one each time, so that runs find what one run would not, and
-//! printed, so that a run that fails can be had again.
+//! One seed for all that chance decides in a test run. It differs from run to run, so that many runs find what one would
+//! not, and it is printed, so that a run that fails can be repeated.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,8 @@ static SEED: LazyLock<u64> = LazyLock::new(|| match std::env::var(NAME) {
     Err(_) => rand::random(),
 });
 
-/// The seed of this run, the environment's if it has one. It is among what a test says, which is shown if the test fails.
+/// The seed of this run, from the environment if that has one. It is part of a test's output, which is shown if the test
+/// fails.
 pub(crate) fn seed() -> u64 {
     println!("{NAME}={} makes the same choices again", *SEED);
     *SEED

@@ -1,4 +1,4 @@
-//! The table at its cap: who goes, who stays, and what it costs.
+//! The table at its cap: which keys go, which stay, and what that costs.
 
 use super::*;
 use crate::engine::decide::{Case, Check, Group, StoreViews};
@@ -57,8 +57,8 @@ fn keys_in_use_outlast_a_flood_of_strangers() {
     assert_eq!(kept, regulars.len());
 }
 
-/// Fills a table of one shard with keys of which some are in use, then lets strangers come: how many of those in use it
-/// has lost.
+/// Fills a table of one shard with keys, some of them in use, then lets strangers come. Returns how many of the keys in use
+/// it has lost.
 fn lost_to_a_flood(keys_max: usize, seed: u64, is_in_use: impl Fn(usize) -> bool, strangers: usize) -> usize {
     let bench = Bench::seeded(RULES, keys_max, seed);
     for n in 0..keys_max {
@@ -74,8 +74,8 @@ fn lost_to_a_flood(keys_max: usize, seed: u64, is_in_use: impl Fn(usize) -> bool
     (0..keys_max).filter(|n| is_in_use(*n) && !is_kept(*n)).count()
 }
 
-/// Found by a run in four: the eviction hand went on by a length that is one slot in shards of 930, 961 and 1020, met the
-/// keys in use in a row, and settled for one of them.
+/// One run in four found it: in shards of 930, 961 and 1020 slots the eviction hand went on by a length that came to one
+/// slot, met the keys in use in a row, and settled for one of them.
 #[test]
 fn keys_in_use_outlast_a_flood_however_many_slots_there_are() {
     let mut random = Random::new(seed::seed());
@@ -89,7 +89,7 @@ fn keys_in_use_outlast_a_flood_however_many_slots_there_are() {
     assert!(losses.is_empty(), "of 100 keys in use, by the size of the table: {losses:?}");
 }
 
-/// The hand comes to nothing else for long: the strangers have to replace each other.
+/// For long stretches the hand comes to keys in use only: the strangers have to replace each other.
 #[test]
 fn keys_in_use_outlast_a_flood_where_they_are_nearly_all() {
     let mut random = Random::new(seed::seed());
@@ -137,7 +137,7 @@ fn the_sweep_removes_expired_keys_of_every_algorithm_and_no_others() {
     assert!(bench.engine.stats().keys >= 15_000, "at most the drained buckets are gone");
     bench.engine.expire(START_MS + 10_000);
     assert_eq!(bench.engine.stats().keys, 5000);
-    // What is used again after the sweep was due lives on.
+    // A key that is used again after its sweep was due lives on.
     bench.decide(&[ask("short=again")], 10_000);
     bench.decide(&[ask_for("short=again", Hits::OfRequest(2))], 11_900);
     bench.engine.expire(START_MS + 12_100);

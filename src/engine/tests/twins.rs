@@ -1,4 +1,4 @@
-//! The same key more than once in a request: a process that asks its stores says what one says that counts alone.
+//! The same key more than once in a request: a process that asks its stores gives the same answers as one that counts alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Stored {
         Stored { region: Region::new(engine.clone(), options), origin: Origin::default() }
     }
 
-    /// Makes the calls until there are none, and says what requests are told.
+    /// Makes calls until there are none left, and returns what requests are told.
     fn serve(&mut self, mut effects: Effects, now: Now) -> Vec<(WaitId, AskOutcome)> {
         let mut told = Vec::new();
         let mut calls: VecDeque<OutgoingCall> = VecDeque::new();
@@ -109,7 +109,7 @@ impl Stored {
     }
 }
 
-/// A process with an origin, and an owner of strict limits, which answer at once and are nobody else's.
+/// A process with an origin and an owner of strict limits, which answer at once and serve nobody else.
 pub(super) struct Fleet {
     engine: Arc<Engine>,
     stores: [Stored; 2],
@@ -126,12 +126,12 @@ impl Fleet {
         Fleet { engine, stores, now: Now { wall_ms: START_MS, mono_us: 10_000_000 } }
     }
 
-    /// Some milliseconds later, with a heartbeat, and what is pending told or not.
+    /// Lets time pass, with a heartbeat; the stores are told of what is pending or not.
     fn pass(&mut self, wait: Wait) {
         let (wall_ms, mono_ms) = match wait {
             Wait::Moment => (0, 5),
             Wait::Flush => (0, 60),
-            // From then on nothing of before counts, and no key is paused.
+            // After that nothing from before counts, and no key is paused.
             Wait::Windows => (3 * Unit::Year.window_ms(), 3 * Unit::Hour.window_ms()),
         };
         self.now.wall_ms += wall_ms;
@@ -145,7 +145,7 @@ impl Fleet {
         }
     }
 
-    /// As the service does.
+    /// Decides a request as the service does: asks the stores and attempts it again until it is decided.
     pub(super) fn said(&mut self, rules: &Ruleset, asks: &[Ask<'_>], modes: Modes) -> String {
         let request = request("d", asks);
         let mut heard: [Option<AskOutcome>; 2] = [None, None];
@@ -204,7 +204,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let limit = prop_oneof![4 => Just(None), 1 => (0u32..8).prop_map(Some), 1 => Just(Some(u32::MAX))];
     let ask = (any::<prop::sample::Index>(), hits, limit);
     let wait = prop_oneof![6 => Just(Wait::Moment), 2 => Just(Wait::Flush), 1 => Just(Wait::Windows)];
-    // Of few keys, so that some come again.
+    // Steps choose among few keys, so that some come again.
     let step = (wait, prop::collection::vec(0..KEYS.len(), 1..4), prop::collection::vec(ask, 1..7));
     let step = step.prop_map(|(wait, keys, asks)| Step {
         wait,
@@ -219,7 +219,7 @@ fn unit(key: usize) -> Unit {
 
 fn asks(step: &Step) -> Vec<Ask<'static>> {
     let is_bucket = |key: usize| KEYS[key].starts_with("bucket");
-    // A bucket holds ten times its limit and burst, and the rest is forgiven: here it never comes to that.
+    // A bucket holds ten times its limit and burst and forgives the rest: here no bucket comes to hold so much.
     let limit = |key: usize, number: u32| {
         let is_small = is_bucket(key) && number < 900;
         (!is_small).then_some(LimitOverride { requests_per_unit: number, unit: unit(key) })
@@ -281,7 +281,7 @@ fn hits_of_later_descriptors_made_earlier_ones_too_many() {
     assert_eq!((&*found, &*expected), ("OK: OK 5, OK 3", "OK: OK 5, OK 3"));
 }
 
-/// Found by the property above, one time in some thousand requests: the limit that was not over was charged, and the request
+/// The property above found it, one time in some thousand requests: the limit that was not over was charged, and the request
 /// was told that the group was over.
 #[test]
 fn redis_charged_a_quota_that_was_over_by_another_of_its_limits() {

@@ -1,4 +1,4 @@
-//! The way in: what is read, and what it says about which key.
+//! The way in: what to read, and which key learns what from it.
 
 use std::sync::atomic::Ordering;
 
@@ -16,16 +16,17 @@ use crate::global::row::{CellName, HeardRow};
 const OVERLAP_MS_MIN: u64 = 5_000;
 /// A server's clock that goes back by more than this is another server's.
 const CLOCK_BACK_MS: u64 = 1_000;
-/// Ages that are remembered of one import.
+/// How many ages of news one import remembers at most.
 const AGES_MAX: usize = 1_024;
 
-/// What is heard during one import.
+/// What one import has heard so far.
 #[derive(Debug)]
 pub struct ImportProgress {
+    /// Sums the rows cell by cell.
     pub(super) import: Import,
-    /// When the rows changed that told something new.
+    /// When those rows changed, by the server's clock, that told something new.
     news_ms: Vec<u64>,
-    /// Everything is about to be read, and what the table was told is not forgotten yet.
+    /// Everything is read from the start, and what the table was told is not forgotten yet.
     must_forget: bool,
 }
 
@@ -41,7 +42,7 @@ impl ImportProgress {
 }
 
 impl Exchange {
-    /// The table may have lost rows: at the next import everything is read, and told again as far as it is not there.
+    /// Has everything read at the next import, and told again as far as it is not there: the table may have lost rows.
     pub fn doubt(&self) {
         self.state.lock().read_anew();
     }
@@ -66,7 +67,8 @@ impl Exchange {
         OVERLAP_MS_MIN.max(2 * self.options.timeout_ms + 1000)
     }
 
-    /// What the table holds is about to be heard: nothing that it was told is taken for granted any more.
+    /// Forgets what the table was told, before everything that it holds is heard: nothing is taken for granted any
+    /// more.
     pub fn forget_told(&self, hearing: &mut ImportProgress) {
         if std::mem::take(&mut hearing.must_forget) {
             self.ledger().forget_told();
@@ -81,21 +83,22 @@ impl Exchange {
         }
     }
 
-    /// All rows were heard; the server's clock was at this when they were read. Returns how old news were.
+    /// Ends a reading of which all rows were heard. `server_ms` is the server's clock from just before it. Returns how
+    /// old each piece of news was, in milliseconds.
     pub fn imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let ages_ms = self.heard(hearing, reading, server_ms, now);
-        // One that is no longer known was not worth ending.
+        // If the pass was given up meanwhile, another one follows, and this is not its end.
         let is_whole = matches!(reading, ReadScope::All { .. }) && self.state.lock().pass.take().is_some();
         if is_whole {
-            // What the table turned out not to hold is told again.
+            // The table is told again what it turned out not to hold.
             self.ledger().note_all();
             self.ledger().end_reading(now.wall_ms);
         }
         ages_ms
     }
 
-    /// Everything was to be read, and some was, but not to the end. The next part begins where this one ended; until then,
-    /// what has changed since the server's clock was at this is read.
+    /// Ends a reading of everything that did not get to the end. The next part begins where this one ended. Until then,
+    /// readings follow what has changed since `server_ms`, the server's clock from just before this one.
     pub fn partly_imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let reached = hearing.import.reached().cloned();
         let ages_ms = self.heard(hearing, reading, server_ms, now);
@@ -123,7 +126,7 @@ impl Exchange {
         state.digested.expire(now.wall_ms);
         state.clock_ms = Some(server_ms);
         if !matches!(reading, ReadScope::All { from: Some(_) }) {
-            // What has changed before the cell that such a reading begins at was not heard.
+            // A reading that begins at a cell does not hear what has changed before that cell.
             state.watermark_ms = Some(server_ms);
         }
         state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
@@ -132,11 +135,11 @@ impl Exchange {
         hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
     }
 
-    /// A reading has failed. What it heard is taken over all the same; the next one hears it again.
+    /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
     pub fn not_imported(&self, reading: &ReadScope, now: Now) {
         let mut state = self.state.lock();
         if matches!(reading, ReadScope::Since { .. }) {
-            // Statements that others gave up on may be done late, and dated early: a full reading finds them.
+            // Statements that others gave up on may be committed late, with an early date: a full reading finds them.
             state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
         }
         state.importing.ended(false, now.mono_us);
@@ -146,7 +149,7 @@ impl Exchange {
         let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
         let current = now.wall_ms / duration_ms;
         if sequence.abs_diff(current) > 1 {
-            // Over already, or of a clock that is far away.
+            // The window is over already, or the clock of whoever counted it is far off.
             return;
         }
         let names = self.names.read().clone();
@@ -205,7 +208,7 @@ impl Exchange {
         false
     }
 
-    /// There is no room for what a row says.
+    /// Takes note that there was no room for what a row says.
     fn leave_out(&self, sum: &CellSum) {
         self.counts.roomless_rows.fetch_add(1, Ordering::Relaxed);
         self.ledger().leave_out(sum.cell.expires_at_ms());

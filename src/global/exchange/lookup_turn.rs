@@ -1,8 +1,8 @@
-//! Keys that requests ask for here and of which counts of other regions may be missing: they are looked up by name.
+//! Looks up keys by name that requests ask for here, and of which counts of other regions may be missing.
 //!
-//! Counts are missing when there was no room for them, when they were given up with their key, or when the table could not
-//! be read to its end ([`crate::engine::table::foreign_ledger`]). Lookups go along with imports, so many keys at a time; no request waits
-//! for one. Where nothing is missing, no key is looked up.
+//! Counts are missing when there was no room for them, when they were given up with their key, or when the table could
+//! not be read to its end ([`crate::engine::table::foreign_ledger`]). A lookup of some keys follows each import; no
+//! request waits for one. As long as nothing is missing, no key is looked up.
 
 use std::sync::atomic::Ordering;
 
@@ -16,8 +16,8 @@ use crate::global::row::{CellName, HeardRow};
 
 /// Cells of a key that count here: this one, the one before, and the next of a region whose clock is ahead.
 const KEY_CELLS: u64 = 3;
-/// Keys of one statement. It has a `SELECT` for each of their cells, which servers read one within the other: few enough
-/// for the smallest stack.
+/// Keys of one statement. It has a `SELECT` for each of their cells, and servers nest these as they parse them: so few
+/// that the smallest stack has room.
 const STATEMENT_KEYS: usize = 84;
 /// Statements of one turn; what is left is for the next.
 pub(crate) const TURN_STATEMENTS: usize = 24;
@@ -26,7 +26,7 @@ pub(crate) const TURN_STATEMENTS: usize = 24;
 #[derive(Debug)]
 pub struct LookupTurn {
     keys: Vec<SlotRef>,
-    /// What they are named in the table, in its order and each once.
+    /// The cells of the keys by their names in the table, in its order and each once.
     pub cells: Vec<CellName>,
     hearing: ImportProgress,
 }
@@ -73,12 +73,12 @@ impl Exchange {
         true
     }
 
-    /// Takes a row over that was found.
+    /// Takes over a row that was found.
     pub fn found(&self, lookup: &mut LookupTurn, row: HeardRow, now: Now) {
         self.hear(&mut lookup.hearing, row, now);
     }
 
-    /// All rows of the keys were heard.
+    /// Ends a lookup of which all rows were heard.
     pub fn sought(&self, mut lookup: LookupTurn, now: Now) {
         if let Some(sum) = lookup.hearing.import.end() {
             self.take(&mut lookup.hearing, &sum, now);
@@ -87,7 +87,7 @@ impl Exchange {
         self.counts.sought_keys.fetch_add(lookup.keys.len() as u64, Ordering::Relaxed);
     }
 
-    /// They could not be looked up: the next turn tries again.
+    /// Ends a lookup that has failed: the next turn tries again.
     pub fn not_sought(&self, lookup: LookupTurn) {
         lookup.keys.into_iter().for_each(|at| self.ledger().seek_again(at));
     }

@@ -1,36 +1,37 @@
-//! Everything that the table holds, read in as many parts as it takes.
+//! Reads everything that the table holds, in as many parts as it takes.
 //!
-//! A server may not get through a large table in the time that a reading has. The next part then begins at the cell where
-//! the last one ended, and between parts what changes is followed, so that the end is reached and nobody falls behind. All
-//! parts together have read every row that was there when the first one began: rows stay in their place, and those that
-//! were added behind are among what changes.
+//! A server may not get through a large table in the time that a reading has. The next part then begins at the cell
+//! where the last one ended. Between parts, readings follow what changes, so that the pass gets to its end and nobody
+//! falls behind. All parts together have read every row that was there when the first began: rows stay in their place,
+//! and rows that were added behind the reading are among what changes.
 
 use crate::clock::Now;
 use crate::global::exchange::ExchangeState;
 use crate::global::row::CellName;
 
-/// How often everything is read, whatever has changed: it repairs what was missed.
+/// The time between passes, and up to a fifth more: everything is read whatever has changed, to repair what was missed.
 const INTERVAL_US: u64 = 600_000_000;
-/// Between parts, so that there is time to follow what changes.
+/// The pause between parts, so that there is time to follow what changes.
 const PART_PAUSE_US: u64 = 30_000_000;
-/// After so long without an import everything is read.
+/// After this long without an import everything is read.
 const BEHIND_US: u64 = 60_000_000;
 
 /// A pass through the table that is under way.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pass {
-    /// Where the next part begins; the first at the start.
+    /// Where the next part begins; `None`: at the start.
     pub from: Option<CellName>,
+    /// When the next part is due.
     next_us: u64,
 }
 
 impl ExchangeState {
-    /// So much may have changed since the last import that reading it takes as long as reading everything.
+    /// Whether so much may have changed since the last import that reading it takes as long as reading everything.
     fn is_behind(&self, now: Now) -> bool {
         self.imported_us.is_some_and(|at_us| now.mono_us.saturating_sub(at_us) > BEHIND_US)
     }
 
-    /// What was read so far may not be what there is: everything is read at the next turn, from the start.
+    /// Has everything read at the next turn, from the start: what was read so far may not be what there is.
     pub(super) fn read_anew(&mut self) {
         self.full_at_us = 0;
         self.pass = None;
@@ -39,7 +40,7 @@ impl ExchangeState {
     /// The part that is to be read now. `None`: only what has changed.
     pub(super) fn next_part(&mut self, now: Now) -> Option<&Pass> {
         if self.watermark_ms.is_none() || self.is_behind(now) {
-            // What has changed since in the cells that were read already is not known.
+            // Nobody knows what has changed since in the cells that were read already.
             self.read_anew();
         }
         match &self.pass {
@@ -47,7 +48,7 @@ impl ExchangeState {
             Some(_) => {}
             None if now.mono_us < self.full_at_us => return None,
             None => {
-                // Before it is read: a request for another one meanwhile gets it.
+                // Set before the pass, so that whoever asks for another one meanwhile gets it.
                 self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 self.full_at_us = now.mono_us + INTERVAL_US + (self.random >> 33) % (INTERVAL_US / 5);
                 self.pass = Some(Pass::default());
@@ -56,7 +57,7 @@ impl ExchangeState {
         self.pass.as_ref()
     }
 
-    /// A part has ended before the end of the table, at this cell, of which there may be more.
+    /// Ends a part before the end of the table, at the cell that it reached, of which there may be more rows.
     pub(super) fn part_ended(&mut self, reached: Option<CellName>, now: Now) {
         if let Some(pass) = &mut self.pass {
             pass.from = reached.or(pass.from.take());

@@ -12,7 +12,7 @@ use crate::global::names::Names;
 use crate::global::publish::{CHUNK_ROWS, Publication};
 use crate::global::row::{CellName, OwnRow};
 
-/// Rows of one turn; what is left is for the next. While the store does not answer, one statement is enough to try it.
+/// Rows of one turn; what is left is for the next. While the store does not answer, one statement is enough to try.
 const TURN_ROWS: usize = 64 * CHUNK_ROWS;
 /// How often a store is asked whether it answers when there is nothing to publish.
 const PING_US: u64 = 10_000_000;
@@ -20,7 +20,8 @@ const PING_US: u64 = 10_000_000;
 const REFUSED_US: u64 = 10_000_000;
 
 impl Exchange {
-    /// The rows that others should know of now. Every turn ends with [`Exchange::published`].
+    /// The rows that others should know of now. A turn with rows ends with [`Exchange::published`], one without with
+    /// [`Exchange::published_nothing`].
     pub fn collect(&self, now: Now) -> Publication {
         let names = self.names.read().clone();
         let mut state = self.state.lock();
@@ -41,14 +42,15 @@ impl Exchange {
         Publication::new(rows)
     }
 
-    /// Nothing is to be published, and the store has not answered for a while.
+    /// Whether to ask the store for a sign of life when nothing is to be published: it has not answered for a while, or
+    /// has been given up.
     pub fn wants_ping(&self, now: Now) -> bool {
         let state = self.state.lock();
         let is_silent = state.published_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= PING_US);
         is_silent || state.publishing.is_open()
     }
 
-    /// A turn without rows has ended; the store was asked whether it answers, or not.
+    /// Ends a turn without rows. `does_answer`: whether the store has answered, `None` if it was not asked.
     pub fn published_nothing(&self, does_answer: Option<bool>, now: Now) {
         let mut state = self.state.lock();
         match does_answer {
@@ -94,7 +96,7 @@ impl Exchange {
         }
     }
 
-    /// A turn has ended: what the server has is not sent again, what it has not is.
+    /// Ends a turn: what the server has is not sent again, what it has not is.
     pub fn published(&self, sending: &Publication, now: Now) {
         for at in &sending.done {
             let row = sending.row(*at);

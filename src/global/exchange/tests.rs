@@ -17,7 +17,7 @@ use crate::secret::Secret;
 use crate::simulate::random::Random;
 
 const START_MS: u64 = 1_800_000_000_000;
-/// From the start.
+/// Everything, from the start.
 const ALL: ReadScope = ReadScope::All { from: None };
 
 fn rules(limit: &str) -> Ruleset {
@@ -58,7 +58,7 @@ impl Process {
         self.ruleset = ruleset;
     }
 
-    /// Whether so many hits are admitted; negative ones are given back.
+    /// Whether these hits are admitted; negative ones are given back.
     fn ask(&self, value: &str, hits: i64) -> bool {
         let entries = [RequestEntry { key: "k", value }].into_iter().collect();
         let hits = match u64::try_from(hits) {
@@ -72,7 +72,8 @@ impl Process {
         !decision.is_over
     }
 
-    /// Publishes into the table, if it takes it, and returns how many rows were sent.
+    /// Publishes, with `sent` for an answer, and returns how many rows were sent. Only with `Done` does the table have
+    /// them.
     fn publish(&mut self, rows: &mut Rows, sent: StatementOutcome) -> usize {
         self.pass(1000);
         let mut sending = self.exchange.collect(self.now);
@@ -101,7 +102,7 @@ impl Process {
         reading
     }
 
-    /// Imports from a server that gets through so many rows of a full reading before the time is up.
+    /// Imports from a server that gets through `most` rows of a full reading before the time is up.
     fn import_part(&mut self, rows: &Rows, most: usize) -> ReadScope {
         self.pass(1000);
         let (reading, mut hearing) = self.exchange.reading(self.now);
@@ -120,7 +121,7 @@ impl Process {
         reading
     }
 
-    /// Looks up what may be missing, and returns how many cells that were.
+    /// Looks up what may be missing, and returns how many cells were asked for.
     fn seek(&mut self, rows: &Rows) -> usize {
         let mut cells = 0;
         while let Some(mut lookup) = self.exchange.seek(self.now) {
@@ -166,7 +167,7 @@ fn keys_that_only_others_ask_for_are_bounded() {
     let counts = &process.exchange.counts;
     assert_eq!((count(&counts.created_keys), count(&counts.roomless_rows)), (10, 15));
     assert_eq!(process.engine.stats().keys, 10);
-    // Those that are asked for are no longer of that kind, and others find room.
+    // Keys that are asked for here no longer count as others' alone, so that more of these find room.
     (0..25).for_each(|n| assert!(process.ask(&n.to_string(), 0)));
     process.exchange.doubt();
     process.import(&rows);
@@ -182,7 +183,7 @@ fn keys_whose_rows_found_no_room_are_looked_up_when_they_are_asked_for() {
         let mut rows = Rows::default();
         let mut all: Vec<OwnRow> = (0..25).map(|n| row_of_b(&n.to_string(), 95, process.now)).collect();
         if !sensitive.is_empty() {
-            // What they are named by, learned from a process that has asked for them.
+            // The digests that name them, learned from a process that has asked for them.
             let mut other = Process::new(100, rules(&format!("{sensitive}{HOUR}")));
             (0..25).for_each(|n| assert!(other.ask(&n.to_string(), 95)));
             let mut names = Rows::default();
@@ -198,7 +199,7 @@ fn keys_whose_rows_found_no_room_are_looked_up_when_they_are_asked_for() {
         assert_eq!(process.seek(&rows), 25 * 3, "of three windows each");
         (0..25).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
         assert_eq!((process.seek(&rows), count(&process.exchange.counts.sought_keys)), (0, 25), "once");
-        // Until what was left out has expired.
+        // Keys are looked up until what was left out has expired.
         process.ask("new", 1);
         assert_eq!(process.seek(&rows), 3);
         process.pass(2 * 3_600_000);
@@ -237,7 +238,7 @@ fn nothing_is_looked_up_as_long_as_nothing_is_missing() {
     process.import(&rows);
     assert_eq!(process.seek(&rows), 0, "and does not, once it was");
     assert!(!process.ask("x", 5));
-    // Keys that come and go and that nobody else counts.
+    // These keys come and go, and nobody else counts them.
     for n in 0..200 {
         assert!(process.ask(&format!("other{n}"), 1));
         process.import(&rows);
@@ -259,7 +260,7 @@ fn a_lookup_that_fails_is_tried_again_and_so_many_wait_at_most() {
     process.exchange.not_sought(lookup);
     assert_eq!(process.seek(&rows), 3);
     assert!(!process.ask("y", 5));
-    // More than are remembered; who finds no room is remembered with its next request.
+    // More keys than the queue has room for: one that finds none gets in with its next request.
     let values: Vec<String> = (0..20_000).map(|n| format!("other{n}")).collect();
     values.iter().for_each(|value| assert!(process.ask(value, 1)));
     let first = process.seek(&rows);
@@ -326,7 +327,7 @@ fn a_failed_reading_leads_to_a_full_one() {
     assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
     process.pass(10_000);
     assert_eq!(process.import(&rows), ALL);
-    // And one that asks for it while everything is read gets it.
+    // A full reading that is asked for during another one follows it.
     process.exchange.doubt();
     let (reading, hearing) = process.exchange.reading(process.now);
     process.exchange.doubt();
@@ -364,7 +365,7 @@ fn a_table_of_which_only_the_beginning_was_ever_read_is_read_to_its_end() {
             parts.push(from.map(|from| from.identifier));
         }
     }
-    // Each begins with the cell that the one before ended in: there may be more rows of it.
+    // Each part begins with the cell that the one before ended in: there may be more rows of it.
     let expected = [None, Some((*b"\x013").into()), Some((*b"\x016").into())];
     assert_eq!(parts, expected, "and then not again for a while");
     (0..10).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
@@ -376,7 +377,7 @@ fn what_changes_between_the_parts_of_a_full_reading_is_heard() {
     let mut rows = Rows::default();
     rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
     assert_eq!(process.import_part(&rows, 4), ALL);
-    // The first is in a part that is over, and no import succeeds until the next part is due.
+    // The first row changes after its part was read, and no import succeeds until the next part is due.
     rows.commit("b", &[row_of_b("0", 99, process.now)], process.now.wall_ms);
     process.pass(30_000);
     assert!(matches!(process.import_part(&rows, 10), ReadScope::All { from: Some(_) }));
@@ -466,7 +467,7 @@ fn a_rule_that_becomes_sensitive_tells_no_more_values() {
     let plain = identifiers.iter().filter(|identifier| identifier.ends_with(b"hunter2")).count();
     assert_eq!(plain, 1, "the one from before");
     assert_eq!(rows.total("a").hits, 60 + 70);
-    // What others tell is found by the digest.
+    // A row from others finds its key by the digest.
     let mut heard = rows.read(&ALL, process.now.wall_ms).into_iter();
     let digest = heard.find(|row| row.counts.hits == 70).unwrap().cell;
     rows.commit("b", &[OwnRow { cell: digest, counts: Counts { hits: 30, refunds: 0 } }], process.now.wall_ms);

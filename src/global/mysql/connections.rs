@@ -1,9 +1,9 @@
 //! The connections to MySQL: few, made when they are needed, and never waited for without a bound.
 //!
-//! Not the client library's pool, for three reasons: it keeps the password that it began with; while a server refuses
-//! connections it tries on until the time is up, and then says only that; and it takes a connection back whose statement
-//! was given up halfway. Here every connection starts from the settings and their files, a failure to connect is told at
-//! once, and a connection comes back only when its statement has ended.
+//! They are not in the client library's pool, for three reasons. It keeps the password that it began with. While a
+//! server refuses connections, it goes on trying until the time is up, and then says only that. And it takes back a
+//! connection whose statement was given up halfway. Here every connection starts from the settings and their files, a
+//! failure to connect is told at once, and a connection comes back only when its statement has ended.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,10 @@ use crate::global::mysql::error::MysqlError;
 use crate::global::mysql::settings::MysqlSettings;
 use crate::global::mysql::statement;
 
-/// One for the publisher, one for the importer, and one for who looks after them.
+/// One for the publisher, one for the importer, and one for checking and migrating the table.
 const CONNECTIONS_MAX: usize = 3;
-/// Servers, and what is between them and us, close what is idle. After this long we ask before we rely on it.
+/// Servers, and the network between them and us, close idle connections. One that was idle for longer is asked before
+/// it is used.
 const TRUSTED_IDLE: Duration = Duration::from_secs(5);
 /// No lock is worth waiting for longer.
 const LOCK_WAIT_MAX_S: u64 = 2;
@@ -28,19 +29,20 @@ pub(super) struct Connections {
     slots: Semaphore,
     /// The one used last is taken first, so that those that are not needed grow old.
     idle: Mutex<Vec<Idle>>,
-    /// After this long the server gives up a statement, whoever still waits for it.
+    /// After this long the server gives up a statement, even if somebody still waits for it.
     statement_max: Duration,
 }
 
 struct Idle {
     connection: MySqlConnection,
-    /// When it last ended a statement well.
+    /// When its last statement ended well. `None` after one that failed: it is asked before it is used.
     trusted_at: Option<Instant>,
 }
 
 /// A connection in use. Dropped, it is closed; [`Lease::end`] gives it back.
 pub(super) struct Lease<'a> {
     connections: &'a Connections,
+    /// Set up by `sql/session.sql`, and with no statement under way.
     pub connection: MySqlConnection,
     _slot: SemaphorePermit<'a>,
 }
@@ -61,7 +63,7 @@ impl Connections {
     pub(super) async fn lease(&self) -> Result<Lease<'_>, MysqlError> {
         let within = self.settings.timeout;
         let leasing = async {
-            // Never closed, so it can't fail.
+            // The semaphore is never closed, so this can't fail.
             let slot = self.slots.acquire().await.map_err(|fault| MysqlError::Other(fault.to_string()))?;
             let connection = match self.reused().await {
                 Some(connection) => connection,
@@ -83,9 +85,9 @@ impl Connections {
 
     async fn connect(&self) -> Result<MySqlConnection, MysqlError> {
         let settings = self.settings.clone();
-        // Files may take their time, so they are read off the runtime's own threads.
+        // Reads the files off the runtime's own threads, because files may take their time.
         let options = tokio::task::spawn_blocking(move || settings.connect_options()).await;
-        // It does not panic, so it can only have been stopped with the runtime.
+        // The task does not panic, so it can only have been stopped with the runtime.
         let options = options.map_err(|fault| MysqlError::Unreachable(fault.to_string()))?;
         let options = options.map_err(|fault| MysqlError::Denied(fault.to_string()))?;
         let mut connection = options.connect().await?;
@@ -95,18 +97,18 @@ impl Connections {
         Ok(connection)
     }
 
-    /// Says goodbye on all connections that nobody uses.
+    /// Closes all connections that nobody uses, and tells the server.
     pub(super) async fn close(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
         for Idle { connection, .. } in idle {
-            // Whoever does not hear it notices anyway.
+            // A server that does not hear it notices anyway.
             let _ = timeout(self.settings.timeout, connection.close()).await;
         }
     }
 }
 
 impl Lease<'_> {
-    /// Ends the use of the connection with what came of it: `None`, the time was up.
+    /// Ends the use of the connection, with its outcome: `None` if the time was up.
     pub(super) fn end<T>(self, outcome: Option<Result<T, MysqlError>>, within: Duration) -> Result<T, MysqlError> {
         let Lease { connections, connection, _slot } = self;
         // Halfway through an answer, nobody knows what the next bytes belong to.
@@ -122,7 +124,7 @@ impl Lease<'_> {
                 Err(error)
             }
             Err(error) => {
-                // What has happened to this one has happened to the others.
+                // The idle connections have met the same fate.
                 connections.idle.lock().clear();
                 Err(error.at(&connections.settings.place))
             }

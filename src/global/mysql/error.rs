@@ -1,7 +1,7 @@
 //! Why MySQL did not do what it was asked to.
 //!
-//! Whoever publishes or imports asks two things of a failure: what to call it in a metric ([`MysqlError::reason`]), and
-//! what to do now ([`MysqlError::remedy`]). Texts come from the server and the system; a password is in none of them.
+//! Publishing and importing ask two things of a failure: what to call it in a metric ([`MysqlError::reason`]), and what
+//! to do now ([`MysqlError::remedy`]). Texts come from the server and the system; a password is in none of them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sqlx::migrate::MigrateError;
 use sqlx::mysql::MySqlDatabaseError;
 use thiserror::Error;
 
-/// Longer ones are cut: they repeat the statement.
+/// Longer texts are cut: they repeat the statement.
 const TEXT_CHARS_MAX: usize = 300;
 
 /// A statement that failed.
@@ -23,7 +23,7 @@ pub enum MysqlError {
     /// Somebody else held a lock.
     #[error("MySQL gave way to another statement: {0}")]
     Contended(String),
-    /// It is about the rows, or about one of them.
+    /// The failure is about the rows, or about one of them.
     #[error("MySQL refuses a row: {0}")]
     RowRefused(String),
     #[error("the table ratelimit_window_counts is not as it has to be: {0}: run `tidegate migrate`")]
@@ -36,10 +36,10 @@ pub enum MysqlError {
     Denied(String),
     #[error("MySQL only reads at the moment: {0}: MYSQL_URL has to name the server that is written to")]
     ReadOnly(String),
-    /// It is about the server, or the table as a whole: no row fares better than another.
+    /// The failure is about the server, or the table as a whole: no row fares better than another.
     #[error("MySQL is not able to: {0}")]
     Unable(String),
-    /// Whatever it is about, perhaps one row.
+    /// Nobody knows what the failure is about; perhaps it is one row.
     #[error("MySQL failed: {0}")]
     Other(String),
 }
@@ -49,7 +49,7 @@ pub enum MysqlError {
 pub enum Remedy {
     /// Send the statement again at once.
     Retry,
-    /// In halves: what is not refused goes through.
+    /// Send the rows in halves: those that are not refused go through.
     Bisect,
     /// Leave the server alone for a while.
     GiveUp,
@@ -71,7 +71,8 @@ impl MysqlError {
         }
     }
 
-    /// Only what is known to be about more than a row ends a turn: the rest of the rows would wait for one for good.
+    /// What to do now. Only a failure that is known to be about more than one row ends a turn: otherwise one bad row
+    /// would keep the others waiting for good.
     pub fn remedy(&self) -> Remedy {
         match self {
             MysqlError::Contended(_) => Remedy::Retry,
@@ -114,8 +115,8 @@ impl MysqlError {
         MysqlError::Unreachable(format!("TLS: {}; see ssl-mode and ssl-ca in MYSQL_URL", shown(&fault.to_string())))
     }
 
-    /// By the number and the SQLSTATE of the server's answer. Numbers are the same in MySQL and MariaDB where both have
-    /// them; the few of one alone are marked.
+    /// Sorts a failure by the number and the SQLSTATE of the server's answer. Numbers are the same in MySQL and MariaDB
+    /// where both have them; the few that only one has are marked.
     fn answered(number: u16, state: &str, text: String) -> MysqlError {
         match number {
             // Deadlock, lock wait timeout, lock table full, (MariaDB) record changed since it was read.
@@ -123,8 +124,9 @@ impl MysqlError {
             1049 => MysqlError::Schema(format!("{text}, which has to be created first")),
             // No such table, column, index, table of a view; a column that nobody fills.
             1146 | 1054 | 1176 | 1356 | 1364 => MysqlError::Schema(text),
-            // Of database, login, table, column, host; password has to be changed, has expired; account locked (MySQL,
-            // MariaDB); login method not known or not taken; a privilege in general; no password needed but none allowed.
+            // No access to the database, as this user, to the table, to the column, from this host; password has to be
+            // changed, has expired; account locked (MySQL, MariaDB); login method not known or not taken; no privilege
+            // in general; no password needed but none allowed.
             1044 | 1045 | 1142 | 1143 | 1129 | 1130 | 1820 | 1862 | 3118 | 4151 | 1251 | 1524 | 1227 | 1370 | 1698 => {
                 MysqlError::Denied(text)
             }
@@ -160,7 +162,7 @@ impl From<sqlx::Error> for MysqlError {
                 }
                 None => MysqlError::Other(shown(error.message())),
             },
-            // What a certificate is refused for comes as invalid data.
+            // A certificate that is refused comes as invalid data.
             sqlx::Error::Io(fault) if fault.kind() == std::io::ErrorKind::InvalidData => MysqlError::tls(&fault),
             sqlx::Error::Io(fault) => MysqlError::Unreachable(shown(&fault.to_string())),
             sqlx::Error::Tls(fault) => MysqlError::tls(&fault),
@@ -184,7 +186,7 @@ impl From<MigrateError> for MysqlError {
     }
 }
 
-/// On one line, and not too long.
+/// The text on one line, and cut if it is too long.
 fn shown(text: &str) -> String {
     let line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut line: String = line.take(TEXT_CHARS_MAX).collect();

@@ -1,4 +1,4 @@
-//! Whether the table is as the statements need it, and what makes it so.
+//! Checks whether the table is as the statements need it, and makes it so.
 //!
 //! Nothing here changes a table without being asked: a start checks and says what to run, `tidegate migrate` does it.
 
@@ -10,7 +10,8 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row, SqlSafeStr};
 use crate::global::mysql::error::MysqlError;
 use crate::global::mysql::statement;
 
-/// Beside the table, so that nobody else's migrations in the same database are mistaken for ours.
+/// Where applied migrations are noted. It has a name of its own, so that nobody else's migrations in the same database
+/// are mistaken for ours.
 const APPLIED_TABLE: &str = "_tidegate_migrations";
 /// How long to wait for another process that is migrating.
 const MIGRATING_WAIT_S: u64 = 30;
@@ -18,11 +19,13 @@ const MIGRATING_WAIT_S: u64 = 30;
 /// A migration, as it is named in `migrations/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppliedMigration {
+    /// The number that its file name begins with; migrations run in this order.
     pub version: i64,
+    /// The rest of its file name, without `.sql`.
     pub name: String,
 }
 
-/// What each column has to be: numbers, or bytes that are compared as such, and how many at least.
+/// What each column has to be: a number, or bytes that are compared as such, with room for at least so many.
 const COLUMNS: [(&str, Requirement); 11] = [
     ("pk", Requirement::Number),
     ("workspace_id", Requirement::Bytes(191)),
@@ -55,7 +58,7 @@ type Columns = BTreeMap<String, (String, u64)>;
 /// An index as it is: its columns, and whether it is unique.
 type Indexes = BTreeMap<String, (Vec<String>, bool)>;
 
-/// Fails with everything that is missing.
+/// Fails with everything that is wrong with the table.
 pub(crate) async fn check(connection: &mut MySqlConnection) -> Result<(), MysqlError> {
     let (mut columns, mut indexes) = (Columns::new(), Indexes::new());
     for [name, kind, bytes] in texts(connection, statement::columns()).await? {
@@ -118,10 +121,10 @@ async fn texts(connection: &mut MySqlConnection, sql: String) -> Result<Vec<[Str
     rows.iter().map(row).collect::<Result<_, sqlx::Error>>().map_err(MysqlError::from)
 }
 
-/// Applies what is missing and says what that was. Of several processes that do it at once, one does it and the others
-/// wait.
+/// Applies the migrations that are missing, and returns them. If several processes migrate at once, one does it and the
+/// others wait.
 pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<AppliedMigration>, MysqlError> {
-    // The lock is given up with the connection, too, whatever happens in between.
+    // Whatever happens from here on, the lock goes with the connection.
     let lock = format!("SELECT GET_LOCK(CONCAT('tidegate.', LEFT(SHA1(DATABASE()), 32)), {MIGRATING_WAIT_S})");
     let is_locked: Option<i64> = sqlx::raw_sql(AssertSqlSafe(lock)).fetch_one(&mut *connection).await?.try_get(0)?;
     if is_locked != Some(1) {
@@ -129,19 +132,19 @@ pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Appl
             "another process has been migrating for {MIGRATING_WAIT_S} s: see that it ends, and try again"
         )));
     }
-    // A change of a large table may take as long as it takes.
+    // Changing a large table may take as long as it takes.
     sqlx::raw_sql("SET SESSION lock_wait_timeout = 30 /*M!100101 , max_statement_time = 0 */")
         .execute(&mut *connection)
         .await?;
     connection.ensure_migrations_table(APPLIED_TABLE).await?;
-    // Forgotten is what was begun and not ended, by a process or a server that died over it: nobody else is at it, and each
-    // can be applied twice. And if somebody has dropped the table, everything.
+    // Forgets migrations that were begun and not ended, by a process or a server that died over them: nobody else is at
+    // them, and each can be applied twice. If somebody has dropped the table, forgets all.
     let is_there = !texts(connection, statement::columns()).await?.is_empty();
     let which = if is_there { " WHERE success = FALSE" } else { "" };
     let forget = format!("DELETE FROM {APPLIED_TABLE}{which}");
     sqlx::raw_sql(AssertSqlSafe(forget)).execute(&mut *connection).await?;
     let before = connection.list_applied_migrations(APPLIED_TABLE).await?;
-    // What a newer version has applied is fine for this one.
+    // Migrations of a newer version are fine for this one.
     let is_missing = |migration: &Migration| before.iter().all(|applied| applied.version != migration.version);
     let mut applied = Vec::new();
     for migration in migrations().into_iter().filter(is_missing) {
@@ -151,7 +154,7 @@ pub(crate) async fn migrate(connection: &mut MySqlConnection) -> Result<Vec<Appl
     Ok(applied)
 }
 
-/// Those of `migrations/`, in their order.
+/// The files of `migrations/`, in their order.
 fn migrations() -> Vec<Migration> {
     let migration = |version, name: &'static str, sql: &'static str| {
         Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)

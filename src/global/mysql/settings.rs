@@ -1,7 +1,7 @@
-//! The MySQL that regions share, as flags and as checked: what `migrate` and `cleanup` need, and `serve` too.
+//! The MySQL that regions share, as flags and as checked settings: what `migrate` and `cleanup` need, and `serve` too.
 //!
-//! Everything that can be told before a connection is made is refused here, the files included. The URL is kept as it was
-//! written, because it may hold a password and the client library would show it; it is read anew for every connection,
+//! Mistakes that show before a connection is made are refused here, in the files too. The URL is kept as it was
+//! written, because it may hold a password and the client library would show it. It is read anew for every connection,
 //! together with the password file, because passwords rotate.
 
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ impl MysqlFlags {
         self.mysql_url.as_ref().filter(|url| !url.expose().trim().is_empty())
     }
 
-    /// Harmless, but hardly what was meant.
+    /// A warning about settings that do no harm, but are hardly what was meant.
     pub fn warning(&self) -> Option<String> {
         let Some(url) = self.url() else {
             return self.mysql_password_file.as_ref().map(|_| {
@@ -63,10 +63,10 @@ impl MysqlFlags {
 /// How to reach MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MysqlSettings {
-    /// Known to be good.
+    /// It has been parsed once, so it is known to be good.
     url: Secret,
     password_file: Option<PathBuf>,
-    /// For connecting, and for each statement.
+    /// How long connecting may take, and then each statement.
     pub timeout: Duration,
     /// Host, port and database, or the socket: what may be shown.
     pub place: String,
@@ -117,12 +117,12 @@ pub enum MysqlSettingError {
 }
 
 impl MysqlSettings {
-    /// For commands that can do nothing without it.
+    /// Checks the flags, for commands that can do nothing without MySQL.
     pub fn required(flags: &MysqlFlags) -> Result<MysqlSettings, MysqlSettingError> {
         MysqlSettings::new(flags)?.ok_or(MysqlSettingError::NoUrl)
     }
 
-    /// `None`: no MySQL. Reads the files once, to refuse what can't be read.
+    /// Checks the flags; `None` without a URL. Reads the files once, to refuse what can't be read.
     pub fn new(flags: &MysqlFlags) -> Result<Option<MysqlSettings>, MysqlSettingError> {
         let timeout = flags.mysql_timeout;
         if !(TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout) {
@@ -141,7 +141,7 @@ impl MysqlSettings {
         Ok(Some(MysqlSettings { url: url.clone(), password_file, timeout, place: address.place }))
     }
 
-    /// What to connect with now: reads the password file.
+    /// The options for a connection now. Reads the password file.
     pub fn connect_options(&self) -> Result<MySqlConnectOptions, MysqlSettingError> {
         let options = MysqlUrl::parse(self.url.expose())?.options;
         match &self.password_file {
@@ -161,7 +161,7 @@ fn read_password(file: &Path) -> Result<Secret, MysqlSettingError> {
 }
 
 /// What the URL says. The client library overlooks parameters that it does not know, so that a typing error would turn
-/// verification off without a word; hence they are read here first.
+/// verification off without a word. So they are read here first.
 struct MysqlUrl {
     options: MySqlConnectOptions,
     has_password: bool,

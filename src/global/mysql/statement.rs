@@ -1,8 +1,8 @@
-//! The statements, as they are sent: those of `sql/`, with their places filled.
+//! The statements as they are sent: the files of `sql/`, with their places filled.
 //!
 //! They go as text, in one round trip: a prepared statement takes two, and one with the places of 512 rows is answered
-//! with thousands of packets that describe them. What is filled in is either a number or bytes in hexadecimal, so nothing
-//! that anybody sends can be read as SQL.
+//! with thousands of packets that describe them. Only numbers, and bytes in hexadecimal, are filled in, so nothing that
+//! anybody sends can be read as SQL.
 
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ const CLOCK: &str = include_str!("../sql/clock.sql");
 const COLUMNS: &str = include_str!("../sql/columns.sql");
 const INDEXES: &str = include_str!("../sql/indexes.sql");
 
-/// What every connection is set to. The server gives up a statement after `statement_s`, waiting for a lock after
+/// Sets up a connection. The server gives up a statement after `statement_s`, and waiting for a lock after
 /// `lock_wait_s`.
 pub fn session(lock_wait_s: u64, statement_s: u64) -> String {
     let places = [(":lock_wait_s", lock_wait_s), (":statement_ms", statement_s * 1000), (":statement_s", statement_s)];
@@ -47,7 +47,7 @@ pub fn publish(region: &str, rows: &[OwnRow]) -> String {
     text(PUBLISH).replace(":rows", &values)
 }
 
-/// All rows of cells of which a row has changed.
+/// All rows of cells in which a row has changed.
 pub fn changed_since(since_ms: u64, now_ms: u64) -> String {
     filled(CHANGED_SINCE, &[(":since_ms", since_ms), (":now_ms", now_ms)])
 }
@@ -67,7 +67,7 @@ pub fn all_live(from: Option<&CellName>, now_ms: u64) -> String {
     names.iter().fold(filled(ALL_LIVE, &numbers), |sql, (place, hex)| sql.replace(place, &format!("x'{hex}'")))
 }
 
-/// All rows of some cells, of which there has to be one.
+/// All rows of some cells, at least one.
 pub fn cells(cells: &[CellName]) -> String {
     let mut constants = String::new();
     for (place, cell) in cells.iter().enumerate() {
@@ -89,12 +89,12 @@ pub fn cells(cells: &[CellName]) -> String {
     text(CELLS).replace(":cells", &constants)
 }
 
-/// Deletes rows that expired before.
+/// Deletes rows that expired before this time.
 pub fn delete_expired(before_ms: u64, at_most: u64) -> String {
     filled(DELETE_EXPIRED, &[(":before_ms", before_ms), (":at_most", at_most)])
 }
 
-/// Counts rows that expired before.
+/// Counts rows that expired before this time.
 pub fn count_expired(before_ms: u64) -> String {
     filled(COUNT_EXPIRED, &[(":before_ms", before_ms)])
 }
@@ -114,7 +114,7 @@ pub fn indexes() -> String {
     text(INDEXES)
 }
 
-/// Without the header, which is for readers.
+/// The statement of a file without the header, which is for readers.
 fn text(file: &str) -> String {
     let lines: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
     lines.join("\n")

@@ -1,8 +1,9 @@
 -- All rows that have not expired, one cell after the other, from a cell on.
 --
--- Along unique_window_region, so that the first row comes at once and nothing is sorted or held by the server. It also
--- finds the cell to begin at: its five columns are compared one by one, which servers take for ranges of the index, while a
--- comparison of rows, (a, b) >= (1, 2), would go through all of it. Empty names and zeros are before any cell.
+-- It reads along unique_window_region, so that the first row comes at once and the server sorts and holds nothing. The
+-- index also finds the cell to begin at: its five columns are compared one by one, which servers take for ranges of the
+-- index, while a comparison of rows, (a, b) >= (1, 2), would go through all of it. Empty names and zeros are before any
+-- cell.
 SELECT
     workspace_id, namespace, identifier, duration_ms, sequence, region, count, refunds, updated_at
 FROM ratelimit_window_counts FORCE INDEX (unique_window_region)

@@ -1,4 +1,4 @@
--- All rows of some cells, those of a cell one after the other.
+-- All rows of some cells, the rows of a cell one after the other.
 --
 -- The cells come as a table of constants, and unique_window_region, by its first five columns, finds the rows of each. The
 -- index and the order of the two tables are forced: a list of thousands of constants, or a join that begins with the large

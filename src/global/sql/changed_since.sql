@@ -1,4 +1,4 @@
--- All rows of the cells of which any row has changed, one cell after the other.
+-- All rows of the cells in which any row has changed, one cell after the other.
 --
 -- updated_at_idx finds the changed rows, however many live beside them; unique_window_region, by its first five columns,
 -- the rows of each cell. Both are forced, and so is the order of the two tables: statistics of a table that turns over

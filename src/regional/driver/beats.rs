@@ -1,5 +1,5 @@
-//! Heartbeats: the origin hears that this process lives, and tells how many do, what its clock says, and whether it still has
-//! the data that it had.
+//! Heartbeats tell the origin that this process lives. The origin answers how many do, what its clock says, and whether
+//! it still has the data that it had.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,12 +14,12 @@ use crate::regional::region::CallPurpose;
 use crate::regional::witness::Witness;
 
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Until the first heartbeat, or one after others that were lost, has been answered.
+/// The interval until the first heartbeat is answered, and after one that was not.
 const FIRST_BEAT_INTERVAL: Duration = Duration::from_millis(100);
 const BEAT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a process is taken to live after a heartbeat.
 const LIVE_FOR: Duration = Duration::from_secs(3);
-/// Clocks may be apart by one part in so many of the shortest window.
+/// Clocks may be apart by the shortest window divided by this.
 const CLOCK_SHARE: u64 = 20;
 
 impl RegionalDriver {
@@ -50,7 +50,7 @@ impl RegionalDriver {
                     }
                     was_heard = true;
                     if self.identify(&mut witness, &mut has_warned).await {
-                        // Which data the new server has, the next heartbeat says, at once.
+                        // The next heartbeat goes at once: it says which data the new server has.
                         continue;
                     }
                 }
@@ -64,8 +64,8 @@ impl RegionalDriver {
         }
     }
 
-    /// A server that has lost its data hears of one process after the other: until all have had the time to tell it,
-    /// there are taken to be as many as before.
+    /// Takes over how many processes live. A server that has lost its data hears of one process after the other: until
+    /// all have had time to tell it, they are taken to be at least as many as before.
     fn hear_live(&self, told: u32, is_forgotten: bool) {
         let mut at_least = self.live_at_least.lock();
         if is_forgotten {
@@ -75,7 +75,7 @@ impl RegionalDriver {
         self.region.set_live(told.max(floor));
     }
 
-    /// Says so when the clocks are too far apart for the rules: requests are then counted in different windows.
+    /// Warns when the clocks are too far apart for the rules: processes then count requests in different windows.
     fn compare_clocks(&self, offset_ms: i64, were_apart: &mut bool) {
         let window_ms = self.shortest_window_ms.load(Ordering::Relaxed);
         let are_apart = offset_ms.unsigned_abs().saturating_mul(CLOCK_SHARE) > window_ms;
@@ -97,7 +97,7 @@ impl RegionalDriver {
         let identity = match self.redis.identity(BEAT_TIMEOUT).await {
             Ok(identity) => identity,
             Err(error) => {
-                // Asking again would only have the connection doubted.
+                // Asking again would only cast doubt on the connection.
                 if error.reason() == "auth" && !self.is_anonymous.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "this user may not ask Redis for INFO: a failover is noticed by heartbeats only");
                 }

@@ -1,4 +1,4 @@
-//! A clean stop: nothing that was admitted is lost, and others get this process's part.
+//! A clean stop: nothing that was admitted is lost, and the others get this process's part of the slack.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,16 +8,21 @@ use tokio::time::sleep;
 
 use crate::regional::driver::RegionalDriver;
 
-/// How long a clean stop goes on telling what is pending.
+/// How long a clean stop goes on telling while the origin does not answer, or calls took all the time that there was.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RegionalDriver {
-    /// A clean stop: tells everything that is pending, then takes this process's fields out, so that others divide what
-    /// is left among fewer.
-    pub(crate) async fn leave(self: &Arc<Self>) {
+    /// A clean stop: tells what is due, then what was held back, the largest parts of limits first. Then it takes this
+    /// process's fields out, so that others need not.
+    pub(crate) async fn leave(self: &Arc<Self>, until: Instant) {
         self.is_leaving.store(true, Ordering::Relaxed);
-        let until = Instant::now() + LEAVE_TIMEOUT;
+        let patient_until = Instant::now() + LEAVE_TIMEOUT;
+        let until = until.max(patient_until);
+        self.region.release_held();
         while self.region.is_behind() && Instant::now() < until {
+            if self.region.is_silent() && Instant::now() >= patient_until {
+                break;
+            }
             self.perform(self.region.flush_now(self.now()));
             sleep(Duration::from_millis(5)).await;
         }

@@ -1,4 +1,4 @@
-//! Probes: whether a store that did not answer does again, and what the log says when that changes.
+//! Probes find out whether a store that did not answer does again. The log says when that changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::regional::redis::{Lane, Redis};
 use crate::regional::region::ProbeResult;
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 
-/// How often somebody looks whether a probe is due.
+/// How often to check whether a probe is due.
 const PROBE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl RegionalDriver {
-    /// Finds out whether an origin that did not answer does again.
+    /// Logs when breakers open and close, and probes the store when that is due. Never ends.
     pub(super) async fn probe(self: Arc<Self>) {
         let mut was_open = [false; 3];
         let who = match self.region.store() {
@@ -64,7 +64,7 @@ impl RegionalDriver {
         self.serves(&self.redis, lane, within).await
     }
 
-    /// Whether strict limits are decided here: an owner whose replicas do not acknowledge decides nothing.
+    /// Whether checks of strict limits are served: an owner whose replicas do not acknowledge decides nothing.
     async fn is_strictly_served(&self) -> bool {
         let within = self.strict_deadline.unwrap_or(self.deadline);
         let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };

@@ -1,4 +1,4 @@
-//! Buckets: how they drain, what the origin does with what it is told about them, and how they forget processes.
+//! Buckets: how they drain, how the origin takes what it is told about them, and how they forget processes.
 
 use std::collections::BTreeMap;
 
@@ -16,39 +16,46 @@ pub(super) const BUCKET_LINGERS_MS: u64 = 60_000;
 /// A bucket that has been empty for longer starts afresh.
 const BUCKET_RENEWED_MS: u64 = 5_000;
 
-/// A generation of a bucket's fields lasts for a window, within these.
+/// A generation of a bucket's fields lasts for a window, but not shorter or longer than these.
 const GENERATION_MS_MIN: u64 = 60_000;
 const GENERATION_MS_MAX: u64 = 3_600_000;
 
 /// A bucket: its level, and who has filled it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BucketHash {
+    /// Epoch, expiry, and the fields of this generation.
     pub(super) base: Base,
+    /// The level at `at_ms`, in whole hits (`w` of the hash).
     pub(super) whole: u64,
+    /// What the level has above `whole`, in parts of a hit: `1 / window_ms` (`q`).
     pub(super) rest: u64,
+    /// Up to when the bucket has drained, by the origin's clock (`t`).
     pub(super) at_ms: u64,
-    /// In this generation.
+    /// Hits that were added in this generation, drained or not (`v`).
     pub(super) ever_added: u64,
     /// When the generation began.
     pub(super) began_ms: u64,
+    /// The previous generation; empty if there was none.
     pub(super) before: Before,
 }
 
-/// The generation of fields before.
+/// The previous generation of fields.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Before {
+    /// The fields of processes that have not called since that generation ended.
     pub(super) fields: BTreeMap<ProcessId, ProcessField>,
+    /// When these fields are forgotten, by the origin's clock.
     pub(super) expires_at_ms: u64,
     /// How many of them no process has taken along, expired or not.
     pub(super) left: usize,
 }
 
-/// How many whole hits a bucket holds.
+/// How many whole hits a bucket holds at most.
 pub(super) fn level_max(limit: u32, burst: u32) -> u64 {
     DEBT_TIMES * (u64::from(limit) + u64::from(burst))
 }
 
-/// What only a bucket is told.
+/// The part of an update that only a bucket has.
 fn bucket_of(told: &CellUpdate) -> BucketUpdate {
     match told.shape {
         CellShape::Window(_) => BucketUpdate::default(),
@@ -57,7 +64,7 @@ fn bucket_of(told: &CellUpdate) -> BucketUpdate {
 }
 
 impl BucketHash {
-    /// As `engine::count::gcra::BucketHash::drain`, by the origin's clock. Says whether the time moved.
+    /// Drains as `engine::count::gcra::Bucket::drain` does, by the origin's clock. Says whether the time moved.
     pub(super) fn drain(&mut self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let before_ms = self.at_ms;
         if now_ms >= self.at_ms {
@@ -70,15 +77,16 @@ impl BucketHash {
         self.at_ms != before_ms
     }
 
-    /// Whether it has been empty for so long that no process knows better.
+    /// Whether it has been empty for so long that no process knows of anything in it.
     pub(super) fn is_empty_since(&self, now_ms: u64, limit: u32, window_ms: u64) -> bool {
         let passed_ms = now_ms.checked_sub(self.at_ms).filter(|passed_ms| *passed_ms > BUCKET_RENEWED_MS);
         let drained = |passed_ms: u64| u128::from(passed_ms - BUCKET_RENEWED_MS) * u128::from(limit);
         passed_ms.is_some_and(|passed_ms| drained(passed_ms) >= self.level(window_ms))
     }
 
-    /// Finds the field of a process in the generation before; or ends this generation if it has lasted, and the process
-    /// is new. So the fields of processes that are gone go too, though the bucket is never empty. Says whether it has.
+    /// Takes a process's field over from the generation before, and says whether there was one. If the process is new
+    /// and this generation has lasted, begins the next: so the fields of processes that are gone go too, though the
+    /// bucket is never empty.
     pub(super) fn meet(&mut self, call: &Call, told: &CellUpdate, window_ms: u64, time_ms: u64) -> bool {
         let (process, before) = (call.process, &mut self.before);
         if self.base.fields.contains_key(&process) {
@@ -101,7 +109,7 @@ impl BucketHash {
         false
     }
 
-    /// In hits times milliseconds of the window.
+    /// The level in hits times milliseconds of the window.
     pub(super) fn level(&self, window_ms: u64) -> u128 {
         u128::from(self.whole) * u128::from(window_ms) + u128::from(self.rest)
     }
@@ -111,7 +119,7 @@ impl BucketHash {
         self.rest = (level % u128::from(window_ms)) as u64;
     }
 
-    /// What goes above `most` is forgiven, what is there stays.
+    /// Adds hits. What goes above `most` is forgiven; what is there already stays.
     pub(super) fn add(&mut self, hits: u64, most: u64) {
         self.whole = saturating(self.whole, hits).min(most.max(self.whole));
         self.ever_added = saturating(self.ever_added, hits);
@@ -128,7 +136,7 @@ impl BucketHash {
     pub(super) fn raise(&mut self, told: &CellUpdate, other_epoch: OtherEpoch, most: u64) -> bool {
         let floor = (told.floor, bucket_of(told).floor_rest);
         let level = match other_epoch {
-            // To what was added since comes what was there before, unless it is in already.
+            // The floor was there before the loss: what was added since comes on top, unless both are in already.
             OtherEpoch::Older if floor == (0, 0) => return false,
             OtherEpoch::Older => (saturating(floor.0, self.ever_added), floor.1),
             OtherEpoch::Before => return false,
@@ -142,8 +150,8 @@ impl BucketHash {
         is_higher
     }
 
-    /// How long from now until a minute after it is empty. Without a rate it never drains, and denies whatever its level:
-    /// there is nothing to remember.
+    /// The time from now until a minute after the bucket is empty. With a limit of 0 it never drains and denies
+    /// whatever its level: there is nothing to remember, and it is kept for a window and a minute.
     pub(super) fn ttl_ms(&self, now_ms: u64, limit: u32, window_ms: u64) -> u64 {
         let wait_ms = match limit {
             0 => window_ms,
@@ -163,7 +171,8 @@ impl Origin {
     ) -> SmallVec<[bool; 2]> {
         let told = &part.cells[0];
         let most = level_max(limit, burst);
-        // What was told to it has drained everywhere: the fields of all processes that ever held it go, as if it were lost.
+        // If it was empty for a while, what it was told has drained everywhere: the fields of all processes that ever
+        // held it go, as if it were lost.
         let is_over = |bucket: &BucketHash| bucket.is_empty_since(time_ms, limit, part.window_ms);
         let before = self.buckets.get(&part.key).filter(|bucket| is_over(bucket)).map_or(0, |bucket| bucket.base.epoch);
         if before > 0 {
@@ -174,13 +183,14 @@ impl Origin {
         let base = || Base::new(&later, call.nonce, time_ms);
         let make = || BucketHash { base: base(), at_ms: time_ms, began_ms: time_ms, ..BucketHash::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
-        // Written even if nothing else is: a limit that changes must change only what drains from then on.
+        // The new time is written even if nothing else is: a change of the limit must only affect what drains from then
+        // on.
         let is_drained = bucket.drain(time_ms, limit, part.window_ms);
         let is_met = bucket.meet(call, told, part.window_ms, time_ms);
         let news = bucket.base.hear(call.process, told);
         let is_raised = news.other_epoch.is_some_and(|other_epoch| bucket.raise(told, other_epoch, most));
-        // Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
-        // level any more.
+        // Only those newly told hits are added that have not drained at the process. Its level is without what it has
+        // given back, which is taken out here right after.
         let left = saturating(bucket_of(told).level, news.refunds);
         bucket.add(news.hits.min(left), most);
         bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(left));

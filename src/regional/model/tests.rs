@@ -25,12 +25,12 @@ fn of_bucket(told: CellUpdate, bucket: BucketUpdate) -> CellUpdate {
     CellUpdate { shape: CellShape::Bucket(bucket), ..told }
 }
 
-/// A bucket that has so many hits in it by the process's own view.
+/// A bucket with this level by the process's own view.
 fn with_level(told: CellUpdate, level: u64) -> CellUpdate {
     of_bucket(told, BucketUpdate { floor_rest: 0, level })
 }
 
-/// A cell that has so many refunds by the process's own view.
+/// A cell with this many refunds by the process's own view.
 fn with_refunds(told: CellUpdate, refunds_floor: u64) -> CellUpdate {
     of_window(told, WindowUpdate { refunds_floor, ..window(&told) })
 }
@@ -153,7 +153,7 @@ fn an_older_copy_heals() {
     let epoch = heard(&mut origin, &replay(B, fixed(told(3)))).epoch;
     heard(&mut origin, &replay(A, fixed(told(9))));
     origin = copy;
-    // The same epoch: what the fields lack is added, also for who was not there yet.
+    // The epoch is the same: what the fields lack is added, even for a process that was not there yet.
     heard(&mut origin, &replay(B, fixed(CellUpdate { epoch, acked: 3, floor: 12, ..told(3) })));
     let healed = heard(&mut origin, &replay(A, fixed(CellUpdate { epoch, acked: 9, floor: 12, ..told(9) })));
     assert_eq!(healed.sum, 12);
@@ -177,10 +177,10 @@ fn an_older_copy_does_not_forget_what_the_dead_had_told_if_somebody_knows_it() {
         let healed = heard(&mut origin, &replay(A, fixed(known)));
         assert_eq!((healed.sum, healed.refunds), (16, 2));
     }
-    // Who is there tells again, which is not added to what is known: its own hits are a part of it.
+    // A process that is there tells again. That is not added to what is known, because its hits are part of it.
     let of_c = replay(ProcessId(0xc), fixed(CellUpdate { epoch, acked: 4, floor: 16, ..told(4) }));
     assert_eq!(heard(&mut origin, &of_c).sum, 16);
-    // Late: one that knew less.
+    // A late message, from when A knew less.
     let late = CellUpdate { epoch, acked: 5, floor: 12, ..told(5) };
     assert_eq!(heard(&mut origin, &replay(A, fixed(late))).sum, 16);
     assert_eq!(admitted(&mut origin, &check(A, fixed(known), &[ask(&[need(2, 15)])])), [false]);
@@ -200,7 +200,7 @@ fn without_a_seat_nothing_is_added_but_counted_while_it_is_judged() {
     assert_eq!(admitted(&mut origin, &check(A, fixed(cold), &[ask(&[need(2, 10)])])), [true]);
     let after = heard(&mut origin, &replay(A, fixed(cold)));
     assert_eq!((after.sum, after.field), (7, 7));
-    // Neither are its refunds.
+    // Its refunds are not taken either.
     let asks_back = CellUpdate { asked: 4, ..cold };
     let heard = heard(&mut origin, &replay(A, fixed(asks_back)));
     assert_eq!((heard.refunds, heard.asked), (0, 0));
@@ -269,7 +269,7 @@ fn quota_groups_deny_only_together_and_are_not_charged_when_over() {
     assert_eq!(decided(&mut origin, &[quota(0, 2, 1, 0), quota(1, 1, 1, 1)]), (true, vec![0], vec![0, 1]));
     origin.clear();
     assert_eq!(decided(&mut origin, &[quota(0, 2, 1, 0), quota(1, 2, 1, 1)]), (false, vec![0, 1], vec![0, 0]));
-    // One of a group is over, so all of it is, and it is the only group.
+    // One need of the group is over, so the group is, and it is the only one.
     assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), quota(1, 2, 1, 0)]), (false, vec![1], vec![0, 0]));
     let alone = Need { part: 1, ..need(1, 0) };
     assert_eq!(decided(&mut origin, &[quota(0, 1, 1, 0), alone]), (false, vec![1], vec![0, 0]));
@@ -347,7 +347,7 @@ fn a_bucket_drains_by_the_origins_clock() {
     assert!(asks(0, 5, 0));
     assert!(!asks(5, 1, 5999));
     assert!(asks(5, 1, 6000));
-    // A clock that is set back a little waits, one behind by more than a window was wrong before.
+    // If the clock is set back a little, the bucket waits. If it is behind by more than a window, it was wrong before.
     let mut level = |time_ms| origin.call(&replay(A, bucket(told(6))), time_ms).parts[0][0].level;
     assert_eq!(level(TIME_MS), BucketLevel { ahead_ms: 6000, whole: 5, rest: 0 });
     assert_eq!(level(1000), BucketLevel { ahead_ms: 0, whole: 5, rest: 0 });
@@ -384,7 +384,7 @@ fn a_bucket_that_was_empty_for_a_while_forgets_who_held_it() {
     assert!(renewed.epoch > first.epoch);
 }
 
-/// Levels of a bucket that drains one hit a minute, so that it is never empty.
+/// A call about a bucket that drains one hit a minute, so that it is never empty.
 fn slow(process: u64, told: CellUpdate) -> Call {
     let part = CallKey { measure: Measure::Gcra { limit: 1, burst: 1000 }, ..bucket(told) };
     replay(ProcessId(process), part)
@@ -402,19 +402,19 @@ fn who_was_silent_for_a_generation_is_not_counted_twice() {
     let second = at(3, told(10), 60_000);
     assert!(second.epoch > first.epoch);
     assert_eq!((second.level.whole, second.holders), (129, 3), "another generation, the same level");
-    // Late, and repeated: its field is in the generation before.
+    // These come late and repeated: the field is in the generation before.
     for message in [told(100), unanswered, told(100), unanswered] {
         let heard = at(1, message, 60_000);
         assert_eq!((heard.level.whole, heard.field, heard.holders), (129, 110, 3));
     }
-    // The other one has been silent for two generations. Nobody knows its field any more, but itself.
+    // Process 2 has been silent for two generations. Only it knows its field now.
     assert_eq!(at(4, told(0), 120_000).holders, 1 + 2, "the second is forgotten");
     let silent = CellUpdate { epoch: first.epoch, acked: 10, floor: 1000, ..told(15) };
     for _ in 0..2 {
         let heard = at(2, silent, 120_000);
         assert_eq!((heard.level.whole, heard.field, heard.holders), (128 + 5, 15, 4));
     }
-    // What it says that it has not told counts only as far as it has not drained there.
+    // Hits that it has not told count only as far as they have not drained there.
     let drained = with_level(CellUpdate { epoch: first.epoch, acked: 10, ..told(15) }, 0);
     assert_eq!(at(2, drained, 300_000).level.whole, 130);
 }
@@ -431,7 +431,8 @@ fn an_older_copy_of_a_bucket_heals_over_generations() {
     let renewed = origin.call(&slow(4, told(10)), later_ms).parts[0][0];
     assert_eq!((renewed.level.whole, renewed.holders), (39, 4));
     origin = copy;
-    // Three told more, or the same, before they heard of the generation that is lost, one after.
+    // Process 1 tells more, under its epoch from before the lost generation; process 4 tells the same, under the lost
+    // one's.
     let same = CellUpdate { epoch: known[0], acked: 10, ..told(20) };
     assert_eq!(origin.call(&slow(1, same), later_ms).parts[0][0].level.whole, 39);
     let newer = CellUpdate { epoch: renewed.epoch, acked: 10, floor: 39, ..told(10) };
@@ -451,7 +452,7 @@ fn the_debt_of_a_bucket_has_an_end_however_often_it_is_told() {
             epoch = heard.epoch;
         }
     }
-    // Nor does it come back with what a process knows of the bucket before it was lost.
+    // What a process knew of the bucket before a loss does not bring the debt back either.
     for epoch in [epoch - 1, epoch + 1] {
         let told = CellUpdate { epoch, floor: COUNT_MAX, ..told(0) };
         assert_eq!(heard(&mut origin, &replay(A, part(told))).level.whole, 10 * (10 + 5));

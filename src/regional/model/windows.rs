@@ -1,4 +1,4 @@
-//! The cells of windows: what the origin does with what it is told about them.
+//! The cells of windows: how the origin takes what it is told about them.
 
 use smallvec::SmallVec;
 
@@ -9,17 +9,21 @@ use crate::regional::model::{Base, Origin, OtherEpoch, ProcessField, saturating}
 /// A cell of a window.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CellHash {
+    /// Epoch, expiry and fields.
     pub(super) base: Base,
+    /// `f`: the most that a process knew of the cell when it was made anew; 0 if it was never lost.
     pub(super) floor: u64,
+    /// `a`: hits on top of the floor.
     pub(super) added: u64,
-    /// The sum of all fields that there ever were.
+    /// `h`: the sum of all fields that there ever were.
     pub(super) told: u64,
+    /// `r`: refunds that this copy was told of.
     pub(super) refunds: u64,
-    /// The most that a process has known in this epoch, and what was given back of it.
+    /// `k`: the most that a process has known in this epoch, and what was given back of it.
     pub(super) known: ProcessField,
 }
 
-/// What only a window's cell is told.
+/// The part of an update that only a window's cell has.
 pub(super) fn window(told: &CellUpdate) -> WindowUpdate {
     match told.shape {
         CellShape::Window(window) => window,
@@ -39,17 +43,17 @@ impl CellHash {
         self.told_hits().max(self.known.own)
     }
 
-    /// What was told to this copy.
+    /// The hits that this copy was told of.
     pub(super) fn told_hits(&self) -> u64 {
         saturating(self.floor, self.added).max(self.told)
     }
 
-    /// What was given back, as far as anybody knows.
+    /// The refunds, as far as anybody knows.
     pub(super) fn refunds(&self) -> u64 {
         self.refunds.max(self.known.asked)
     }
 
-    /// What counts. A full cell stays full.
+    /// What counts against a limit. A full cell has no refunds.
     pub(super) fn count(&self) -> u64 {
         self.hits() - self.refunds()
     }
@@ -63,14 +67,15 @@ impl CellHash {
         self.stay_full();
     }
 
+    /// A full cell stays full: refunds from before must not make room in it.
     pub(super) fn stay_full(&mut self) {
         if self.is_full() {
             (self.refunds, self.known.asked) = (0, 0);
         }
     }
 
-    /// A process may know more than an older copy that came back, and the processes that told it may be gone. Never added:
-    /// those that are there tell again.
+    /// Takes over what a process knows, if that is more than this copy does. An older copy may have come back, and
+    /// processes that told it more may be gone. It is never added: processes that are there tell again.
     pub(super) fn know(&mut self, told: &CellUpdate) {
         if told.epoch == self.base.epoch && told.floor > self.hits() {
             let pending = told.asked.saturating_sub(told.asked_acked);
@@ -80,7 +85,7 @@ impl CellHash {
         }
     }
 
-    /// Takes back what is there and says what is not.
+    /// Takes refunds, never more than is there, and returns the rest.
     pub(super) fn refund(&mut self, hits: u64) -> u64 {
         let taken = if self.is_full() { 0 } else { hits.min(self.hits() - self.refunds) };
         self.refunds += taken;
@@ -90,7 +95,7 @@ impl CellHash {
     pub(super) fn raise(&mut self, told: &CellUpdate, other_epoch: OtherEpoch) {
         match other_epoch {
             OtherEpoch::Older => self.floor = self.floor.max(told.floor),
-            // As an addition, because a floor from before may still come in.
+            // Raises `added` rather than `floor`, because a floor from before may still come in.
             OtherEpoch::Newer if told.floor > self.told_hits() => self.added = told.floor - self.floor,
             OtherEpoch::Before | OtherEpoch::Newer => {}
         }
@@ -116,11 +121,11 @@ impl Origin {
             cell.know(told);
             refunds.push(news.refunds);
             let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
-            // What is not the newest is not kept for its holders alone.
+            // An older cell is not kept only to know its holders.
             let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == ProcessField::default();
             is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
         }
-        // Only now, because they take from all cells of the part.
+        // Refunds come last, because they take from all cells of the part.
         for (newest, mut left) in refunds.into_iter().enumerate() {
             for (told, is_changed) in part.cells.iter().zip(&mut is_changed).skip(newest) {
                 if let Some(cell) = self.cells.get_mut(&(part.key, told.sequence())) {

@@ -11,14 +11,15 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// `luck` from 0 to 1 takes away up to half, so that processes that lost Redis together do not return together.
+    /// The next pause. `luck`, from 0 to 1, takes away up to half, so that processes that lost Redis together do not
+    /// return together.
     pub(super) fn next(&mut self, longest: Duration, luck: f64) -> Duration {
         let now = self.next.min(longest);
         self.next = (now * 2).max(FIRST);
         now.mul_f64(1.0 - luck.clamp(0.0, 1.0) / 2.0)
     }
 
-    /// Connections have held for a while.
+    /// Starts over, after connections have held for a while.
     pub(super) fn reset(&mut self) {
         self.next = Duration::ZERO;
     }

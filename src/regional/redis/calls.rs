@@ -1,5 +1,5 @@
-//! What a region asks of its Redis, in the region's own words. How that is written, and that scripts serve it, is known only
-//! in this folder.
+//! The calls of a region to its Redis, in the region's own words. Only this folder knows how they are written, and that
+//! scripts serve them.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,18 @@ static ORIGIN: Script = Script::new(codec::ORIGIN);
 static BEAT: Script = Script::new(codec::BEAT);
 static LEAVE: Script = Script::new(codec::LEAVE);
 
-/// Fields that are taken out in one call.
+/// How many cells one call takes the process's field out of, at most.
 const LEAVE_CHUNK: usize = 256;
 
 impl Redis {
-    /// Has a call served. All of its keys are in one slot of a Cluster.
+    /// Sends a call and reads the reply. In a Cluster, all of its keys have to be in one slot.
     pub async fn call(&self, lane: Lane, call: &Call, within: Duration) -> Result<Reply, OriginError> {
         let value = self.serve(lane, call, within).await?;
         codec::decode(call, &value).map_err(|_| OriginError::BadReply)
     }
 
-    /// Finds out whether a call would be served: a server that answers PING may still refuse the script. Nobody needs what
-    /// it answers.
+    /// Finds out whether a call would be served: a server that answers PING may still refuse the script. The answer is
+    /// not read.
     pub async fn try_call(&self, lane: Lane, call: &Call, within: Duration) -> Result<(), OriginError> {
         self.serve(lane, call, within).await.map(drop)
     }
@@ -39,7 +39,7 @@ impl Redis {
         }
     }
 
-    /// Says that the process lives, and hears how many do.
+    /// Tells the store that the process lives, and hears how many do.
     pub async fn beat(&self, store: Store, process: ProcessId, within: Duration) -> Result<BeatReply, OriginError> {
         let Invocation { keys, args } = codec::encode_beat(store, process);
         let value = self.script(Lane::Replays, &BEAT, &keys, &args, within).await?;
@@ -52,7 +52,7 @@ impl Redis {
             Some(sequence) => codec::cell_key(key, *sequence),
             None => codec::bucket_key(key),
         };
-        // Keys of a Cluster are in many slots.
+        // In a Cluster the keys are in many slots, so each goes by itself.
         let chunk = if self.is_cluster() { 1 } else { LEAVE_CHUNK };
         let args = [process.to_string().into_bytes()];
         for chunk in fields.chunks(chunk) {
@@ -63,7 +63,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Says that the process stops. Others notice within three seconds anyway.
+    /// Tells the store that the process stops. Others notice within three seconds anyway.
     pub async fn leave(&self, store: Store, process: ProcessId, within: Duration) -> Result<(), OriginError> {
         let Invocation { keys, args } = codec::encode_leave(store, process);
         self.script(Lane::Replays, &BEAT, &keys, &args, within).await.map(drop)

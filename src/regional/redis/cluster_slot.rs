@@ -6,7 +6,7 @@ use crate::regional::redis::codec::bucket_key;
 /// Slots of a Cluster.
 const SLOTS: u16 = 16_384;
 
-/// The slot of every cell of a key: what stands between the braces decides.
+/// The slot of every cell of a key: Redis hashes only what stands between the braces.
 pub(crate) fn cluster_slot(key: &OriginKey) -> u16 {
     let name = bucket_key(key);
     let tag = name.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());

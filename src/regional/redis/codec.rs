@@ -1,11 +1,11 @@
-//! How is a call written for the origin's scripts, and how is their answer read?
+//! How calls are written for the origin's scripts, and how their answers are read.
 //!
 //! A call becomes the keys of its cells and two arguments: the process, and all numbers in one JSON array, which a script
 //! reads in one step and an operator can read in `MONITOR`. The answer is a flat array of whole numbers, whose shape
 //! follows from the call. `scripts/origin.lua` documents both.
 //!
-//! Numbers are bounded here, where they leave: a script counts exactly only up to [`COUNT_MAX`]. What is read is checked:
-//! an origin that answers anything else is an error, never a panic.
+//! Numbers are bounded here, where they leave: a script counts exactly only up to [`COUNT_MAX`]. Every answer is
+//! checked: an origin that answers anything else is an error, never a panic.
 
 use std::fmt::{self, Write};
 
@@ -26,10 +26,11 @@ pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
 /// Takes a process's fields out.
 pub(crate) static LEAVE: &str = include_str!("scripts/leave.lua");
 
-/// Where the origin keeps the live processes.
+/// The key under which an origin keeps the live processes.
 pub(crate) const PROCESSES_KEY: &str = "tidegate:processes";
 
-/// Where the owner of strict limits keeps the live processes. It may be a region's origin too.
+/// The key under which the owner of strict limits keeps them. Another one, because the owner may be a region's origin
+/// too.
 pub(crate) const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
 
 fn processes_key(store: Store) -> &'static str {
@@ -39,28 +40,32 @@ fn processes_key(store: Store) -> &'static str {
     }
 }
 
-/// Where the origin keeps its incarnation: in the slot of a Cluster that the processes are in.
+/// The key under which a store keeps its incarnation. In a Cluster it is in the slot that the processes are in.
 pub(crate) fn incarnation_key(store: Store) -> String {
     format!("tidegate:incarnation:{{{}}}", processes_key(store))
 }
 
-/// What a script is called with.
+/// The keys and arguments that a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invocation {
+    /// The script's KEYS, in the order of the call's parts and cells.
     pub keys: Vec<Vec<u8>>,
+    /// The script's ARGV.
     pub args: Vec<Vec<u8>>,
 }
 
-/// What a heartbeat hears.
+/// The answer to a heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BeatReply {
-    /// The process was among the live ones. Otherwise it starts, was silent for too long, or the origin has lost data.
+    /// The process was among the live ones. If not, it has just started, was silent for too long, or the origin has
+    /// lost data.
     pub was_known: bool,
     /// How many processes live.
     pub live: u64,
-    /// The origin's time.
+    /// The origin's clock, in milliseconds since 1970.
     pub time_ms: u64,
-    /// Names the data that the origin holds: another one, and what was there before is lost.
+    /// Names the data that the origin holds: if it is another one, what was there before is lost. 0: none was made, and
+    /// a process that leaves makes none.
     pub incarnation: u64,
 }
 
@@ -68,7 +73,9 @@ pub struct BeatReply {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the origin answered {found} instead of {expected}")]
 pub(crate) struct BadReply {
+    /// What the script answers at this place, in words for the log.
     pub expected: &'static str,
+    /// A number that is out of bounds, or the kind of value.
     pub found: String,
 }
 
@@ -82,7 +89,7 @@ pub(crate) fn bucket_key(key: &OriginKey) -> Vec<u8> {
     format!("tidegate:{{{}}}:g", Base64Key(key)).into_bytes()
 }
 
-/// Where a bucket keeps the fields of the generation before.
+/// The key of a bucket's previous generation of fields.
 pub(crate) fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
     format!("tidegate:{{{}}}:b", Base64Key(key)).into_bytes()
 }
@@ -104,19 +111,19 @@ impl fmt::Display for Base64Key<'_> {
     }
 }
 
-/// A count as far as the origin can hold it.
+/// A count, or the largest that the origin can hold.
 pub(crate) fn bounded(count: u64) -> u64 {
     count.min(COUNT_MAX)
 }
 
-/// What is told of a cell, as far as the origin can hold it.
+/// An update of a cell with its numbers cut to what the origin can hold.
 pub(crate) fn bounded_update(update: &CellUpdate, window_ms: u64) -> CellUpdate {
     let shape = match update.shape {
         CellShape::Window(WindowUpdate { sequence, refunds_floor, ttl_ms, row, foreign }) => {
             CellShape::Window(WindowUpdate {
                 sequence,
                 refunds_floor: bounded(refunds_floor),
-                // Redis deletes at once what is to be kept for 0 ms.
+                // With 0 ms Redis would delete the cell at once.
                 ttl_ms: ttl_ms.clamp(1, COUNT_MAX),
                 row: Counts { hits: bounded(row.hits), refunds: bounded(row.refunds) },
                 foreign: bounded(foreign),
@@ -187,7 +194,7 @@ pub(crate) fn encode_beat(store: Store, process: ProcessId) -> Invocation {
     encode_sign(store, process, "beat")
 }
 
-/// Writes a process's last sign for [`BEAT`].
+/// Writes that a process leaves, for [`BEAT`].
 pub(crate) fn encode_leave(store: Store, process: ProcessId) -> Invocation {
     encode_sign(store, process, "leave")
 }
@@ -197,7 +204,7 @@ fn encode_sign(store: Store, process: ProcessId, what: &str) -> Invocation {
     Invocation { keys, args: vec![process.to_string().into_bytes(), what.into()] }
 }
 
-/// A JSON array in the making.
+/// A JSON array of numbers, while it is written.
 struct Numbers(String);
 
 impl Numbers {
@@ -274,7 +281,7 @@ pub(crate) fn decode_beat(value: &Value) -> Result<BeatReply, BadReply> {
     Ok(beat)
 }
 
-/// The numbers of an answer that were not read yet.
+/// Reads an answer's numbers in their order, and checks each.
 struct ReplyReader<'a>(std::slice::Iter<'a, Value>);
 
 impl<'a> ReplyReader<'a> {
@@ -312,7 +319,7 @@ fn bad(expected: &'static str, found: impl fmt::Display) -> BadReply {
     BadReply { expected, found: found.to_string() }
 }
 
-/// What a value is, without what is in it: that can be long.
+/// The kind of a value, without its content, which can be long.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Nil => "nothing",

@@ -1,4 +1,4 @@
-//! Making a connection: by TCP, TLS or a unix socket, after asking the sentinels, or to a whole Cluster.
+//! Makes connections: by TCP, TLS or a unix socket, after asking the sentinels, or to a whole Cluster.
 //!
 //! Every dial starts from nothing. It reads the files again, resolves names again and asks the sentinels again, because
 //! a dial is made when something has changed. A single connection is dialled here rather than by the client library: we
@@ -24,32 +24,36 @@ use crate::regional::redis::settings::address::{Credentials, RedisNode, RedisTar
 use crate::regional::redis::settings::tls_files::TlsFiles;
 use crate::regional::redis::{sentinel, tls};
 
-/// A peer that is gone without a word is noticed after about this long: idle, then three probes.
+/// A peer that vanishes without a word is noticed after about 11 s: this long idle, then three probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
 const CLUSTER_KEEPALIVE_PROBES: u32 = 30;
-/// How long sent data may stay unacknowledged by the peer's system. Says nothing about a server that is only slow.
+/// How long the peer's system may leave sent data unacknowledged. That says nothing about a server that is only slow.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(5);
-/// Calls on their way to the socket. More wait, within their own time.
+/// How many calls may be on their way to the socket. More wait, within their own time.
 const QUEUED_MAX: usize = 1024;
 /// A Cluster's slots may have moved more than once since they were read.
 const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_WAIT_MIN_MS: u64 = 1;
 const CLUSTER_RETRY_WAIT_MAX_MS: u64 = 20;
-/// Of a node that hangs, calls are given up long before; this frees what the client library keeps of them.
+/// Callers give up on a node that hangs long before this. It frees what the client library keeps of their calls.
 const CLUSTER_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is read from files for a dial.
+/// The settings of a dial, with the files as they were just read.
 pub(super) struct Fresh {
+    /// Whom to log in as at the servers; `None`: no login.
     pub credentials: Option<Credentials>,
+    /// Whom to log in as at the sentinels; `None`: no login.
     pub sentinel_credentials: Option<Credentials>,
+    /// `None`: plain text.
     pub tls: Option<FreshTls>,
+    /// How long to wait for one sentinel, or for one node of a Cluster.
     pub connect_timeout: Duration,
     database: i64,
 }
 
-/// Read once for all connections of a dial.
+/// The TLS files and the configuration that they make, read once for all connections of a dial.
 #[derive(Clone)]
 pub(super) struct FreshTls {
     files: Arc<TlsFiles>,
@@ -73,8 +77,8 @@ impl Fresh {
 pub(super) async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> {
     let fresh = read(settings).await?;
     let within = settings.connect_timeout;
-    // Each round has the time of a connect: sentinels and then a server; the named nodes of a Cluster, its slots, and
-    // then the nodes that they are on, any of which may hang.
+    // Each round has the time of one connect, because any server may hang. With sentinels: the sentinels, then a
+    // server. With a Cluster: the named nodes, its slots, then the nodes that the slots are on.
     let rounds = match settings.place {
         RedisTarget::Single(_) | RedisTarget::Unix(_) => 1,
         RedisTarget::Sentinel { .. } => 2,
@@ -99,7 +103,7 @@ pub(super) async fn dial(settings: &RedisSettings) -> Result<Link, OriginError> 
     Ok(link)
 }
 
-/// Files may take their time, so they are read off the runtime's own threads.
+/// Reads the files off the runtime's own threads, because files may take their time.
 async fn read(settings: &RedisSettings) -> Result<Fresh, OriginError> {
     let settings = settings.clone();
     let reading = tokio::task::spawn_blocking(move || {
@@ -120,7 +124,7 @@ async fn read(settings: &RedisSettings) -> Result<Fresh, OriginError> {
             database: settings.database,
         })
     });
-    // It does not panic, so it can only have been stopped with the runtime.
+    // The task does not panic, so it can only have been stopped with the runtime.
     reading.await.unwrap_or(Err(OriginError::Down))
 }
 
@@ -160,7 +164,7 @@ where
             info = info.set_username(user);
         }
     }
-    // A call's time is its caller's affair.
+    // Callers limit the time of their calls.
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUED_MAX);
     let (connection, driver) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
     Ok(Link::Single { connection, driver: Driver::spawn(driver) })
@@ -210,8 +214,8 @@ fn configure(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// For a Cluster. A connection to a node that is gone without a word is given up late: while there is one, only calls to
-/// that node fail; without, the client library tries to make one while calls to all nodes wait.
+/// For a Cluster. A connection to a node that has vanished is given up late: as long as there is one, only calls to
+/// that node fail. Without one, the client library tries to make one while calls to all nodes wait.
 fn tcp_settings() -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_keepalive(keepalive().with_retries(CLUSTER_KEEPALIVE_PROBES))
 }

@@ -1,15 +1,15 @@
 //! Why the origin gave no answer.
 //!
 //! The rest of the program asks two things of a failure: what to call it in a metric ([`OriginError::reason`]), and
-//! whether the connection is still worth keeping ([`OriginError::verdict`]). Neither shows a password: texts come from
-//! the server and the system, and those of a login are not passed on.
+//! whether the connection is still worth keeping ([`OriginError::verdict`]). No text shows a password: texts come from
+//! the server and the system, and those about a login are replaced by our own.
 
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError};
 use thiserror::Error;
 
-/// A call to the origin that failed.
+/// Why a call to the origin failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OriginError {
     #[error("there is no connection to Redis now")]
@@ -29,15 +29,15 @@ pub enum OriginError {
 /// What a failure says about the connection that it came over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// Nothing.
+    /// Nothing: it stays in use.
     Keep,
-    /// Another might do better; this one serves until there is one.
+    /// Another connection might do better. This one serves until there is one.
     Replace,
-    /// It is of no use any more.
+    /// The connection is of no use any more.
     TakeOut,
 }
 
-/// The code of a login that was refused, when the client library does not tell it.
+/// The code of a refused login, because the client library does not tell it.
 const WRONG_PASSWORD: &str = "WRONGPASS";
 
 impl OriginError {
@@ -64,7 +64,8 @@ impl OriginError {
         match self {
             OriginError::Broken(_) => LinkState::TakeOut,
             OriginError::Refused { code, .. } => match code.as_str() {
-                // The server is a replica now, or does not know us any more: another connect asks anew.
+                // The server is a replica now, or does not know us any more. A new connection asks again for the master
+                // and the login.
                 "READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS" => LinkState::TakeOut,
                 // Perhaps the password file has another user by now, or the slots have moved.
                 "NOPERM" | "MOVED" | "CLUSTERDOWN" => LinkState::Replace,

@@ -1,8 +1,8 @@
 //! The connections in use, and the task that keeps them there.
 //!
-//! Each lane has one connection or none, and whoever calls takes what is there. A connection that is of no use is taken
-//! out at once by whoever notices; one that is only doubted serves on until another has taken its place. The connector
-//! fills lanes that lack a connection, with a growing pause between attempts. No call ever waits for it.
+//! Each lane has one connection or none, and a call takes what is there. Whoever notices that a connection is of no use
+//! takes it out at once. One that is only doubted serves until another has taken its place. The connector fills lanes
+//! that lack a connection, with a growing pause between attempts. No call ever waits for it.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,17 +20,20 @@ use crate::regional::redis::error::{LinkState, OriginError};
 use crate::regional::redis::link::Link;
 use crate::regional::redis::settings::RedisSettings;
 
-/// A lane whose connections break sooner than this is not well, even if connecting works.
+/// A lane is only well if its connections hold for this long. If they break sooner, the pauses go on growing, even if
+/// connecting works.
 const STEADY: Duration = Duration::from_secs(1);
-/// A call that took too long raises doubts in a connection of at least this age. A younger one would fare no better.
+/// A call that times out casts doubt on a connection of at least this age. In place of a younger one, a new one would
+/// do no better.
 const DOUBTED_AFTER: Duration = Duration::from_secs(5);
-/// The longest pause between attempts: while a lane is empty, and while every lane has a connection of sorts.
+/// The longest pause between attempts while a lane is empty.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The longest pause between attempts while every lane has a connection, though one is doubted.
 const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
-/// A failure that lasts is logged again after this long.
+/// A failure that lasts is logged again after this time.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// Which of the connections. A large replay never stands before a check.
+/// One of the two connections. They are apart so that a check never waits behind a large replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Checks,
@@ -43,7 +46,9 @@ impl Lane {
 
 /// A connection in use.
 pub(super) struct Live {
+    /// The connection itself; calls clone what they need of it.
     pub link: Link,
+    /// Tells it from the connections that had its lane before.
     id: u64,
     since: Instant,
     since_wall: SystemTime,
@@ -53,7 +58,7 @@ pub(super) struct Live {
 /// How the connections are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionStatus {
-    /// Without password.
+    /// Where Redis is, without password.
     pub address: String,
     /// Since when every lane has its connection; `None` while one has none.
     pub connected_since: Option<SystemTime>,
@@ -65,17 +70,23 @@ pub struct ConnectionStatus {
     pub last_error: Option<LastError>,
 }
 
+/// A failure of a connection, or of an attempt at one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError {
+    /// The whole failure as the log shows it, without passwords.
     pub text: String,
+    /// [`OriginError::reason`]: one word, as in metrics.
     pub reason: &'static str,
+    /// When it happened, by the wall clock.
     pub at: SystemTime,
 }
 
+/// The connections in use, one for each lane.
 pub(super) struct Lanes {
     settings: RedisSettings,
     checks: ArcSwapOption<Live>,
     replays: ArcSwapOption<Live>,
+    /// Wakes the connector: a lane lacks a connection that is not doubted.
     is_lacking: Notify,
     connections: AtomicU64,
     failures: Mutex<Failures>,
@@ -84,7 +95,7 @@ pub(super) struct Lanes {
 #[derive(Default)]
 struct Failures {
     last: Option<LastError>,
-    /// What the log said last, and when.
+    /// The last failure that was logged, and when.
     logged: Option<(String, Instant)>,
 }
 
@@ -116,7 +127,7 @@ impl Lanes {
         self.slot(lane).load_full().ok_or(OriginError::Down)
     }
 
-    /// Waits for an answer, and draws from it what it says about the connection.
+    /// Waits for an answer, and judges the connection by it.
     pub(super) async fn answer<T>(
         &self,
         lane: Lane,
@@ -156,7 +167,7 @@ impl Lanes {
         let slot = self.slot(lane);
         let current = slot.load_full();
         if current.as_ref().is_some_and(|live| live.id == id) {
-            // Changes nothing if another has taken its place meanwhile.
+            // Changes nothing if another connection has taken its place meanwhile.
             slot.compare_and_swap(&current, None);
             self.note(error);
             self.is_lacking.notify_one();
@@ -174,7 +185,7 @@ impl Lanes {
         self.install(lane, link);
     }
 
-    /// Calls that are on the one before may finish there.
+    /// Puts a connection into use. Calls that are under way on the one before may finish there.
     fn install(self: &Arc<Lanes>, lane: Lane, link: Link) {
         let id = self.connections.fetch_add(1, Ordering::Relaxed);
         let gone = link.gone();

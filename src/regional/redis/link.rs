@@ -1,6 +1,6 @@
 //! A connection that is up, to one server or to all nodes of a Cluster, and what can be asked over it.
 //!
-//! Nothing here has a time limit: a call is given up by its caller, and a dropped call leaves the connection whole.
+//! Nothing here has a time limit: callers give up their calls, and a dropped call leaves the connection whole.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -16,11 +16,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::script::Script;
 
-/// Commands on their way to a Cluster at a time: each finds its node by itself.
+/// How many commands may be on their way to a Cluster at a time: each finds its node by itself.
 const CLUSTER_COMMANDS_AT_A_TIME: usize = 64;
-/// Commands of one pipeline: its replies are held until the last is there.
+/// How many commands a pipeline has at most: the client library holds their replies until the last is there.
 const PIPELINE_COMMANDS_MAX: usize = 1000;
 
+/// A connection that is up.
 pub(super) enum Link {
     Single {
         connection: MultiplexedConnection,
@@ -30,10 +31,10 @@ pub(super) enum Link {
     Cluster(ClusterConnection),
 }
 
-/// The task that reads and writes a connection: they end together.
+/// The task that reads and writes a connection. Both end together.
 pub(super) struct Driver {
     task: AbortHandle,
-    /// Its other end is held by the task.
+    /// Ends when the task does, which holds the other end.
     gone: watch::Receiver<()>,
 }
 
@@ -50,7 +51,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // By itself it would wait for answers that nobody wants any more.
+        // If it were left alone, it would wait for answers that nobody wants any more.
         self.task.abort();
     }
 }
@@ -60,7 +61,7 @@ impl Link {
         matches!(self, Link::Cluster(_))
     }
 
-    /// Ends when the connection is gone; for a Cluster never, because it is not gone as a whole.
+    /// Ends when the connection is gone. For a Cluster it never ends, because a Cluster is not gone as a whole.
     pub(super) fn gone(&self) -> impl Future<Output = ()> + Send + use<> {
         let gone = match self {
             Link::Single { driver, .. } => Some(driver.gone.clone()),
@@ -75,7 +76,7 @@ impl Link {
         }
     }
 
-    /// One command, to the node of its key.
+    /// Runs one command, on the node of its key.
     pub(super) async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
         let answer = match self {
             Link::Single { connection, .. } => connection.clone().send_packed_command(command).await,
@@ -84,7 +85,8 @@ impl Link {
         Ok(answer?.extract_error()?)
     }
 
-    /// Of a Cluster any one node: it must not fail as a whole because one is down.
+    /// Asks for a sign of life. In a Cluster, any one node will do: the Cluster must not fail as a whole because one
+    /// node is down.
     pub(super) async fn ping(&self) -> Result<(), OriginError> {
         match self {
             Link::Single { .. } => self.query(&redis::cmd("PING")).await?,
@@ -96,8 +98,9 @@ impl Link {
         Ok(())
     }
 
-    /// Whether every primary of the Cluster answers. One that does not would hold up calls to the others too, because
-    /// the client library connects to it while calls wait; over a connection from before, only its own calls fail.
+    /// Whether every primary of the Cluster answers. If one does not, a new connection would hold up calls to the
+    /// others too, because the client library connects to it while calls wait. Over a connection from before, only
+    /// calls to that one fail.
     pub(super) async fn is_whole(&self) -> Result<bool, OriginError> {
         let Link::Cluster(connection) = self else { return Ok(true) };
         let anywhere = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
@@ -111,7 +114,7 @@ impl Link {
         }
     }
 
-    /// Runs a script, and waits until so many replicas have what it wrote.
+    /// Runs a script, and waits until `replicas` replicas have what it wrote.
     pub(super) async fn replicated_script(
         &self,
         script: &Script,
@@ -120,7 +123,7 @@ impl Link {
         replicas: u32,
         within: Duration,
     ) -> Result<Value, OriginError> {
-        // It ends before our own patience does, because it holds the connection up for others. 0 would mean for ever.
+        // WAIT ends before the caller gives up, because it holds the connection up for others. 0 would mean for ever.
         let wait_ms = (u64::try_from(within.as_millis()).unwrap_or(u64::MAX) / 4 * 3).max(1);
         let run = |verb: &str, what: &str| {
             let wait = redis::cmd("WAIT").arg(replicas).arg(wait_ms).to_owned();
@@ -137,7 +140,7 @@ impl Link {
         }
     }
 
-    /// Runs a script by its digest, and with its source where it is not known yet, which also makes it known.
+    /// Runs a script by its digest. Where it is not known yet, runs its source, which also makes it known.
     pub(super) async fn script(
         &self,
         script: &Script,
@@ -153,7 +156,7 @@ impl Link {
         }
     }
 
-    /// All commands, with their answers in the same order. The first that is refused fails them, but all are sent.
+    /// Runs commands and returns their answers in the same order. If one is refused, the call fails, but all are sent.
     pub(super) async fn commands(&self, commands: Vec<Cmd>) -> Result<Vec<Value>, OriginError> {
         let answers = match self {
             Link::Single { connection, .. } => pipelined(connection.clone(), &commands).await?,
@@ -186,7 +189,7 @@ fn evaluation(verb: &str, what: &str, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Cmd
     command
 }
 
-/// How many servers have slots: of each range, the first server after its two ends.
+/// How many servers have slots. Each range lists its two ends and then its servers, the primary first.
 fn primaries(slots: Value) -> Option<usize> {
     let Value::Array(ranges) = slots else { return None };
     let mut primaries = BTreeSet::new();
@@ -229,7 +232,7 @@ async fn scattered(connection: &ClusterConnection, commands: Vec<Cmd>) -> Result
                 Some(slot) => *slot = answer?,
                 None => return Err(OriginError::BadReply),
             },
-            // Stopped with the runtime.
+            // The task was stopped with the runtime.
             Some(Err(_)) => return Err(OriginError::Down),
             None => return Ok(answers),
         }

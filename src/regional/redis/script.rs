@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub struct Script {
     source: &'static str,
-    /// The SHA-1 of the source in hex, which EVALSHA calls it by.
+    /// The SHA-1 of the source in hex, by which EVALSHA calls it.
     hash: OnceLock<String>,
 }
 

@@ -1,7 +1,8 @@
-//! Which server is the master now, as the sentinels have it.
+//! Asks the sentinels which server is the master now.
 //!
-//! All sentinels are asked at once and the first that knows the name is believed, so that one that is down costs
-//! nothing. What it names must say itself that it is a master: right after a failover a sentinel may be behind.
+//! All sentinels are asked at once, and the first that knows the name is believed, so that one that is down costs
+//! nothing. The server that it names must say itself that it is a master: right after a failover a sentinel may be
+//! behind.
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use crate::regional::redis::error::OriginError;
 use crate::regional::redis::link::Link;
 use crate::regional::redis::settings::address::RedisNode;
 
-/// Asks the sentinels. Fails with what the last of them had to say.
+/// The server that the sentinels name. Fails with the error of the last sentinel to answer.
 pub(super) async fn master(name: &str, sentinels: &[RedisNode], fresh: &Fresh) -> Result<RedisNode, OriginError> {
     let name: Arc<str> = name.into();
     let fresh = Arc::new(fresh.for_sentinels());
-    // Dropped with what is still asked when the first has answered.
+    // Dropped when the first has answered, which ends the other questions.
     let mut asked = JoinSet::new();
     for sentinel in sentinels {
         let (name, sentinel, fresh) = (name.clone(), sentinel.clone(), fresh.clone());
@@ -32,7 +33,7 @@ pub(super) async fn master(name: &str, sentinels: &[RedisNode], fresh: &Fresh) -
         match answer {
             Ok(Ok(node)) => return Ok(node),
             Ok(Err(error)) => last = error,
-            // Stopped with the runtime.
+            // The task was stopped with the runtime.
             Err(_) => {}
         }
     }
@@ -55,7 +56,7 @@ async fn ask(name: &str, sentinel: &RedisNode, fresh: &Fresh) -> Result<RedisNod
     }
 }
 
-/// A server that may not be asked for its role is believed to have the right one.
+/// Fails unless the server is a master. One that may not be asked for its role is believed to be one.
 pub(super) async fn expect_master(link: &Link) -> Result<(), OriginError> {
     let role = match link.query(&redis::cmd("ROLE")).await {
         Err(OriginError::Refused { code, .. }) if code == "NOPERM" => return Ok(()),

@@ -1,8 +1,9 @@
-//! The region's Redis, as flags and as checked.
+//! The region's Redis, as flags and as checked settings.
 //!
-//! No REDIS_URL is no Redis: the process counts alone. Everything that can be told before a connection is made is refused
-//! here, the files included: a process that starts with a password file or a CA it can't read would run on without its
-//! region and look healthy. Files are read again at every connect, because passwords and certificates rotate.
+//! Without REDIS_URL there is no Redis, and the process counts alone. Mistakes that show before a connection is made
+//! are refused here, in the files too: a process that starts with a password file or a CA that it can't read would run
+//! on without its region and look healthy. Files are read again at every connect, because passwords and certificates
+//! rotate.
 
 pub(crate) mod address;
 pub(crate) mod owner;
@@ -24,7 +25,7 @@ use crate::regional::redis::settings::tls_files::RedisTls;
 use crate::secret::Secret;
 
 const CONNECT_TIMEOUT_RANGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// Of a call to a store that a request waits for.
+/// How long a request may be set to wait for a store.
 const DEADLINE_RANGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug)]
@@ -98,7 +99,7 @@ pub struct RedisFlags {
 }
 
 impl RedisFlags {
-    /// Harmless, but hardly what was meant.
+    /// A warning about settings that do no harm, but are hardly what was meant.
     pub fn warning(&self) -> Option<String> {
         let is_without_url = self.redis_url.as_ref().is_none_or(|url| url.expose().trim().is_empty());
         let set = |is_set: bool, name| is_set.then_some(name);
@@ -127,18 +128,24 @@ impl RedisFlags {
     }
 }
 
-/// How to reach the region's Redis, and how long to rely on memory alone.
+/// How to reach a store, and how far to rely on memory alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
+    /// Which servers; it can be shown, because it holds no password.
     pub place: RedisTarget,
-    /// Always 0 in a Cluster.
+    /// Always 0 in a Cluster and with Sentinel.
     pub database: i64,
+    /// For the servers. The sentinels have their own.
     pub login: Login,
+    /// Whom to log in as at the sentinels; `None`: no login. Only with Sentinel.
     pub sentinel_login: Option<Credentials>,
+    /// `None`: plain text. Servers and sentinels alike.
     pub tls: Option<RedisTls>,
+    /// How long one round of connecting may take; a dial has up to three.
     pub connect_timeout: Duration,
-    /// Thousandths of a limit.
+    /// The share of a limit that the region's processes may admit before Redis knows, in thousandths.
     pub slack: u16,
+    /// How long a request waits for this Redis. For an owner of strict limits, the strict timeout.
     pub origin_deadline: Duration,
 }
 
@@ -152,7 +159,7 @@ pub enum Login {
 }
 
 impl Login {
-    /// Reads the file, if there is one.
+    /// The login for now. Reads the file, if there is one.
     pub fn read(&self) -> Result<Option<Credentials>, RedisSettingError> {
         match self {
             Login::None => Ok(None),
@@ -208,7 +215,7 @@ pub enum RedisSettingError {
 }
 
 impl RedisSettings {
-    /// `None`: no Redis. Reads the files once, to refuse what can't be read.
+    /// Checks the flags; `None` without a URL. Reads the files once, to refuse what can't be read.
     pub fn new(flags: &RedisFlags) -> Result<Option<RedisSettings>, RedisSettingError> {
         let connect_timeout =
             duration_within(("redis-timeout", "REDIS_TIMEOUT"), flags.redis_timeout, CONNECT_TIMEOUT_RANGE)?;

@@ -1,8 +1,8 @@
 //! TLS with Redis: whom to trust, and who we are.
 //!
-//! A single server and the sentinels are dialled by us, with the configuration made here. The nodes of a Cluster are
-//! dialled by the client library, from the same files; [`certificates`] hands them over. With either, a name that does
-//! not match can be let go ([`AnyName`]) while issuer, dates and signatures are verified as ever.
+//! We dial a single server and the sentinels ourselves, with the configuration made here. The client library dials the
+//! nodes of a Cluster, from the same files; [`certificates`] hands them over. With either, a name that does not match
+//! can be let go ([`AnyName`]), while issuer, dates and signatures are still verified.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 
 use crate::regional::redis::settings::tls_files::TlsFiles;
 
-/// Fails with a text that says what can't be used.
+/// The configuration for our own dials. Fails with a text that says what can't be used.
 pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(roots(files.ca.as_deref())?);
@@ -28,7 +28,7 @@ pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|fault| fault.to_string())?
-        // Dangerous is only what a verifier leaves out; this one leaves out the name at most.
+        // A verifier is only dangerous for what it leaves out; this one leaves out the name at most.
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     let Some((certificate, key)) = &files.client else { return Ok(builder.with_no_client_auth()) };
@@ -41,10 +41,10 @@ pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
     builder.with_client_auth_cert(chain, key).map_err(|fault| unusable(&fault))
 }
 
-/// The files as the client library takes them. It looks for the process' own cryptography, which is set here.
+/// The files as the client library takes them. It looks for cryptography that the process has set, so this sets it.
 pub(super) fn certificates(files: &TlsFiles) -> TlsCertificates {
     if CryptoProvider::get_default().is_none() {
-        // Fails only if another thread was faster with the same.
+        // This fails only if another thread was faster with the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
     let client_tls = files.client.clone().map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
@@ -62,7 +62,7 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {
             }
         }
         None => {
-            // A system's list may hold what nobody can use any more; the rest still counts.
+            // A system's list may hold certificates that nobody can use any more; the rest still counts.
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if store.is_empty() {
                 return Err("this system trusts no CA: name that of Redis in REDIS_TLS_CACERT".into());

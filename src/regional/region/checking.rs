@@ -17,48 +17,59 @@ use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, R
 use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId};
 use crate::rules::limit::Terms;
 
-/// Between two checks of a key, for each process that holds it: a hot key costs the origin the same for any number.
+/// The time between two checks of a key, for each process that holds it: a hot key costs the origin the same however
+/// many processes there are.
 const SPACING_US: u64 = 100;
 
 /// A key of a check that is under way.
 #[derive(Debug)]
 pub(super) struct CheckKey {
-    /// What the origin knows the key by.
+    /// The key's name at the origin.
     pub(super) origin: OriginKey,
+    /// The key itself, by which the table finds it.
     pub(super) key: OwnedKey,
+    /// The limit's terms as the request has them; the table may hold the key under others.
     pub(super) terms: Terms,
     /// The key is held to the region's own part of the limit.
     pub(super) is_cut_off: bool,
+    /// The limit is strict, so that a denial starts no pause.
     pub(super) is_strict: bool,
 }
 
-/// A request of a check that is under way, and which of its questions are the needs of its ask.
+/// A request in a check that is under way.
 #[derive(Debug)]
 pub(super) struct CheckAsk {
+    /// Names the request in the wait queue, which it may have left.
     pub(super) id: WaitId,
+    /// Indices into the request's questions: those that are needs of the ask, in their order. Empty if the request only
+    /// reads.
     pub(super) questions: SmallVec<[usize; 2]>,
-    /// It only reads this time: a key of it is not seated, and a check that is applied without being heard of would be
-    /// counted twice.
+    /// It only reads this time, because one of its keys is not seated: if a check were applied and its answer lost, it
+    /// would be counted twice.
     pub(super) is_read: bool,
 }
 
 /// A check that is under way.
 #[derive(Debug)]
 pub(super) struct CheckCall {
-    /// Beside the call's parts.
+    /// One for each part of the call, in the same order.
     pub(super) keys: Vec<CheckKey>,
-    /// Beside the call's asks.
+    /// One for each ask of the call, in the same order.
     pub(super) asks: Vec<CheckAsk>,
+    /// As it was sent: verdicts name needs by their place.
     pub(super) call: Call,
-    /// A strict limit is decided by it.
+    /// One of the keys is strict, so that the breaker for strict checks hears how the call ends.
     pub(super) is_strict: bool,
+    /// When it was made, in monotonic time: the spacing counts from here.
     pub(super) sent_us: u64,
 }
 
 impl Region {
-    /// The calls that bring requests to the origin: one for all, or in a Cluster one for each slot.
+    /// The calls that bring requests to the origin: one for those that charge and one for those that only judge. In a
+    /// Cluster there are as many for each slot.
     pub(super) fn check_calls(&self, state: &mut RegionState, ids: &[WaitId], now: Now) -> Vec<OutgoingCall> {
-        // By Cluster slot; 0 for all without one. Requests over several slots are judged side by side.
+        // Grouped by Cluster slot, which is 0 without a Cluster, and by whether they charge. A request over several
+        // slots is judged in all of them side by side, and none charges it.
         let mut groups: Vec<(bool, Vec<CheckAsk>)> = Vec::new();
         let mut numbers: HashMap<(u16, bool), usize> = HashMap::new();
         for id in ids {
@@ -134,18 +145,18 @@ impl Region {
         let is_strict = keys.iter().any(|key| key.is_strict);
         let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
         let id = self.enter_call(state, PendingCall::CheckCall(check));
-        // The origin has its time in any case: a caller in a hurry gives up by itself, which says nothing about Redis.
+        // The origin gets its full time: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         OutgoingCall { id, operation: CallPurpose::Check, call, is_strict: is_strict && charges, within_us }
     }
 
-    /// What a check says about a key, whether there is a slot for it or not.
+    /// The part of a check about a key, whether the table holds the key or not.
     fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> CallKey {
         let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
         CallKey::new(origin, &asked.terms, update)
     }
 
-    /// Requests that wait for a key go on: together in one call, unless the key denies them by now.
+    /// Lets requests go on that wait for a key: together, unless the key denies them by now.
     pub(super) fn release(&self, state: &mut RegionState, key: &OriginKey, now: Now) -> Effects {
         let mut effects = Effects::default();
         let ids = state.wait_queue.take_waiting(key);
@@ -173,12 +184,12 @@ impl Region {
     }
 
     fn is_paused(&self, asked: &StoreQuestion, now: Now) -> bool {
-        // One that denies only together with others settles nothing.
+        // A question that denies only together with others settles nothing.
         let settles = !asked.is_strict && asked.kind == QuestionKind::Fits;
         settles && self.ledger().is_paused(&asked.key, asked.hits, now)
     }
 
-    /// A check was answered: takes it over and tells everyone.
+    /// Takes over the answer to a check, and tells its requests.
     pub(super) fn checked(&self, state: &mut RegionState, check: &CheckCall, reply: &Reply, now: Now) -> Effects {
         let mut admitted: Vec<u64> = vec![0; check.keys.len()];
         let mut denied: Vec<Option<u64>> = vec![None; check.keys.len()];
@@ -241,8 +252,7 @@ impl Region {
         effects
     }
 
-    /// A request over several slots of a Cluster was admitted by each: it is charged here, and the origin hears of it at
-    /// once.
+    /// Charges a request here that each of several slots of a Cluster has admitted. The origin hears of it at once.
     fn charge_here(&self, waiting: &QueuedRequest, now: Now) {
         let over = waiting.groups_over();
         let is_charged = |asked: &&StoreQuestion| {
@@ -254,7 +264,7 @@ impl Region {
         }
     }
 
-    /// A check was not answered: its requests are told so, and their rules' `on_outage` decides.
+    /// Tells the requests of a check that it had no answer: their rules' `on_outage` decides.
     pub(super) fn unchecked(&self, state: &mut RegionState, check: &CheckCall, now: Now) -> Effects {
         let mut effects = Effects::default();
         for key in &check.keys {
@@ -273,6 +283,7 @@ impl Region {
         effects
     }
 
+    /// Frees the keys of a check that has ended, and lets requests go on that waited for them.
     fn free(&self, state: &mut RegionState, check: &CheckCall, spacing_us: u64, now: Now) -> Effects {
         let keys: Vec<OriginKey> = check.keys.iter().map(|key| key.origin).collect();
         let mut effects = Effects::default();
@@ -284,7 +295,7 @@ impl Region {
         effects
     }
 
-    /// Keys whose background read failed stay in the queue.
+    /// Puts keys back into the queue whose background read has failed.
     fn want_again(&self, store_request: &StoreRequest) {
         for asked in &store_request.questions {
             self.ledger().put_key_back(&asked.key.as_key());
@@ -292,8 +303,9 @@ impl Region {
     }
 }
 
-/// The limit that the origin judges a question by: what of later checks on the key is counted already must not make it too
-/// much. Of that no more than the process has in the part: what a window that has passed holds, weighs less or nothing.
+/// The limit by which the origin judges a question. What later checks of the request have on the key may be counted
+/// already, and must not make it too much, so it comes on top. But no more than the process has in the part: hits from
+/// a window that has passed weigh less or nothing.
 fn judged_limit(asked: &StoreQuestion, part: &CallKey) -> u64 {
     let newest = &part.cells[0];
     let own = match (part.measure, newest.shape) {

@@ -1,5 +1,6 @@
-//! Replays: what the origin has not heard of is told, what it may have lost is told again.
+//! Replays tell the origin what it has not heard of, and again what it may have lost.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -18,7 +19,7 @@ use crate::regional::wait_queue::QueuedRequest;
 use crate::rules::limit::Terms;
 use crate::rules::policy::Class;
 
-/// How often pending hits are counted while nothing can be told.
+/// The time between counts of the pending hits while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
 /// Messages without an answer may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
@@ -27,8 +28,8 @@ const LATE_US: u64 = 60_000_000;
 pub(crate) type CellField = (OriginKey, Option<u64>);
 
 impl Region {
-    /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide the
-    /// rest among fewer. None if a message may still be under way that would then count anew.
+    /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide
+    /// the rest among fewer. Empty if a message may still be under way that would then count anew.
     pub fn fields(&self, now: Now) -> Vec<CellField> {
         let is_late = |since_us: u64| now.mono_us < since_us + LATE_US;
         if self.state.lock().unanswered_us.is_some_and(is_late) {
@@ -48,12 +49,12 @@ impl Region {
         }
     }
 
-    /// Sends what is pending: all of it, or what is urgent.
+    /// Sends what is pending: all of it, or only what is urgent.
     pub(super) fn flush(&self, state: &mut RegionState, is_all: bool, now: Now) -> Effects {
         let ledger = self.ledger();
         if is_all {
-            // Before the look at what is unsent: a request queues its key there first, so that no urgent one is forgotten here
-            // and left for the next flush.
+            // Done before the look at what is unsent. A request queues its key there first, so an urgent one that is
+            // forgotten here goes with this flush.
             ledger.forget_urgent();
         }
         let is_idle = if is_all { !ledger.is_any_unsent() } else { !ledger.is_any_urgent() };
@@ -64,7 +65,7 @@ impl Region {
         }
         state.behind_since_us.get_or_insert(now.mono_us);
         if state.replays.is_open() || state.replays_under_way >= MESSAGES_MAX {
-            // What is urgent waits with the rest, and goes with the next flush.
+            // Urgent keys wait with the rest, and go with the next flush.
             ledger.forget_urgent();
             if is_all {
                 self.survey(state, now);
@@ -72,14 +73,13 @@ impl Region {
             return Effects::default();
         }
         let mut effects = Effects::default();
-        let mut batch = ReplayBatch::default();
+        let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
         let mut kept = Vec::new();
         let mut pending_hits = 0;
         let mut reads = 0;
         let mut unsent = ledger.unsent(!is_all, now);
         let messages = MESSAGES_MAX - state.replays_under_way;
-        while batch.parts.len() < replay::PARTS_MAX * messages
-            && batch.cells < replay::CELLS_MAX * messages
+        while !batch.is_full(messages)
             && let Some(UnsentKey { at, key, terms, update }) = unsent.next()
         {
             if let Some(update) = update {
@@ -95,22 +95,44 @@ impl Region {
             }
         }
         kept.into_iter().for_each(|at| ledger.put_back(at));
+        let mut told = HashSet::new();
+        while is_all
+            && !farewells.is_full(messages)
+            && let Some(farewell) = ledger.next_farewell()
+        {
+            let origin = self.origin_key(&farewell.key.as_key(), farewell.key.is_sensitive);
+            // A key that was given up twice: no call names a key twice.
+            if !told.insert(origin) {
+                ledger.put_farewell_back(farewell);
+                break;
+            }
+            pending_hits += farewell.pending;
+            farewells.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
+        }
         if is_all {
             self.pending_hits.store(pending_hits, Ordering::Relaxed);
         }
         let slot_of = |part: &CallKey| cluster_slot(&part.key);
-        for ReplayBatch { slots, parts, .. } in batch.into_messages(self.options.is_cluster.then_some(slot_of)) {
-            let call = self.call(state, false, parts, Vec::new());
-            state.replays_under_way += 1;
-            let id = self.enter_call(state, PendingCall::Replay { slots });
-            // A store that may take long to decide may take as long to hear.
-            let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-            effects.calls.push(OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us });
+        let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
+        for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
+            effects.calls.push(self.replay(state, parts, PendingCall::Replay { slots }));
+        }
+        for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
+            effects.calls.push(self.replay(state, parts, PendingCall::Farewells { farewells }));
         }
         effects
     }
 
-    /// Counts what is pending while nothing can be told, once a second.
+    fn replay(&self, state: &mut RegionState, parts: Vec<CallKey>, under_way: PendingCall) -> OutgoingCall {
+        let call = self.call(state, false, parts, Vec::new());
+        state.replays_under_way += 1;
+        let id = self.enter_call(state, under_way);
+        // A store that may take long over a check may take as long over a replay.
+        let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
+        OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
+    }
+
+    /// Counts what is pending once a second, while nothing can be told.
     fn survey(&self, state: &mut RegionState, now: Now) {
         if now.mono_us < state.surveyed_us + SURVEY_INTERVAL_US {
             return;
@@ -119,7 +141,7 @@ impl Region {
         self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
     }
 
-    /// Reads a key that this process has hits for but does not know its field of. No request waits for it.
+    /// Reads a key that this process has hits for without knowing its own field. No request waits for it.
     fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Vec<OutgoingCall> {
         let origin = self.origin_key(&key.as_key(), key.is_sensitive);
         let question = StoreQuestion {

@@ -1,4 +1,4 @@
-//! Why is this denied, and until when: the rule that a descriptor meets, and how its counts stand now.
+//! Why is a request denied, and until when? Tells the rule that a descriptor meets, and how its counts stand now.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,12 +16,13 @@ use crate::rules::explain_text::window;
 use crate::rules::policy::{OnOutage, Scope, Word};
 use crate::server::service::Service;
 
-/// What was asked: `domain=d&descriptor=k=v,k2=v2&hits=1`.
+/// The question: `domain=d&descriptor=k=v,k2=v2&hits=1`.
 #[derive(Debug)]
 pub(crate) struct Query {
     domain: String,
     descriptors: Vec<TypedDescriptor>,
     hits: u64,
+    /// `output=json` was asked for. The header `Accept` can ask for JSON as well.
     pub is_json: bool,
 }
 
@@ -58,7 +59,7 @@ struct DescriptorReport {
     limits: Vec<LimitState>,
 }
 
-/// How a limit stands.
+/// How a limit stands. The figures are those of [`Peek`].
 #[derive(Debug)]
 struct LimitState {
     limit: u32,
@@ -66,7 +67,7 @@ struct LimitState {
     name: String,
     scope: Scope,
     on_outage: OnOutage,
-    /// Who should be heard, and is not.
+    /// Why `on_outage` decides: who gives no answer or can't be heard. `None` while nobody is missing.
     unheard: Option<&'static str>,
     is_known: bool,
     counted: u64,

@@ -1,7 +1,7 @@
 //! How the layers stand: whether Redis, the owner of strict limits and the table that regions share can be reached.
 //!
-//! A rule falls back from the widest layer that it has to the next one, and returns by itself. Ready is the process in any
-//! case: memory always answers.
+//! A rule falls back from its widest layer to the next one, and returns by itself. The process is ready in any case, because
+//! memory always answers.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Service {
             let (down_for, changes) = global.standing();
             layers.push(LayerFigures::new(LayerName::Global, down_for, changes, global.place()));
         }
-        // With one region its own Redis decides strict limits.
+        // With one region, its own Redis decides strict limits.
         let owner = match self.engine().layers().owner {
             Some(Store::Owner) => self.owner(),
             Some(Store::Origin) => self.regional(),

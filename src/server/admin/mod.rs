@@ -1,6 +1,6 @@
-//! The admin port: what operators look at. Nothing here changes anything, and nothing here is on a request's way.
+//! The admin port: pages for operators. Nothing here changes anything, and no request of Envoy passes through here.
 //!
-//! Open on loopback by default. It answers reads only; anything else is refused and logged.
+//! It is open on loopback by default. It answers reads only; anything else is refused and logged.
 
 pub(crate) mod explain;
 pub(crate) mod layers;
@@ -32,23 +32,31 @@ use crate::server::service::Service;
 use crate::server::tls::ServerTls;
 use crate::sources::load_status::{ConfigStatus, now_s};
 
-/// What the port can show.
+/// Everything that the pages are made from.
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
+    /// Whose rules, keys and counters are shown.
     pub service: Arc<Service>,
+    /// The rules in force, and the last attempt to load others.
     pub config: Arc<ConfigStatus>,
+    /// Connections of the gRPC port; the other ports are not shown.
     pub connections: Arc<ConnectionStats>,
+    /// TLS of the gRPC port; `None` if it speaks plain text.
     pub tls: Option<Arc<ServerTls>>,
+    /// How `/metrics` is written.
     pub scrape: Arc<ScrapeOptions>,
+    /// Where the rules come from, for `/config/status`: a path, or `xds:` and a management server.
     pub rules_at: Arc<str>,
+    /// When the ports were opened, in seconds since the epoch.
     pub started_at_s: u64,
-    /// Nobody but this machine can reach the port, so that a request for another host is a page in a browser that was
-    /// led here (DNS rebinding).
+    /// Only this machine can reach the port. So a request for another host comes from a page that has led a browser
+    /// here (DNS rebinding).
     pub is_loopback: bool,
+    /// Bounds what refused requests may write to the log.
     pub log: Arc<LogBudget>,
 }
 
-/// So much of what a stranger sent is logged.
+/// How much of a stranger's text is logged.
 const LOGGED_CHARS_MAX: usize = 200;
 
 fn excerpt(text: &str) -> String {
@@ -79,7 +87,7 @@ impl Admin {
             .with_state(self)
     }
 
-    /// The metrics alone, for a port that more can reach.
+    /// The metrics alone, for a port that others can reach.
     pub(crate) fn metrics_router(self, path: &str) -> Router {
         Router::new().route(path, get(metrics)).method_not_allowed_fallback(refuse).with_state(self)
     }
@@ -160,8 +168,7 @@ async fn nothing_there(State(admin): State<Admin>, request: Request) -> Response
     text(StatusCode::NOT_FOUND, format!("no such page: there are {}\n", pages.join(", ")))
 }
 
-/// Whoever tries to change something learns that nothing can be changed, and the log learns who tried. The body is not
-/// read.
+/// Tells a client that tries to change something that it can't, and logs the attempt. The body is not read.
 async fn refuse(State(admin): State<Admin>, request: Request) -> Response {
     admin.log_refusal(&request);
     let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "the admin port is for reading: use GET\n");
@@ -285,7 +292,7 @@ fn text(status: StatusCode, body: impl Into<Body>) -> Response {
 
 fn respond(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = crate::server::http::respond(status, content_type, body);
-    // A browser must not take a page for something else because of what a rule is called.
+    // The name of a rule must not make a browser guess another type of page.
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response

@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use crate::server::grpc::status::status;
 use crate::server::incomplete_calls::{IncompleteCalls, IncompletePlace};
 
-/// The body of a call. While it is not all there, the call may be ended in favour of another. It is dropped once the
+/// The body of a call. While some of it is missing, the call may be ended in favour of another. It is dropped when the
 /// message is read, so a call that is being decided is not among those that wait.
 #[derive(Debug)]
 pub(super) struct ArrivingBody<B> {
@@ -21,7 +21,7 @@ pub(super) struct ArrivingBody<B> {
 }
 
 impl<B> ArrivingBody<B> {
-    /// A body that is waited for, at the cost of a place among these calls if they are given.
+    /// A body that takes a place among these calls, if they are given, as soon as it has to be waited for.
     pub(super) fn new(body: B, calls: Option<Arc<IncompleteCalls>>) -> ArrivingBody<B> {
         ArrivingBody { body, calls, place: None }
     }
@@ -64,7 +64,7 @@ mod tests {
     use std::convert::Infallible;
     use std::task::Waker;
 
-    /// A body of which nothing comes.
+    /// A body that never sends anything.
     struct Silent;
 
     impl Body for Silent {

@@ -4,8 +4,9 @@
 //! it would be wrong. A call whose message does not arrive is ended after [`STALL_MAX`], or as soon as others need its
 //! place (see `incomplete_calls.rs`).
 //!
-//! ShouldRateLimit has a path of its own (`rate_limit_call.rs`). The others, health and reflection, are rare, and tonic's. Those
-//! of them that last have places of their own (`lasting_calls.rs`), and as much time for a client to take each answer as others.
+//! ShouldRateLimit has a path of its own (`rate_limit_call.rs`). The other calls, health and reflection, are rare, and tonic
+//! serves them. Those that last have places of their own (`lasting_calls.rs`), but their clients have no more time than others
+//! to take an answer.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -41,16 +42,18 @@ use crate::server::service::Service;
 const HEALTH: &str = "/grpc.health.v1.Health/";
 /// Lasts: health is told whenever it changes.
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Lasts: answered from the start, question by question, for as long as there are any.
+/// Lasts: each question is answered as it comes, for as long as the client has any.
 const REFLECTION: &str = "/grpc.reflection.";
 
 /// The calls of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct PortCalls {
-    /// Of all services but RateLimitService.
+    /// All services except RateLimitService.
     routes: Routes,
     service: Arc<Service>,
+    /// The largest message of ShouldRateLimit, without its prefix.
     message_bytes_max: usize,
+    /// The places of one connection, see [`PortCalls::on_connection`].
     lasting: Arc<LastingCalls>,
 }
 
@@ -64,13 +67,13 @@ impl PortCalls {
         PortCalls { lasting: Arc::default(), ..self }
     }
 
-    /// The connection is asked to finish: nothing that only waits holds it up.
+    /// Ends calls that only wait, so that they do not hold up a connection that was asked to finish.
     pub(crate) fn finish(&self) {
         self.lasting.end();
     }
 
-    /// Takes up a call that has arrived some time before now. Most are over when this returns, the others go on as tasks
-    /// of their own. Says when it was done.
+    /// Takes up a call, which has arrived some time before `now`. Most calls are over when this returns, the others go on
+    /// as tasks of their own. Returns the time at which it was done.
     pub(crate) fn begin(
         &self,
         request: Request<RecvStream>,
@@ -121,18 +124,18 @@ impl PortCalls {
         Ok(OtherPlace { _lasting: lasting, _in_flight: in_flight })
     }
 
-    /// A call that was reset by HTTP/2 itself.
+    /// Counts a call that HTTP/2 itself has reset.
     pub(crate) fn reset(&self) {
         self.service.outcomes().record_failure(NoDecision::Protocol);
     }
 
-    /// A call whose connection has ended before it was taken up.
+    /// Counts a call whose connection has ended before the call was taken up.
     pub(crate) fn give_up(&self) {
         self.service.outcomes().record_failure(NoDecision::Cancelled);
     }
 }
 
-/// What a request lacks to be a call of gRPC. Browsers can be made to send such requests by any page.
+/// Why a request is not a call of gRPC. Any page can make a browser send such requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoCall {
     Method,
@@ -148,7 +151,7 @@ impl NoCall {
         (!is_grpc).then_some(NoCall::ContentType)
     }
 
-    /// Answers as other servers of gRPC do: HTTP clients see the code, those of gRPC the status.
+    /// Answers as other servers of gRPC do: HTTP clients see the code, gRPC clients see the status.
     fn refuse(self, mut reply: SendResponse<Bytes>) {
         let (code, status) = match self {
             NoCall::Method => (StatusCode::METHOD_NOT_ALLOWED, Status::internal("calls of gRPC are made by POST")),
@@ -167,17 +170,17 @@ impl NoCall {
     }
 }
 
-/// Whether a content type is that of gRPC, with or without what its messages are written in. What merely begins like it, as
-/// gRPC-Web does, is something else.
+/// Whether a content type is that of gRPC, with or without a format of messages such as `+proto`. A type that merely begins
+/// like it, as that of gRPC-Web does, is something else.
 fn is_grpc(content_type: &[u8]) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let Some((begin, rest)) = content_type.split_at_checked(GRPC.len()) else { return false };
     begin.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
 }
 
-/// What a call of health or reflection holds to its end.
+/// The places that a call of health or reflection holds to its end.
 struct OtherPlace {
-    /// If it lasts.
+    /// `None` if it does not last.
     _lasting: Option<LastingPlace>,
     /// `None` for health when there is no room.
     _in_flight: Option<InFlight>,
@@ -188,7 +191,7 @@ struct OtherCall {
     routes: Routes,
     service: Arc<Service>,
     arrived: Instant,
-    /// For a call of many questions: when there are to be no more.
+    /// For a call of many questions: tells it to take no more of them.
     ending: Option<EndSignal>,
     _place: OtherPlace,
 }
@@ -214,7 +217,7 @@ impl OtherCall {
     async fn response(&mut self, request: Request<RecvStream>) -> Response<Body> {
         let within = grpc_timeout(request.headers()).unwrap_or(STALL_MAX).min(STALL_MAX);
         let ending = self.ending.take();
-        // A call of many questions has none to wait for.
+        // A call of many questions holds no place while it waits for the next one.
         let gives_way = ending.is_none().then(|| self.service.admission().incomplete().clone());
         let request = request.map(|stream| ArrivingBody::new(Incoming { stream, ending }, gives_way));
         let Ok(answered) = timeout_at((self.arrived + within).into(), self.routes.call(request)).await else {
@@ -224,10 +227,10 @@ impl OtherCall {
     }
 }
 
-/// What a client says, as tonic wants it.
+/// What a client sends, as a body that tonic can read.
 struct Incoming {
     stream: RecvStream,
-    /// Then the client has said all that is listened to, whether it is done or not.
+    /// Ends the body when it resolves, even if the client has not finished.
     ending: Option<EndSignal>,
 }
 
@@ -258,8 +261,8 @@ impl HttpBody for Incoming {
     }
 }
 
-/// Sends a body as fast as the client takes it, until one of the two ends. The body may take its time, the client has so
-/// much for each part of it.
+/// Sends a body as fast as the client takes it, until the body ends or the client is gone. The body may take its time; the
+/// client has [`STALL_MAX`] to take each part of it.
 async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
     loop {
         let frame = poll_fn(|context| match Pin::new(&mut body).poll_frame(context) {
@@ -278,7 +281,7 @@ async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
                 Err(_) => return stream.send_reset(Reason::CANCEL),
             },
             Err(frame) => match frame.into_trailers() {
-                // The last that is sent.
+                // Trailers come last, so there is nothing more to send.
                 Ok(trailers) => return drop(stream.send_trailers(trailers)),
                 Err(_) => continue,
             },
@@ -287,7 +290,7 @@ async fn send_body(mut stream: SendStream<Bytes>, mut body: Body) {
             return;
         }
     }
-    // Without trailers.
+    // The body had no trailers to end with.
     let _ = stream.send_data(Bytes::new(), true);
 }
 

@@ -1,7 +1,7 @@
 //! Connections of the gRPC port: for how long they live, and how they end.
 //!
-//! Served here rather than by tonic, because they get an age with jitter and a deadline for their first bytes, which tonic's
-//! transport does not offer.
+//! They are served here rather than by tonic, because they have an age with jitter and a deadline for their first bytes, which
+//! tonic's transport does not offer.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,27 +26,32 @@ use crate::server::tls::{HandshakeFailure, ServerTls};
 
 /// A client that has not finished its TLS handshake and begun HTTP/2 by then never will.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Once the port closes, for those who had just connected.
+/// How long clients that have just connected have for that when the port closes.
 const LATE_GREETING_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How many connections the port has, and how long each may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionBounds {
+    /// How many may be open; one more is closed at once.
     pub connections_max: usize,
     /// How long a connection lives, give or take a tenth.
     pub age: Duration,
-    /// How long it may take to end.
+    /// How long it has for its open calls after it was asked to go.
     pub grace: Duration,
 }
 
-/// What the gRPC port offers to those who connect.
+/// Everything that the connections of the gRPC port share.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcPort {
+    /// What calls are answered with. Each connection takes a copy with its own places for lasting calls.
     pub calls: PortCalls,
     /// `None`: connections are in plain text.
     pub tls: Option<Arc<ServerTls>>,
+    /// How many connections there may be, and for how long.
     pub bounds: ConnectionBounds,
+    /// Counts what becomes of connections, for the admin port to show.
     pub stats: Arc<ConnectionStats>,
-    /// Where connections are served.
+    /// The threads that serve connections.
     pub workers: Arc<Workers>,
 }
 
@@ -63,7 +68,7 @@ async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
     let room = Room { max: port.bounds.connections_max, when_full: WhenFull::Refuse, stats: port.stats.clone() };
     accept(listener, "gRPC", room, drain, move |stream, drain| {
         let (port, log) = (port.clone(), log.clone());
-        // Taken here, where one connection comes after the other.
+        // Taken here, where connections come one by one, so that each sees the seats of those before it.
         let seat = port.workers.seat();
         async move {
             let served = async { serve_one(stream.moved()?, port, log, drain).await };
@@ -73,7 +78,7 @@ async fn serve_on<L: Listen>(listener: L, port: GrpcPort, drain: Drain) {
     .await;
 }
 
-/// What can't happen should be heard of if it does: all calls of the connection ended with it.
+/// Logs what should be impossible: a panic, which has ended all calls of its connection.
 fn report_panic(error: &JoinError) {
     if error.is_panic() {
         tracing::error!(%error, "a connection was lost to a bug");
@@ -94,7 +99,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Whether someone should look into it. Nobody is to blame for a look at the port, nor for our own stop.
+    /// Whether someone should look into it. Nobody is to blame for a mere look at the port, or for our own stop.
     fn is_failure(&self) -> bool {
         !matches!(
             self,
@@ -146,7 +151,7 @@ fn report(refusal: &Refusal, peer: Peer, stats: &ConnectionStats, log: &LogBudge
     }
 }
 
-/// Says what to change: who lets requests pass that were not decided may never hear of it otherwise.
+/// Counts resets, and logs what to change: an operator whose Envoy lets undecided requests pass may not notice otherwise.
 fn report_resets(resets: usize, peer: Peer, calls: &PortCalls, log: &LogBudget) {
     (0..resets).for_each(|_| calls.reset());
     if let Some(left_out) = log.take(Instant::now()) {
@@ -160,7 +165,7 @@ fn report_resets(resets: usize, peer: Peer, calls: &PortCalls, log: &LogBudget) 
     }
 }
 
-/// HTTP/2 until one of the two has had enough, the connection is of age, or the port closes.
+/// Speaks HTTP/2 until one of the two sides ends it, the connection has reached its age, or the port closes.
 async fn talk(
     connection: PrefacedStream<LineStream>,
     peer: Peer,
@@ -197,7 +202,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
     use tokio::time::sleep;
 
-    /// How long anything may take: only what never comes may fail a test.
+    /// How long a test waits for anything: so long that it fails only if that never comes.
     const PATIENCE: Duration = Duration::from_secs(60);
     const PREFACE_AND_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
@@ -248,7 +253,7 @@ mod tests {
         port.counts([1, 0, 0]).await;
         let bad = port.connect(b"GET / HTTP/1.1\r\n").await;
         port.counts([1, 0, 1]).await;
-        // Just a look, which may not be over when the next one comes.
+        // A mere look at the port, which may not be over when the next client comes.
         drop((bad, port.connect(b"").await));
         let second = port.connect(PREFACE_AND_SETTINGS).await;
         port.counts([2, 0, 1]).await;

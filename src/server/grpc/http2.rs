@@ -1,7 +1,8 @@
-//! One HTTP/2 connection, until one of the two has had enough of it.
+//! One HTTP/2 connection, until one of the two sides ends it.
 //!
-//! Calls are taken in as many at a time as have arrived, decided one after the other, and their answers leave together: a
-//! read and a write of the socket for each handful of calls, where a call each would cost more than all the rest.
+//! All calls that have arrived are taken in at once and decided one after the other, and their answers leave together. So a
+//! handful of calls takes one read and one write of the socket. To read and write for each call would cost more than all the
+//! rest.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -28,17 +29,17 @@ const RESET_STREAMS_MAX: usize = 1024;
 const UNSEEN_RESET_STREAMS_MAX: usize = STREAMS_MAX as usize;
 const FRAME_BYTES_MAX: u32 = 16 * 1024;
 const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
-/// When a client is asked for a sign of life, and how long it has for it.
+/// How often a client is asked for a sign of life, and how long it has for it.
 const KEEPALIVE: Keepalive = Keepalive { interval: Duration::from_secs(30), timeout: Duration::from_secs(10) };
-/// Requests are small: this is some dozens of them in full flight.
+/// Requests are small: this is enough for sixteen streams that have filled their own window.
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
-/// How many answers leave together at most. More would make the first wait for the last.
+/// How many answers leave together at most. With more of them, the first would wait too long for the last.
 const BATCH_MAX: usize = 64;
 /// After this long it is the turn of another connection of the thread.
 const TURN_MAX: Duration = Duration::from_micros(250);
 
-/// Why a connection ended otherwise than by its client's wish.
+/// Why a connection ended although its client did not ask for it.
 #[derive(Debug, Error)]
 pub(crate) enum Broken {
     #[error(transparent)]
@@ -57,8 +58,9 @@ struct Keepalive {
 pub(crate) struct Http2<C> {
     connection: Connection<C, Bytes>,
     calls: PortCalls,
+    /// Calls that were not taken up yet, oldest first.
     arrived: VecDeque<(Request<RecvStream>, SendResponse<Bytes>)>,
-    /// When the first of them did.
+    /// When the first of `arrived` was seen; `None` if there is none.
     arrived_at: Option<Instant>,
     keepalive: Keepalive,
 }
@@ -84,11 +86,11 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
         })
     }
 
-    /// Serves the connection until it ends. When the time has come, the client is asked to open no more calls, and has so
-    /// long for those that are open.
+    /// Serves the connection until it ends. At `time_to_go`, asks the client to open no more calls, and gives it `grace` for
+    /// those that are open.
     pub(crate) async fn serve(mut self, time_to_go: impl Future<Output = ()>, grace: Duration) -> Result<(), Broken> {
         let mut pings = self.connection.ping_pong();
-        // One for both parts: a client that has gone away is noticed while it is waited for, too.
+        // Kept over both parts, so that a client that has gone away is also noticed during its time of grace.
         let mut kept_alive = pin!(keep_alive(&mut pings, self.keepalive));
         tokio::select! {
             biased;
@@ -119,14 +121,14 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
                     }
                 }
                 Poll::Ready(ended) => {
-                    // Nobody is left who could be answered.
+                    // There is nobody left to answer.
                     self.arrived.drain(..).for_each(|_| self.calls.give_up());
                     return Poll::Ready(ended.map_or(Ok(()), |ended| ended.map(drop)));
                 }
                 Poll::Pending if self.arrived.is_empty() => return Poll::Pending,
                 Poll::Pending => {}
             }
-            // The clock is read once a call: where one ends, the next one begins.
+            // The clock is read once for each call: the end of one is the beginning of the next.
             let mut now = Moment::now();
             let arrived = *self.arrived_at.get_or_insert(now.instant);
             let turn = *turn.get_or_insert(now.instant);
@@ -151,7 +153,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Http2<C> {
     }
 }
 
-/// Ends when the client does not answer any more.
+/// Pings the client now and then. Returns when it does not answer any more.
 async fn keep_alive(pings: &mut Option<PingPong>, times: Keepalive) -> Broken {
     let Some(pings) = pings else { return std::future::pending().await };
     loop {

@@ -1,8 +1,8 @@
-//! Calls that last: health `Watch` and reflection, open until one of the two has had enough.
+//! Calls that last: health `Watch` and reflection, open until one of the two sides ends them.
 //!
-//! To hold one open costs a client nothing, so each counts as open for as long as it lasts. A connection has few of them,
-//! and all connections together as many as half of the calls that may be open: the rest is for who wants to be answered. A
-//! Watch that hears nothing for days is as it should be; only an answer that its client does not take ends it (see
+//! To hold one open costs a client nothing, so each counts as open for as long as it lasts. A connection may have a few of
+//! them, and all connections together half of the calls that may be open: the other half is for clients that want an answer.
+//! A Watch that hears nothing for days is fine. No time limit ends it, unless its client does not take an answer (see
 //! `call.rs`).
 
 use std::pin::Pin;
@@ -14,13 +14,13 @@ use tokio::sync::watch;
 
 use crate::server::admission::Admission;
 
-/// On one connection. A client watches a name or two, and a tool asks on one stream.
+/// How many may be open on one connection. A client watches a name or two, and a tool asks on one stream.
 pub(crate) const PER_CONNECTION_MAX: usize = 16;
 
 /// Resolves when a connection is asked to finish.
 pub(crate) type EndSignal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Why a call may not last.
+/// Why there is no place for a call that lasts.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum NoLastingPlace {
     #[error(
@@ -36,23 +36,25 @@ pub(crate) enum NoLastingPlace {
 /// The lasting calls of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct LastingCalls {
+    /// How many are open.
     open: Arc<AtomicUsize>,
+    /// Whether the connection was asked to finish.
     is_ending: watch::Sender<bool>,
 }
 
-/// The place of one of them, for as long as this lives.
+/// The place of a lasting call, given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct LastingPlace {
     _on_connection: CallCount,
     _in_process: CallCount,
 }
 
-/// One of those that are counted, for as long as this lives.
+/// One that a count includes until this is dropped.
 #[derive(Debug)]
 struct CallCount(Arc<AtomicUsize>);
 
 impl CallCount {
-    /// Counts one more, unless there are as many as may be.
+    /// Counts one more, unless there are `max` already.
     fn within(max: usize, count: &Arc<AtomicUsize>) -> Option<CallCount> {
         let before = count.fetch_add(1, Ordering::Relaxed);
         let counted = CallCount(count.clone());
@@ -76,12 +78,12 @@ impl LastingCalls {
         })
     }
 
-    /// The connection is asked to finish: whoever only waits for more questions hears no more of them.
+    /// Ends calls that only wait for more questions, because the connection was asked to finish.
     pub(crate) fn end(&self) {
         self.is_ending.send_replace(true);
     }
 
-    /// Resolves when it is, or when the connection is gone.
+    /// Resolves when the connection is asked to finish, or when it is gone.
     pub(crate) fn ending(&self) -> EndSignal {
         let mut is_ending = self.is_ending.subscribe();
         Box::pin(async move {

@@ -1,4 +1,4 @@
-//! The message of a unary call, as gRPC frames it: a flag, a length, and so many bytes.
+//! The message of a unary call, as gRPC frames it: a flag, a length, and that many bytes.
 
 use std::task::{Context, Poll};
 
@@ -11,7 +11,7 @@ use tonic::metadata::MetadataValue;
 
 use crate::server::protobuf::PREFIX_BYTES;
 
-/// What gRPC calls a message that is not compressed.
+/// The name of gRPC for a message that is not compressed.
 const IDENTITY: &str = "identity";
 
 /// Why there is no message.
@@ -34,7 +34,7 @@ pub(crate) enum Incomplete {
 }
 
 impl Incomplete {
-    /// What the client is told, if it is still there. The headers are those of the call.
+    /// The status that tells the client, given the headers of the call. `None` if the client is gone.
     pub(crate) fn status(&self, headers: &HeaderMap) -> Option<Status> {
         let text = self.to_string();
         Some(match self {
@@ -43,7 +43,7 @@ impl Incomplete {
                 Status::internal(text)
             }
             Incomplete::Long { .. } => Status::out_of_range(text),
-            // A client that says how may learn from the status that it has to do without.
+            // A client that names its encoding learns from the status which one to use instead: none.
             Incomplete::Compressed if headers.get("grpc-encoding").is_some_and(|encoding| encoding != IDENTITY) => {
                 let mut status = Status::unimplemented(text);
                 status.metadata_mut().insert("grpc-accept-encoding", MetadataValue::from_static(IDENTITY));
@@ -54,15 +54,17 @@ impl Incomplete {
     }
 }
 
-/// A message that may come in several pieces. One that comes in one is never copied.
+/// A message that may come in several pieces. A message in one piece is never copied.
 ///
-/// One that has to be waited for is kept in memory of its own, as much as it announces: a piece as it came may hold on to all
-/// that was read from the connection along with it.
+/// A message that has to be waited for is copied to memory of its own, as much as it announces: a piece as it came may keep
+/// alive everything that was read from the connection along with it.
 #[derive(Debug)]
 pub(crate) struct MessageReader {
+    /// The first piece as it came; empty when it was copied to `joined`.
     first: Bytes,
-    /// All of it, once it has to be waited for.
+    /// All pieces so far; empty while `first` holds the only one.
     joined: Vec<u8>,
+    /// The largest message, without its prefix.
     bytes_max: usize,
 }
 
@@ -71,12 +73,12 @@ impl MessageReader {
         MessageReader { first: Bytes::new(), joined: Vec::new(), bytes_max }
     }
 
-    /// Reads what is there. Ready at the end of the call, or when there can't be a message any more.
+    /// Reads what is there. Ready when the client has sent all, or when no good message can come of it.
     pub(crate) fn poll(&mut self, body: &mut RecvStream, context: &mut Context<'_>) -> Poll<Result<(), Incomplete>> {
         loop {
             match body.poll_data(context) {
                 Poll::Ready(Some(Ok(data))) => {
-                    // Fails only for a stream that is gone, which the next look finds out.
+                    // Fails only for a stream that is gone, which the next poll finds out.
                     let _ = body.flow_control().release_capacity(data.len());
                     self.push(data);
                     self.check()?;
@@ -104,7 +106,7 @@ impl MessageReader {
         }
     }
 
-    /// Keeps what has come in memory of its own.
+    /// Copies what has come to memory of its own.
     fn keep(&mut self) {
         if self.joined.is_empty() && !self.first.is_empty() {
             self.joined.reserve_exact(self.announced_bytes().max(self.first.len()));
@@ -119,7 +121,7 @@ impl MessageReader {
         self.joined.reserve_exact(missing);
     }
 
-    /// How many bytes the whole message takes, as far as that is known and allowed.
+    /// How many bytes the whole message takes with its prefix. 0 if that is not known yet, or more than is allowed.
     pub(crate) fn announced_bytes(&self) -> usize {
         self.length().filter(|length| *length <= self.bytes_max).map_or(0, |length| PREFIX_BYTES + length)
     }
@@ -128,7 +130,7 @@ impl MessageReader {
         if self.joined.is_empty() { &self.first } else { &self.joined }
     }
 
-    /// The length that the prefix gives, once it is there.
+    /// The length that the prefix gives; `None` until the prefix has come.
     fn length(&self) -> Option<usize> {
         let [_flag, length @ ..] = self.bytes().first_chunk::<PREFIX_BYTES>()?;
         Some(u32::from_be_bytes(*length) as usize)

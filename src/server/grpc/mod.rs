@@ -23,13 +23,13 @@ use crate::server::grpc::call::PortCalls;
 use crate::server::rls::DESCRIPTORS;
 use crate::server::service::Service;
 
-/// The name under which Envoy's health checks ask, beside the empty one.
+/// The name of the service whose health Envoy asks for, beside the empty one.
 pub(crate) const HEALTH_NAME: &str = "ratelimit";
 
-/// A question of health or reflection holds a name. Longer ones are not waited for.
+/// A question of health or reflection holds a name. A longer message is refused before it is read.
 const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
-/// The services of the port. The reporter is the only way to change what health says.
+/// Puts the services of the port together. The reporter is the only way to change what health says.
 pub(crate) fn calls(
     service: Arc<Service>,
     health: HealthReporter,

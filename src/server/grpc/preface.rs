@@ -1,8 +1,8 @@
 //! The first bytes of an HTTP/2 connection, read before h2 sees them.
 //!
-//! A client that says nothing, or something else, is told apart here, under a deadline that h2 does not have. The
-//! bytes are always the same, so they need not be kept: whoever reads next gets them from the constant, and then, with
-//! no copy in between, what comes from the connection.
+//! Clients that say nothing, or something else, are recognised here, under a deadline that h2 does not have. The bytes are
+//! always the same, so they need not be kept: h2 gets them from the constant, and after them, with no copy in between, what
+//! comes from the connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,19 +13,21 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 /// Every HTTP/2 connection starts with these bytes.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How a TLS connection starts: a record that holds a part of the handshake.
+/// Every TLS connection starts with this byte: a record that holds a part of the handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// A connection whose preface was read and is given out once more.
+/// A connection whose preface was read, and can be read once more.
 #[derive(Debug)]
 pub(crate) struct PrefacedStream<C> {
     connection: C,
+    /// How much of the preface was read once more.
     replayed_bytes: usize,
 }
 
+/// Why there is no preface.
 #[derive(Debug, Error)]
 pub(crate) enum PrefaceError {
-    /// Nothing is wrong with that: it is how load balancers look whether a port is open.
+    /// Nothing is wrong: load balancers do this to see whether a port is open.
     #[error("the client went away before it said anything")]
     Silent,
     #[error("the client went away in the middle of its first words")]

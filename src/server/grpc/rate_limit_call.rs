@@ -1,6 +1,6 @@
 //! A call of ShouldRateLimit, from its headers to its answer.
 //!
-//! Served on h2 itself, without tonic: a call whose message came along with its headers, as Envoy sends them, is read,
+//! It is served on h2 itself, without tonic. A call whose message came along with its headers, as Envoy sends them, is read,
 //! decided and answered where the connection found it, without a task, a future or a copy of its own. Only a call that has
 //! to wait, for the rest of its message or for Redis, becomes a task.
 
@@ -29,16 +29,17 @@ use crate::server::rls::should_rate_limit::{self, RateLimitAnswer, WaitingReques
 use crate::server::rls::write::Answer;
 use crate::server::service::Service;
 
-/// What surrounds every answer, put together once.
+/// The headers of every answer, put together once.
 static HEAD: LazyLock<HeaderMap> = LazyLock::new(|| single(CONTENT_TYPE, "application/grpc"));
+/// The trailers of every answer, put together once.
 static TRAILERS: LazyLock<HeaderMap> = LazyLock::new(|| single(HeaderName::from_static("grpc-status"), "0"));
 
 fn single(name: HeaderName, value: &'static str) -> HeaderMap {
     HeaderMap::from_iter([(name, HeaderValue::from_static(value))])
 }
 
-/// Sends an answer to a client that does not take it yet. It has a place among the open calls and a time for that, so that
-/// answers which nobody takes do not fill the memory.
+/// Sends an answer to a client that does not take it yet. The call needs a place among the open calls and has [`STALL_MAX`]
+/// for this, so that answers that nobody takes do not fill the memory.
 async fn send_slowly(mut stream: SendStream<Bytes>, framed: Bytes, in_flight: Option<InFlight>) {
     let Some(_in_flight) = in_flight else { return stream.send_reset(Reason::ENHANCE_YOUR_CALM) };
     match timeout(STALL_MAX, send_data(&mut stream, framed)).await {
@@ -55,6 +56,7 @@ pub(super) struct RateLimitCall {
     reply: SendResponse<Bytes>,
     headers: HeaderMap,
     arrived: Instant,
+    /// How long the caller waits; `None` if it has not said.
     timeout: Option<Duration>,
 }
 
@@ -65,7 +67,8 @@ impl RateLimitCall {
         RateLimitCall { body, reply, headers: head.headers, arrived, timeout }
     }
 
-    /// Answers the call if all that it takes is there, and otherwise lets it go on as a task. Says when it was done.
+    /// Answers the call if its message is there and memory can decide it. Otherwise the call goes on as a task. Returns the
+    /// time at which this was done.
     pub(super) fn begin(
         mut self,
         service: &Arc<Service>,
@@ -77,7 +80,7 @@ impl RateLimitCall {
         match reading.poll(&mut self.body, context) {
             Poll::Ready(Ok(())) => self.decide(service, reading, now, None),
             Poll::Ready(Err(incomplete)) => self.give_up(service, &incomplete, now.instant),
-            // A call whose message is there needs no place among the open ones, one that waits for it does.
+            // A call that waits for its message needs a place among the open ones. A call whose message is there does not.
             Poll::Pending => match service.admission().enter() {
                 Ok(in_flight) => {
                     tokio::spawn(self.read_on(service.clone(), reading, in_flight));
@@ -138,7 +141,7 @@ impl RateLimitCall {
         match should_rate_limit::answer(service, message, now) {
             Ok(RateLimitAnswer::Ready { answer, finished }) => self.send(service, answer, finished),
             Ok(RateLimitAnswer::Waits(waiting)) => {
-                // Those who wait for Redis are counted on their own, so there need not be a place among the open ones.
+                // Calls that wait for Redis are counted apart, so they may go on without a place among the open ones.
                 let in_flight = in_flight.or_else(|| service.admission().enter_if_room());
                 tokio::spawn(self.wait(service.clone(), *waiting, in_flight));
                 now.instant
@@ -147,7 +150,7 @@ impl RateLimitCall {
         }
     }
 
-    /// Waits for Redis, for as long as anyone wants to know.
+    /// Waits for Redis until there is an answer, the deadline has passed or the client is gone.
     async fn wait(mut self, service: Arc<Service>, waiting: WaitingRequest, in_flight: Option<InFlight>) {
         let _in_flight = in_flight;
         let answered = {
@@ -174,6 +177,7 @@ impl RateLimitCall {
         };
     }
 
+    /// Records how long the call took. Hands `finished` back.
     fn observe(&self, service: &Service, finished: Instant) -> Instant {
         service.outcomes().response_time.record(finished.duration_since(self.arrived));
         finished
@@ -215,7 +219,7 @@ impl RateLimitCall {
         self.send_failure(service, reason, finished)
     }
 
-    /// Says why there is no answer, which has been counted already.
+    /// Tells the client why there is no answer. The failure is counted already.
     fn send_failure(self, service: &Service, reason: &NoAnswer, finished: Instant) -> Instant {
         let finished = self.observe(service, finished);
         send_status(self.reply, status(reason));

@@ -1,9 +1,8 @@
-//! Calls that HTTP/2 itself resets, before anybody here sees them.
+//! Finds calls that HTTP/2 itself resets, before anybody here sees them.
 //!
-//! A call whose headers are malformed is answered with a reset by h2, which tells nobody. To Envoy that is a failure like
-//! any other, so that it lets the request pass unless told otherwise, and what brings it about is most often one setting:
-//! an `:authority` that is no host name. So what h2 writes is watched for such resets. Frames are small and come whole, and of
-//! each only the head is looked at.
+//! h2 answers a call with malformed headers by a reset, and tells nobody. To Envoy that is a failure like any other, so it
+//! lets the request pass unless told otherwise. The cause is most often one setting: an `:authority` that is no host name. So
+//! everything that h2 writes is searched for such resets. Frames are small and come whole, and only the head of each is read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,25 +13,26 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Length, kind, flags and stream of a frame.
 const HEAD_BYTES: usize = 9;
 const RST_STREAM: u8 = 3;
-/// What a reset says: a reason.
+/// The content of a reset: a reason.
 const REASON_BYTES: usize = 4;
-/// All of a reset.
+/// A whole reset.
 const RESET_BYTES: usize = HEAD_BYTES + REASON_BYTES;
-/// The reason that only h2 gives, for what breaks the protocol.
+/// The reason of a reset for breaking the protocol. Only h2 gives it.
 const PROTOCOL_ERROR: [u8; REASON_BYTES] = [0, 0, 0, 1];
 
-/// Finds the resets in what is written, in whatever pieces that is.
+/// Finds the resets in bytes that are written in any pieces.
 #[derive(Debug, Default)]
 struct Frames {
     /// The beginning of a frame, as far as it has come.
     begun: [u8; RESET_BYTES],
+    /// How many bytes of `begun` have come.
     begun_bytes: usize,
-    /// What is left of a frame that does not matter.
+    /// How many bytes are left of a frame that does not matter.
     skipped_bytes: usize,
 }
 
 impl Frames {
-    /// Reads on, and says how many calls were reset for breaking the protocol.
+    /// Reads the next bytes. Returns how many calls they reset for breaking the protocol.
     fn read(&mut self, mut bytes: &[u8]) -> usize {
         let mut resets = 0;
         while !bytes.is_empty() {
@@ -70,7 +70,7 @@ impl Frames {
     }
 }
 
-/// A connection that tells of the calls that were reset on it.
+/// A connection that tells when calls are reset on it.
 #[derive(Debug)]
 pub(crate) struct ResetWatch<C, T> {
     connection: C,
@@ -79,7 +79,7 @@ pub(crate) struct ResetWatch<C, T> {
 }
 
 impl<C, T: FnMut(usize)> ResetWatch<C, T> {
-    /// Tells how many calls were reset, each time that some were.
+    /// Calls `tell` with the number of calls that were reset, whenever some were.
     pub(crate) fn new(connection: C, tell: T) -> ResetWatch<C, T> {
         ResetWatch { connection, written: Frames::default(), tell }
     }

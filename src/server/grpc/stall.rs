@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::{Reason, SendStream};
 use http::HeaderMap;
 
-/// The longest that a message may take to arrive, and an answer to be taken.
+/// How long a message may take to arrive, and a client to take an answer.
 pub(super) const STALL_MAX: Duration = Duration::from_secs(10);
 
 /// Sends data as fast as the client takes it.
@@ -23,7 +23,7 @@ pub(super) async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -
     Ok(())
 }
 
-/// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. What can't be read is no timeout.
+/// How long the caller waits, as `grpc-timeout` says: at most eight digits and a unit. `None` if it can't be read.
 pub(super) fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

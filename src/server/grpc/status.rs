@@ -1,4 +1,4 @@
-//! How a call ends that gets no answer: the status of gRPC that says why.
+//! The status of gRPC with which a call ends that gets no answer.
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -20,12 +20,12 @@ pub(super) fn status(error: &NoAnswer) -> Status {
     }
 }
 
-/// There are too many calls that last.
+/// The status of a call that would last, when too many do.
 pub(super) fn crowded(error: &NoLastingPlace) -> Status {
     Status::resource_exhausted(error.to_string())
 }
 
-/// Ends a call with a status alone.
+/// Ends a call with a status and nothing else.
 pub(super) fn send_status(mut reply: SendResponse<Bytes>, status: Status) {
     let (head, _) = status.into_http::<Body>().into_parts();
     // Fails only if the client is gone.

@@ -1,9 +1,9 @@
 //! The threads that serve gRPC connections, each with a runtime of its own.
 //!
-//! A connection stays with its thread from its first byte to its last: a call is not handed from one core to another, no
-//! thread is woken for it, and none steals work. That alone halves what a call costs, against one runtime
-//! over all threads. Connections are given out to the thread that has the fewest. A port that every thread listens on for
-//! itself (SO_REUSEPORT) would leave that to chance, and Envoy opens as few as one for each of its workers.
+//! A connection stays with its thread from its first byte to its last: no call goes from one core to another, no thread is
+//! woken for it, and none steals work. That alone halves the cost of a call, compared with one runtime over all threads. A
+//! new connection goes to the thread that has the fewest. If every thread listened on the port by itself (SO_REUSEPORT),
+//! chance would decide, and Envoy opens as few as one connection for each of its workers.
 
 use std::io;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// After so many turns the sockets are looked at again. A busy connection has a turn right after its last one, and one that
-/// has just become ready must not wait for many of them; a turn is long enough for a look to cost little.
+/// After how many turns of connections a thread looks at its sockets again. A busy connection has one turn right after the
+/// other, and a connection that has just become ready must not wait for many of them. A turn is long, so a look costs little.
 const EVENT_INTERVAL: u32 = 4;
 
 /// All threads. They end when this is dropped.
@@ -28,7 +28,7 @@ struct Worker {
     _until: oneshot::Sender<()>,
 }
 
-/// A place on a thread, for as long as this lives.
+/// A connection's place on a thread, given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Seat {
     runtime: Handle,
@@ -52,8 +52,8 @@ impl Workers {
         (0..count.max(1)).map(Worker::start).collect::<io::Result<_>>().map(Workers)
     }
 
-    /// A seat on the thread with the fewest connections, of those with as few on the one that had the least to do: some
-    /// connections are there for a probe only.
+    /// A seat on the thread with the fewest connections. If several have as few, it is on the one that had the least to do,
+    /// because some connections are there for a probe only.
     pub(crate) fn seat(&self) -> Seat {
         let load = |worker: &&Worker| {
             let busy = worker.runtime.metrics().worker_total_busy_duration(0);
@@ -71,7 +71,7 @@ impl Worker {
         let handle = runtime.handle().clone();
         let (until, ended) = oneshot::channel::<()>();
         std::thread::Builder::new().name(format!("grpc-{number}")).spawn(move || {
-            // Either way nobody needs this thread any more.
+            // An error means that the sender was dropped: nobody needs this thread any more.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         })?;
@@ -104,8 +104,8 @@ mod tests {
             worker.runtime.spawn(async {}).await.unwrap();
         }
         let busy = |number: usize| workers.0[number].runtime.metrics().worker_total_busy_duration(0);
-        // What a thread has had to do is counted when it has nothing more to do. A thread that lost its processor while it
-        // started was busy as well.
+        // tokio counts the time that a thread was busy when it has nothing more to do. A thread that lost its processor
+        // while it started was busy as well.
         while busy(0) <= busy(1) {
             workers.0[0].runtime.spawn(async { std::thread::sleep(Duration::from_millis(50)) }).await.unwrap();
             tokio::time::sleep(Duration::from_millis(1)).await;

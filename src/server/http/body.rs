@@ -1,8 +1,9 @@
 //! The body of a request to the HTTP port, while it arrives.
 //!
-//! One that has to be waited for reserves the length that it announces, or what it takes so far if it announces none, from
-//! what messages that arrive may take together ([`incomplete_calls`](crate::server::incomplete_calls)). When that is used up, those give way
-//! that have waited longest, whichever port they came to.
+//! A body that has to be waited for reserves the length that it announces, or what it takes so far if it announces none. All
+//! messages that arrive, on this port and the gRPC port, share the bytes that may be reserved
+//! ([`incomplete_calls`](crate::server::incomplete_calls)). When there are none left, the messages that have waited longest
+//! give way.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -44,9 +45,9 @@ where
 struct BodyReader<'a, B> {
     body: B,
     calls: &'a Arc<IncompleteCalls>,
-    /// Memory of its own: a piece as it came may hold on to all that was read from the connection along with it.
+    /// A copy, because a piece as it came may keep alive everything that was read from the connection along with it.
     bytes: Vec<u8>,
-    /// 0 if nothing is announced.
+    /// The length that the headers announce; 0 if they announce none.
     announced: usize,
     bytes_max: usize,
     /// Taken at the first wait.
@@ -75,7 +76,7 @@ where
         }
         let reserved = self.announced.max(self.bytes.capacity());
         if reserved > self.calls.bytes_max() {
-            // Even with all others gone there would be too little room.
+            // Even without all others there would be too little room.
             return Poll::Ready(Err(self.calls.too_many_bytes().into()));
         }
         let place = self.place.get_or_insert_with(|| IncompletePlace::of_bytes(self.calls.clone()));
@@ -98,7 +99,7 @@ mod tests {
     use std::convert::Infallible;
     use std::task::Waker;
 
-    /// A body of which so much comes, and then nothing.
+    /// A body that sends some bytes, and then nothing.
     struct BodyStall {
         come: Option<Bytes>,
         announced: Option<u64>,
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(overload, NoAnswer::ArrivingBytes { max: 1000 });
         drop(first);
         assert!(second.as_mut().poll(context).is_pending() && third.as_mut().poll(context).is_pending());
-        // One that never fits does not make others go.
+        // A body that can never fit does not make others go.
         let mut large = Box::pin(read(stalled(1, Some(1001)), &calls, 4000));
         assert!(matches!(large.as_mut().poll(context), Poll::Ready(Err(NoBody::Overload(_)))));
         assert!(second.as_mut().poll(context).is_pending());

@@ -1,12 +1,12 @@
-//! How many descriptors and entries a request in JSON has, before anything is made of them.
+//! Counts the descriptors and entries of a request in JSON, before it is decoded.
 //!
-//! An empty descriptor is three bytes of text and more than a hundred in memory, so a body within its size could cost forty
-//! times as much. Counting them first takes a pass over the bytes and no memory. What can't be read is left to the decoder,
-//! which knows better what to say about it.
+//! An empty descriptor is three bytes of text and more than a hundred in memory, so a body of allowed size could take forty
+//! times as much. Counting first takes one pass over the bytes and no memory. Text that is not JSON is left to the decoder,
+//! which has better messages for it.
 
 use crate::request::{Bounds, RequestError};
 
-/// What a body announces.
+/// How many descriptors and entries a body has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonOutline {
     descriptors: usize,
@@ -15,7 +15,7 @@ pub(crate) struct JsonOutline {
 }
 
 impl JsonOutline {
-    /// In the order in which a request is checked: the descriptors, then their entries.
+    /// Checks in the same order as a request: first the descriptors, then their entries.
     pub(crate) fn check(&self, bounds: &Bounds) -> Result<(), RequestError> {
         let (descriptor, entries) = self.most_entries;
         if self.descriptors > bounds.descriptors_max {
@@ -34,8 +34,8 @@ impl JsonOutline {
         self.descriptors += 1;
     }
 
-    /// Counts in a RateLimitRequest: objects in the arrays of the first level are descriptors, those two levels deeper their
-    /// entries.
+    /// Counts in a RateLimitRequest: objects in the arrays of the first level are descriptors, objects two levels deeper are
+    /// their entries.
     pub(crate) fn in_json(text: &[u8]) -> JsonOutline {
         const DESCRIPTOR_DEPTH: usize = 3;
         const ENTRY_DEPTH: usize = 5;

@@ -39,12 +39,12 @@ use crate::server::rls::{DESCRIPTORS, unit_number};
 use crate::server::service::Service;
 use crate::server::tls::ServerTls;
 
-/// Names the reason of a refusal: the body says the same to everybody.
+/// Names the reason of a refusal, which the body does not tell.
 const ERROR_HEADER: &str = "x-tidegate-error";
 
 const REASON: HeaderName = HeaderName::from_static(answer_options::REASON);
 
-/// What the handlers need.
+/// Everything that the handlers need.
 #[derive(Clone)]
 struct HttpPort {
     service: Arc<Service>,
@@ -55,13 +55,13 @@ struct HttpPort {
 }
 
 impl HttpPort {
-    /// Counts a request that did not come as far as the service.
+    /// Refuses and counts a request that did not get as far as the service.
     fn refuse(&self, failure: NoDecision, reason: &str) -> Response {
         self.service.outcomes().record_failure(failure);
         bad_request(reason)
     }
 
-    /// There is no room for a request, or for its body: nothing is wrong with it.
+    /// Refuses and counts a request because there is no room for it or its body. Nothing is wrong with it.
     fn refuse_for_now(&self, overload: &NoAnswer) -> Response {
         self.service.outcomes().record_failure(overload.failure());
         no_room(overload)
@@ -72,11 +72,11 @@ fn no_room(overload: &NoAnswer) -> Response {
     refused(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n", &overload.to_string())
 }
 
-/// How long a client may take to send its headers, and then its body.
+/// How long a client may take for its TLS handshake, then for its headers, and then for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a connection reads ahead, beside the body that it is put together in.
+/// How much a connection reads ahead, beside the memory that its body is collected in.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
-/// Probes and people: so many that nobody is turned away, so few that files are left for gRPC.
+/// For probes and people: so many that nobody is turned away, so few that file descriptors are left for gRPC.
 const CONNECTIONS_MAX: usize = 512;
 
 /// Accepts and serves connections until the drain says to close, then waits for those that are open.
@@ -124,7 +124,7 @@ async fn serve_one(stream: LineStream, router: Router, mut drain: Drain) -> anyh
     Ok(connection.await?)
 }
 
-/// The handlers of the port. A body may be some times as large as the message it describes.
+/// The handlers of the port. A body may be four times as large as the largest message, because JSON is longer.
 pub(crate) fn router(
     service: Arc<Service>,
     drain: Drain,
@@ -142,8 +142,8 @@ pub(crate) fn router(
         .with_state(port))
 }
 
-/// Ready is: rules are loaded (unless the start was forced without) and nobody has asked us to stop. The port is open, or
-/// this would not run.
+/// The process is ready if rules are loaded (unless it may be ready without, after a forced start) and nobody has asked it
+/// to stop. The gRPC port needs no look: it opens before this one.
 async fn ready(State(port): State<HttpPort>, RawQuery(query): RawQuery) -> Response {
     let is_ready = (port.service.has_rules() || port.is_ready_without_rules) && !port.drain.has_begun();
     let status = if is_ready { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
@@ -156,7 +156,7 @@ async fn ready(State(port): State<HttpPort>, RawQuery(query): RawQuery) -> Respo
     respond(status, "text/plain; charset=utf-8", text)
 }
 
-/// Everything that readiness depends on, and the layers, which it does not.
+/// Everything that readiness depends on, and the layers, on which it does not.
 fn readiness(port: &HttpPort, is_ready: bool) -> String {
     let sign = |is_good: bool| if is_good { '+' } else { '-' };
     let rules = port.service.in_force().map_or(0, |rules| rules.ruleset.rules_count());
@@ -184,7 +184,7 @@ async fn json(State(port): State<HttpPort>, body: Body) -> Response {
         Ok(Err(error)) => return port.refuse(NoDecision::Malformed, &error.to_string()),
         Err(_) => return port.refuse(NoDecision::Deadline, "the body took too long to arrive"),
     };
-    // What announces too much is refused before anything is made of it.
+    // A request with too many descriptors or entries is refused before it is decoded.
     if let Err(refused) = JsonOutline::in_json(&body).check(&port.service.options().bounds) {
         return bad_request(&port.service.fail(refused.into()).to_string());
     }
@@ -195,7 +195,7 @@ async fn json(State(port): State<HttpPort>, body: Body) -> Response {
     let answer = match should_rate_limit::answer(&port.service, &message, Moment::now()) {
         Ok(RateLimitAnswer::Ready { answer, .. }) => answer,
         Ok(RateLimitAnswer::Waits(waiting)) => waiting.answer(&port.service, None).await,
-        // Counted already, as every other.
+        // `answer` has counted this failure, and the next.
         Err(error) if error.failure() == NoDecision::Overload => return no_room(&error),
         Err(error) => return bad_request(&error.to_string()),
     };
@@ -206,7 +206,7 @@ async fn json(State(port): State<HttpPort>, body: Body) -> Response {
     let is_over = read.overall_code == Code::OverLimit as i32;
     let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let mut response = respond(status, "application/json", text);
-    // This port says in its own way what Envoy would be asked to say.
+    // Envoy would be asked to add these headers. Here they are headers of the response itself.
     for (name, said_as) in [(header::RETRY_AFTER, answer_options::RETRY_AFTER), (REASON, answer_options::REASON)] {
         let said = read.response_headers_to_add.iter().find(|header| header.key == said_as);
         if let Some(value) = said.and_then(|header| HeaderValue::from_str(&header.value).ok()) {
@@ -249,7 +249,7 @@ impl Json {
     fn new() -> anyhow::Result<Json> {
         let mut described = FileDescriptorSet::decode(DESCRIPTORS)?;
         let enums = described.file.iter_mut().flat_map(|file| &mut file.enum_type);
-        // Envoy's unit of overrides has no week, which answers have: whoever reads it there may write it here.
+        // Envoy's unit of overrides has no week, but the unit of answers does: a client that reads it there may write it here.
         for unit in enums.filter(|it| it.name() == "RateLimitUnit" && it.value.iter().all(|value| value.name() != WEEK))
         {
             let number = Some(unit_number(Unit::Week));
@@ -263,7 +263,7 @@ impl Json {
         Ok(Json { request: message("RateLimitRequest")?, response: message("RateLimitResponse")? })
     }
 
-    /// The encoded message.
+    /// Encodes a request in JSON as a message.
     fn request(&self, body: &[u8]) -> Result<Vec<u8>, String> {
         let mut json = serde_json::Deserializer::from_slice(body);
         let options = DeserializeOptions::new().deny_unknown_fields(true);

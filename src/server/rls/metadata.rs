@@ -1,5 +1,5 @@
-//! What a decision says about itself in `dynamic_metadata`: the fields of envoyproxy/ratelimit, and under `tidegate` which
-//! rule settled it and why.
+//! Explains a decision in `dynamic_metadata`: with the fields of envoyproxy/ratelimit, and under `tidegate` with the rule that
+//! settled it and why.
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,7 +14,7 @@ use crate::rules::policy::{Scope, Word};
 /// Stands for the value of a key that a rule marks as sensitive.
 const HIDDEN: &str = "<sensitive>";
 
-/// The struct of one answer.
+/// The metadata of one answer.
 pub(crate) fn dynamic_metadata(
     message: &RateLimitRequest,
     request: &Request<'_>,
@@ -58,7 +58,7 @@ fn describe(wire: &RateLimitDescriptor, is_hidden: impl Fn(&str) -> bool) -> Val
     Value { kind: Some(Kind::StructValue(fields)) }
 }
 
-/// The metadata of every rule that lets its descriptor pass, the first value of a name winning, maps joined.
+/// The metadata of all rules that let their descriptor pass. The first value of a name wins, except that maps are joined.
 fn rules_metadata(decision: &Decision<'_>) -> serde_json::Map<String, serde_json::Value> {
     let mut joined = serde_json::Map::new();
     for status in decision.statuses.iter().filter(|status| !status.is_over) {

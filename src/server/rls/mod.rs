@@ -1,4 +1,4 @@
-//! Between Envoy's messages and ours: the only place that knows both.
+//! Between Envoy's messages and our own types: a request that comes by gRPC meets both only here.
 
 pub(crate) mod metadata;
 #[cfg(test)]
@@ -20,10 +20,10 @@ pub const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
 /// The one method of RateLimitService.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// What the paths of all its methods begin with.
+/// The beginning of the paths of all its methods.
 pub const RATE_LIMIT_SERVICE: &str = "/envoy.service.ratelimit.v3.RateLimitService/";
 
-/// The unit that a number of the protocol stands for.
+/// The unit that a number of the protocol stands for; `None` for a number without a unit.
 pub fn unit(number: i32) -> Option<Unit> {
     Unit::ALL.into_iter().find(|unit| unit_number(*unit) == number)
 }

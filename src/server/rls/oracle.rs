@@ -1,4 +1,4 @@
-//! What prost makes of a message, to hold the lean reader against. Part of the tests and of `fuzz/`.
+//! Reads a message with prost, to compare our own reader with it. Part of the tests and of `fuzz/`.
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -7,10 +7,10 @@ use tidegate::request::{Bounds, Descriptor, DescriptorEntry, Hits, LimitOverride
 use tidegate::server::no_answer::NoAnswer;
 use tidegate::server::rls::{read, unit};
 
-/// Small ones, so that they are met.
+/// Small bounds, so that random messages break them.
 const BOUNDS: Bounds = Bounds { descriptors_max: 3, entries_max: 3 };
 
-/// Reads any bytes in both ways, and says where they differ.
+/// Reads any bytes with both readers, and says where they differ.
 pub(crate) fn compare(bytes: &[u8]) -> Result<(), String> {
     let read = read::request(bytes, &BOUNDS);
     let decoded = RateLimitRequest::decode(bytes);
@@ -18,7 +18,7 @@ pub(crate) fn compare(bytes: &[u8]) -> Result<(), String> {
     let is_same = match (&expected, &read) {
         (Ok(Ok(expected)), Ok(read)) => format!("{expected:?}") == format!("{read:?}"),
         (Ok(Err(expected)), Err(NoAnswer::Refused(refused))) => expected == refused,
-        // A message that has too much is refused for that before all of it is read.
+        // Our reader refuses a message that has too much before it has read all of it.
         (Err(_), Err(NoAnswer::Refused(refused))) => {
             matches!(
                 refused,

@@ -7,7 +7,7 @@ use crate::server::no_answer::NoAnswer;
 use crate::server::protobuf::{Malformed, MessageFields};
 use crate::server::rls::unit;
 
-/// Reads a request. The counts are checked before anything is made of them.
+/// Reads a request. Checks how many descriptors and entries there are before it keeps them.
 pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, NoAnswer> {
     let outline = Outline::of(message)?;
     if outline.descriptors > bounds.descriptors_max {
@@ -18,7 +18,7 @@ pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, No
         return Err(refused.into());
     }
     let mut descriptors: SmallVec<[Descriptor<'a>; 2]> = SmallVec::new();
-    // What is wrong with a message as such comes before what it asks for.
+    // Kept until all is read: that a message is malformed comes before what it asks for.
     let mut refused = None;
     let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.read()? {
@@ -47,11 +47,12 @@ pub fn request<'a>(message: &'a [u8], bounds: &Bounds) -> Result<Request<'a>, No
     }
 }
 
-/// What a request says besides its descriptors, and how many those are.
+/// The domain and the hits of a request, and how many descriptors it has.
 #[derive(Debug, Default)]
 struct Outline<'a> {
     domain: &'a str,
     descriptors: usize,
+    /// As it was written: 0 if it was not.
     hits_addend: u32,
 }
 
@@ -75,7 +76,7 @@ impl<'a> Outline<'a> {
 #[derive(Debug, Default)]
 struct WireDescriptor<'a> {
     entries: SmallVec<[DescriptorEntry<'a>; 4]>,
-    /// Also of those that are too many to be kept.
+    /// Includes entries beyond the bound, which are not kept.
     entries_count: usize,
     /// `requests_per_unit` and `unit`.
     limit: Option<(u32, i32)>,
@@ -104,7 +105,7 @@ impl<'a> WireDescriptor<'a> {
         Ok(())
     }
 
-    /// A message that comes twice is one, of which the later parts count.
+    /// In protobuf, a message that comes twice is one message, in which later fields win.
     fn read_limit(&mut self, mut fields: MessageFields<'a>) -> Result<(), Malformed> {
         let (requests_per_unit, unit) = self.limit.get_or_insert_default();
         while let Some((number, value)) = fields.read()? {
@@ -136,7 +137,7 @@ impl<'a> WireDescriptor<'a> {
         }
     }
 
-    /// The limit that the descriptor brings along, or the number of a unit that there is not.
+    /// The limit that the descriptor brings along, if any. The error is the number of a unit that does not exist.
     fn limit(&self) -> Result<Option<LimitOverride>, i32> {
         let Some((requests_per_unit, number)) = self.limit else { return Ok(None) };
         Ok(Some(LimitOverride { requests_per_unit, unit: unit(number).ok_or(number)? }))

@@ -17,11 +17,13 @@ use crate::server::rls::read;
 use crate::server::rls::write::Answer;
 use crate::server::service::{FirstLook, Service, StoreWait};
 
-/// What a request came to at first.
+/// The outcome of a first look at a request.
 #[derive(Debug)]
 pub(crate) enum RateLimitAnswer {
     Ready {
+        /// Written, to be sent.
         answer: Answer,
+        /// When everything that follows from the decision was done.
         finished: Instant,
     },
     /// A store has to be asked.
@@ -33,12 +35,12 @@ pub(crate) enum RateLimitAnswer {
 pub(crate) struct WaitingRequest {
     rules: Arc<InForce>,
     request: OwnedRequest,
-    /// What the metadata of the answer repeats, if there is to be any.
+    /// The message as it came, for the metadata of the answer to repeat; `None` if there is to be no metadata.
     as_written: Option<RateLimitRequest>,
     wait: Box<StoreWait>,
 }
 
-/// Answers a request, if memory can. Failures are counted.
+/// Answers a request, if memory can decide it. Counts failures.
 pub(crate) fn answer(service: &Service, message: &[u8], at: Moment) -> Result<RateLimitAnswer, NoAnswer> {
     let request = read::request(message, &service.options().bounds).map_err(|reason| service.fail(reason))?;
     let rules = service.rules();
@@ -60,7 +62,7 @@ pub(crate) fn answer(service: &Service, message: &[u8], at: Moment) -> Result<Ra
 }
 
 impl WaitingRequest {
-    /// Asks, and answers before the call ends, if that is to end at some time.
+    /// Asks the stores, and answers before `call_ends`, if that is given.
     pub(crate) async fn answer(self, service: &Service, call_ends: Option<Instant>) -> Answer {
         let WaitingRequest { rules, request, as_written, wait } = self;
         let (request, began) = (request.as_request(), wait.began());
@@ -71,7 +73,7 @@ impl WaitingRequest {
     }
 }
 
-/// The whole message, if metadata is to repeat it: that shows the request as it was written, not as it was understood.
+/// The whole message, if metadata is to repeat it: metadata shows the request as it was written, not as it was understood.
 fn as_written(service: &Service, message: &[u8]) -> Option<RateLimitRequest> {
     let is_wanted = service.options().answers.dynamic_metadata;
     is_wanted.then(|| RateLimitRequest::decode(message).unwrap_or_default())

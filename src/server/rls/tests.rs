@@ -1,4 +1,4 @@
-//! The lean reader and writer against prost, which knows the messages from their descriptions.
+//! Compares our own reader and writer with prost, whose code is generated from the definitions of the messages.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ fn messages() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Messages that mostly meet a rule of [`rules`], and now and then its end.
+/// Messages that mostly meet a rule of [`rules`], and now and then use up its limit.
 fn met_messages() -> impl Strategy<Value = Vec<u8>> {
     let key = prop_oneof![9 => "[a-e]", 1 => "[a-z]{2}"];
     let entry = (key, prop_oneof![Just("x".to_owned()), "[x-z]"]);
@@ -70,7 +70,7 @@ fn met_messages() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What a test has met.
+/// How many statuses of each kind a test has met.
 #[derive(Debug, Default)]
 struct Met {
     statuses: AtomicUsize,
@@ -115,7 +115,7 @@ impl Met {
     }
 }
 
-/// A change that a message on the wire may come with.
+/// A change to the bytes of a message.
 #[derive(Clone, Debug)]
 enum Change {
     Flip(usize, u8),
@@ -164,7 +164,7 @@ fn changed(mut bytes: Vec<u8>, change: &Change) -> Vec<u8> {
             let at = place(at, bytes.len() + 1);
             bytes.splice(at..at, piece.iter().copied());
         }
-        // Messages may be put together by writing them one after the other.
+        // Protobuf joins messages that are written one after the other.
         Change::Twice => bytes.extend_from_within(..),
     }
     bytes

@@ -1,4 +1,4 @@
-//! From a [`Decision`] to the bytes of a RateLimitResponse, in one buffer that is allocated once.
+//! From a [`Decision`] to the bytes of a RateLimitResponse, in a buffer that is allocated once.
 
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit};
 use bytes::Bytes;
@@ -29,23 +29,24 @@ impl Answer {
         Answer(buffer.into())
     }
 
-    /// The message with the prefix of gRPC.
+    /// The message after its gRPC prefix, as a call sends it.
     pub fn into_framed(self) -> Bytes {
         self.0
     }
 
-    /// The message itself.
+    /// The message without the prefix.
     pub fn message(&self) -> &[u8] {
         &self.0[PREFIX_BYTES..]
     }
 }
 
-/// What an answer says, in the order of its fields.
+/// What an answer says, in the order of the message's fields.
 struct Content<'d, 'r> {
     is_over: bool,
     statuses: &'d [Status<'r>],
     headers: SmallVec<[Header<'d>; 4]>,
     request_headers: SmallVec<[Header<'d>; 3]>,
+    /// Empty if there is none.
     body: Vec<u8>,
     metadata: Option<&'d [u8]>,
 }
@@ -112,6 +113,7 @@ struct StatusNumbers<'d> {
     code: u64,
     current_limit: Option<CurrentLimit<'d>>,
     limit_remaining: u64,
+    /// Written only with a limit.
     reset_s: u64,
 }
 
@@ -192,7 +194,7 @@ enum StatusText<'d> {
 }
 
 impl<'d> Header<'d> {
-    /// What is said of a limit.
+    /// The three headers that describe a limit.
     fn of_limit(names: &'d LimitHeaders, shown: &LimitStatus<'_>) -> [Header<'d>; 3] {
         [
             Header::number(&names.limit, u64::from(shown.terms.limit)),
@@ -226,6 +228,7 @@ impl<'d> Header<'d> {
 /// A number in decimal, without the heap.
 struct Digits {
     digits: [u8; 20],
+    /// Where the number begins in `digits`; it ends with them.
     begin: usize,
 }
 

@@ -1,7 +1,7 @@
-//! From PEM files to what rustls serves with, or the reason why not.
+//! Turns PEM files into the configuration that rustls serves with, or says why it can't.
 //!
-//! An operator who gets one of these errors knows which setting, which file, what is wrong with it and what to do. The
-//! same errors say why a reload was not taken.
+//! Each error tells the operator which setting, which file, what is wrong with it and what to do. The same errors say why
+//! a reload was refused.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -26,6 +26,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 const CLIENT_CA: &str = "--grpc-client-tls-cacert (GRPC_CLIENT_TLS_CACERT)";
 
+/// Why the files can't be served with. `setting` is the name of the setting to mend.
 #[derive(Debug, Error)]
 pub(crate) enum CertificateFault {
     #[error("{setting}: {file} can't be read: {error}: check the path and the permissions")]
@@ -54,13 +55,13 @@ pub(crate) enum CertificateFault {
     ClientCa { file: PathBuf, error: rustls::server::VerifierBuilderError },
 }
 
-/// What came of the files.
+/// The content of the files, ready to serve with.
 #[derive(Debug)]
 pub(crate) struct Certificates {
-    /// What connections are served with.
+    /// Connections are served with this.
     pub config: ServerConfig,
-    /// What is wrong with the dates of our own certificate. Clients will see to that, so it is no fault here: their
-    /// clock may be right where ours is not.
+    /// A warning if our own certificate is expired or not valid yet, `None` if its dates are good. It is not a fault:
+    /// clients check the dates, and their clocks may be right where ours is wrong.
     pub dates_warning: Option<String>,
 }
 
@@ -85,7 +86,7 @@ pub(crate) fn read(settings: &TlsSettings) -> Result<Certificates, CertificateFa
 }
 
 fn dates_warning(setting: &str, certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> Option<String> {
-    // Dates are looked at before the chain; that the chain ends nowhere does not matter here.
+    // rustls checks dates before the chain, so that it does not matter that there are no roots here.
     let verified = rustls::client::verify_server_cert_signed_by_trust_anchor(
         &ParsedCertificate::try_from(certificate).ok()?,
         &RootCertStore::empty(),
@@ -111,7 +112,7 @@ fn pair(settings: &TlsSettings, provider: &CryptoProvider) -> Result<CertifiedKe
         .map_err(|error| CertificateFault::BadKey { setting: settings.names.key, file: settings.key.clone(), error })?;
     let pair = CertifiedKey::new(chain, key);
     match pair.keys_match() {
-        // Unknown is a key that does not tell its public half, which none of the provider's is.
+        // Unknown: the key does not tell its public half. All keys of this provider do.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
         Err(rustls::Error::InconsistentKeys(_)) => Err(CertificateFault::NotAPair {
             setting: settings.names.key,

@@ -1,8 +1,8 @@
-//! TLS of the gRPC port: which certificates are in force, and how a handshake goes.
+//! TLS of the gRPC port and of the webhook: which certificates are in force, and how a handshake goes.
 //!
-//! Certificates are replaced while the service runs. A connection takes what is in force when it begins and keeps it,
-//! so open connections go on over any change. What can't be used is not taken: the certificates from before stay in
-//! force, and the log says why. The files are looked at when they change and on SIGHUP.
+//! Certificates are replaced while the service runs. A connection takes those in force when it begins and keeps them,
+//! so open connections go on over any change. Certificates that can't be used are refused: the old ones stay in force,
+//! and the log says why. The files are read when they change and on SIGHUP.
 
 pub(crate) mod certificates;
 pub(crate) mod named_clients;
@@ -25,20 +25,21 @@ use crate::server::tls::certificates::{CertificateFault, Certificates};
 use crate::server::tls::settings::TlsSettings;
 use crate::sources::changes::Changes;
 
+/// The certificates in force, and how often they were replaced.
 #[derive(Debug)]
 pub(crate) struct ServerTls {
     settings: TlsSettings,
     in_force: ArcSwap<ServerConfig>,
-    /// Held while files are read and put into force, so that what was read first does not come last.
+    /// Held while files are read and put into force, so that older files never replace newer ones.
     reload: Mutex<()>,
     reloads: AtomicU64,
     reload_failures: AtomicU64,
 }
 
-/// Why there is no TLS connection. Each says what the operator of the client can do about it.
+/// Why there is no TLS connection. Where the client's operator can do something about it, the text says what.
 #[derive(Debug, Error)]
 pub(crate) enum HandshakeFailure {
-    /// Nothing is wrong with that: it is how load balancers look whether a port is open.
+    /// Nothing is wrong: load balancers do this to see whether a port is open.
     #[error("the client went away before it said anything")]
     Silent,
     #[error("the client does not speak TLS, which is on here: set the client up for TLS")]
@@ -75,7 +76,7 @@ impl ServerTls {
             loop {
                 changes.next().await;
                 let tls = follower.clone();
-                // Files may take their time. Should it panic, the next change is another try.
+                // Reading files may block. If it panics, the next change is another try.
                 let _ = tokio::task::spawn_blocking(move || tls.reload()).await;
             }
         });
@@ -104,12 +105,12 @@ impl ServerTls {
         self.reloads.load(Ordering::Relaxed)
     }
 
-    /// How often new ones were refused.
+    /// How often new certificates were refused since the start.
     pub(crate) fn reload_failures(&self) -> u64 {
         self.reload_failures.load(Ordering::Relaxed)
     }
 
-    /// The server's side of a handshake. Has no deadline of its own.
+    /// Makes the server's side of a handshake. Has no deadline of its own.
     pub(crate) async fn accept<S>(&self, stream: S) -> Result<TlsStream<S>, HandshakeFailure>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -141,7 +142,7 @@ fn failure(error: io::Error) -> HandshakeFailure {
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => HandshakeFailure::NotTls,
         rustls::Error::NoCertificatesPresented => HandshakeFailure::NoCertificate,
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => HandshakeFailure::UnknownCa,
-        // Ours, from `named_clients.rs`.
+        // Our own error, from `named_clients.rs`.
         rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {
             HandshakeFailure::BadCertificate(fault.to_string())
         }

@@ -1,8 +1,8 @@
 //! Which clients may connect, by the names in their certificates.
 //!
-//! The chain is verified first, by rustls, against the clients' CA. Then one of the certificate's names has to be on
-//! the list: DNS names as TLS compares them (whatever the case, and `*.example.com` in the certificate stands for one
-//! label), URIs such as SPIFFE's byte for byte.
+//! First rustls verifies the chain against the clients' CA. Then one of the certificate's names has to be on the list. DNS
+//! names are compared as TLS does: whatever the case, and `*.example.com` in the certificate stands for one label. URIs,
+//! such as SPIFFE's, are compared byte for byte.
 
 use std::sync::Arc;
 
@@ -14,15 +14,17 @@ use webpki::EndEntityCert;
 
 use crate::server::tls::settings::ClientName;
 
-/// So many of a certificate's names are repeated to the operator.
+/// How many of a certificate's names a refusal repeats to the operator.
 const NAMES_TOLD_MAX: usize = 8;
-/// And so much of each.
+/// How much of each name it repeats.
 const NAME_CHARS_TOLD_MAX: usize = 256;
 
+/// Lets in clients with a good chain and one of some names.
 #[derive(Debug)]
 pub(crate) struct NamedClients {
     /// Verifies the chain.
     pub chain: Arc<dyn ClientCertVerifier>,
+    /// One of these has to be in the certificate. Never empty: without names only the chain is verified.
     pub allowed: Vec<ClientName>,
 }
 
@@ -65,7 +67,7 @@ impl ClientCertVerifier for NamedClients {
         }
     }
 
-    // All else is as for any certificate of the CA.
+    // Everything else is as for any certificate of the CA.
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()

@@ -1,8 +1,8 @@
-//! TLS of the gRPC port, as flags and as checked.
+//! TLS of the gRPC port: its flags, and the settings that they come to.
 //!
-//! An operator who has set something about clients' certificates believes that clients are checked. So whatever would
-//! leave them unchecked is an error and not a warning. The files are read in `server/tls/mod.rs`, at the start and whenever
-//! they change.
+//! An operator who sets anything about clients' certificates believes that clients are checked. So settings that leave
+//! them unchecked are an error and not a warning. `server/tls/mod.rs` reads the files, at the start and whenever they
+//! change.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ pub struct ServerTlsFlags {
 }
 
 impl ServerTlsFlags {
-    /// Harmless, because nobody is let in who should not be, but hardly what was meant.
+    /// Warns of settings that let in nobody who should not be, but are hardly what was meant.
     pub fn warning(&self) -> Option<&'static str> {
         let is_unused = self.grpc_server_tls_cert.is_some() || self.grpc_server_tls_key.is_some();
         (is_unused && !self.grpc_server_use_tls).then_some(
@@ -50,20 +50,24 @@ impl ServerTlsFlags {
 /// Where certificates are, and whom they let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TlsSettings {
+    /// PEM file of our certificate, followed by those between it and the CA.
     pub certificate: PathBuf,
+    /// PEM file of the private key that belongs to our certificate.
     pub key: PathBuf,
     /// `None`: clients need no certificate.
     pub clients: Option<ClientSettings>,
-    /// What the settings of certificate and key are called.
+    /// How errors call the settings of certificate and key.
     pub names: PairNames,
-    /// What is spoken inside, as ALPN names it.
+    /// The protocol inside TLS, by its ALPN name.
     pub protocol: &'static [u8],
 }
 
-/// For errors: which setting is to be mended.
+/// The names of two settings, so that an error can say which one to mend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PairNames {
+    /// The flag, and the variable if there is one, of the certificate's file.
     pub certificate: &'static str,
+    /// The flag, and the variable if there is one, of the private key's file.
     pub key: &'static str,
 }
 
@@ -74,8 +78,10 @@ impl PairNames {
     };
 }
 
+/// Which certificates of clients are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientSettings {
+    /// PEM file of CA certificates: a client's certificate has to come from one of them.
     pub ca: PathBuf,
     /// Empty: any name will do.
     pub names: Vec<ClientName>,
@@ -155,7 +161,7 @@ impl TlsSettings {
         }))
     }
 
-    /// The files that all this depends on.
+    /// All files that are read, to be watched for changes.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let ca = self.clients.as_ref().map(|clients| clients.ca.clone());
         [self.certificate.clone(), self.key.clone()].into_iter().chain(ca).collect()

@@ -38,7 +38,7 @@ fn one_by_one(seed: u64, is_cluster: bool) -> World {
 fn a_cluster_admits_what_a_single_server_does() {
     for seed in 0..100 {
         let [single, cluster] = [false, true].map(|is_cluster| one_by_one(seed, is_cluster));
-        // But for when: a request of two slots waits for two calls.
+        // Only the moments differ: a request of two slots waits for two calls.
         let admitted = |world: &World| -> Vec<_> {
             world.oracle.admitted.iter().map(|it| (it.key, it.hits, it.process)).collect()
         };
@@ -48,7 +48,7 @@ fn a_cluster_admits_what_a_single_server_does() {
     }
 }
 
-/// Many at once, and everything goes wrong with messages.
+/// Many requests at once, and everything goes wrong with messages.
 pub(super) fn run(seed: u64, network: Network) -> World {
     let mut setup = setup(seed, true, "{requests_per_unit: 60, window: 1h, on_outage: deny}");
     setup.network = network;
@@ -64,6 +64,8 @@ pub(super) fn run(seed: u64, network: Network) -> World {
     let at_us = 100_000 + world.random().below(2 * SECOND_US);
     world.fault_at(at_us, Fault::Freeze { region: 0, for_us: 200_000 });
     world.fault_at(4 * SECOND_US, Fault::Calm);
+    world.run_until(8 * SECOND_US);
+    world.release_held();
     world.run_until(9 * SECOND_US);
     world
 }

@@ -50,7 +50,7 @@ fn turns() {
     }
 }
 
-/// Everybody at the same moment, on a key that nobody has seen.
+/// All processes ask at the same moment, for a key that none has seen.
 #[test]
 fn all_at_once_on_a_cold_key() {
     for processes in [9usize, 100] {

@@ -1,7 +1,7 @@
-//! Every seed ends as it did: what `digests.txt` has recorded of each run, to the last decision, call and row.
+//! Every seed ends as it did, to the last decision, call and row: `digests.txt` has the digest of each run.
 //!
-//! A change that is not meant to change what is decided or sent changes no digest. One that is says so: run the test with
-//! `TIDEGATE_RECORD_DIGESTS=1`, and commit the file on its own, with the reason.
+//! A change that is not meant to change what is decided or sent changes no digest. If one is meant to, say so: run the
+//! test with `TIDEGATE_RECORD_DIGESTS=1`, and commit the file on its own, with the reason.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::simulate::world::{Setup, World};
 
 const RECORDED: &str = include_str!("digests.txt");
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/simulate/tests/digests.txt");
-/// Of one line.
+/// How many seeds share a line.
 const SEEDS_PER_LINE: usize = 10;
 
 const LIMITS: [&str; 9] = [

@@ -1,5 +1,5 @@
-//! A key that was given up to make room, and comes back: its field at the origin is there, and what stood in it is
-//! forgotten here.
+//! A key is given up to make room, and comes back: its field is still at the origin, and what stood in it is forgotten
+//! here.
 
 use super::SECOND_US;
 use crate::clock::Now;
@@ -12,9 +12,9 @@ use crate::simulate::process::{Became, KeyHits, Process, ProcessStart};
 use crate::simulate::world::{START_MS, Setup, World};
 
 const KEYS_MAX: usize = 8;
-/// So many others that no key survives them.
+/// How many other keys are asked for: no key survives so many.
 const OTHERS: usize = 24;
-/// Within a round, everything is told and answered before the next request on a key that can be given up.
+/// How long a round takes: everything is told and answered before the next request on a key that can be given up.
 const ROUND_US: u64 = 10 * SECOND_US;
 
 fn setup(seed: u64, limit: u32) -> Setup {
@@ -56,8 +56,9 @@ fn a_key_that_comes_back_goes_on_where_it_was() {
     assert_eq!(world.origin_total(), (10 + others, 0));
 }
 
-/// Also when replies are lost: a request that gets no answer is admitted here, and whatever the origin did for it, its
-/// hits are there once. Found by seed 1: the key that the table first made room for was taken for one that comes back.
+/// The same holds when replies are lost. A request that gets no answer is admitted here, and whatever the origin did
+/// for it, its hits are there once. Found by seed 1: the key that the table first made room for was taken for one that
+/// comes back.
 #[test]
 fn hits_from_before_and_after_add_up_although_replies_are_lost() {
     let mut unanswered = 0;
@@ -109,7 +110,7 @@ impl Pair {
         Pair { process: Process::new(start, &ruleset, now), ruleset, origin: Origin::default(), now }
     }
 
-    /// Asks until it is answered. Says whether it was admitted, and what each call was for.
+    /// Asks until it is answered. Says whether that admitted it, and what each call was for.
     fn ask(&mut self, key: usize) -> (bool, Vec<&'static str>) {
         let asked = KeyHits { key, hits: 1 };
         self.now = Now { wall_ms: self.now.wall_ms + 100, mono_us: self.now.mono_us + 100_000 };

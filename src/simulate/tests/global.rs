@@ -17,8 +17,8 @@ fn median(mut figures: Vec<u64>) -> u64 {
     figures[figures.len() / 2]
 }
 
-/// Load of so many tenths of the limit, evenly over all regions: the first window and the worst of the later ones, in
-/// thousandths of the limit, for each seed.
+/// Puts load of some tenths of the limit evenly on all regions. For each seed: the first window and the worst of the
+/// later ones, in thousandths of the limit.
 fn overshoot(regions: usize, processes: usize, tenths: u64, seeds: u64) -> (Vec<u64>, Vec<u64>) {
     let (mut first, mut later) = (Vec::new(), Vec::new());
     for seed in 0..seeds {
@@ -83,7 +83,8 @@ fn quiet_keys_and_denied_requests_make_no_row() {
 
 #[test]
 fn refunds_reach_the_other_regions() {
-    let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
+    let setup = Setup::new(5, 2, "{requests_per_unit: 100, unit: hour, slack: 0}");
+    let mut world = World::new(Setup { regions: 2, ..setup });
     world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 80 });
     world.request_at(5 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });
     world.run_until(10 * SECOND_US);
@@ -94,10 +95,11 @@ fn refunds_reach_the_other_regions() {
     assert_eq!(late, [70], "30 are left of 80, and one more does not fit");
 }
 
-/// What is given back is there again in the region itself, also while the table can't be reached.
+/// Refunded hits are free again in the region itself, even while the table can't be reached.
 #[test]
 fn a_refund_counts_at_home_before_others_hear_of_it() {
-    let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 2, "{requests_per_unit: 100, unit: hour}") });
+    let setup = Setup::new(5, 2, "{requests_per_unit: 100, unit: hour, slack: 0}");
+    let mut world = World::new(Setup { regions: 2, ..setup });
     world.request_at(SECOND_US, 0, KeyHits { key: 0, hits: 90 });
     world.fault_at(5 * SECOND_US, Fault::Partition { region: 0, way: Way::Both, for_us: 1000 * SECOND_US });
     world.request_at(6 * SECOND_US, 1, KeyHits { key: 0, hits: -50 });
@@ -126,8 +128,8 @@ fn the_own_row_holds_a_region_that_lost_its_origin() {
     assert_eq!(world.rows.total("region-0").hits, 90, "nor is it published again");
 }
 
-/// Found by review: a row that was dated long before its commit was found by no import, and sending it again changed
-/// nothing, its date neither.
+/// Found by review: no import found a row that was dated long before its commit, and sending it again changed nothing,
+/// not even its date.
 #[test]
 fn a_row_that_is_committed_late_reaches_the_other_regions() {
     let mut world = World::new(Setup { regions: 2, ..Setup::new(5, 1, "{requests_per_unit: 20, unit: hour}") });
@@ -139,8 +141,8 @@ fn a_row_that_is_committed_late_reaches_the_other_regions() {
     assert_eq!(admitted, [18], "and none of the other region, where two are left");
 }
 
-/// Partitions, both ways and one way, lost statements, origins that freeze and fail over, processes that die: while it
-/// lasts no region admits more than the limit by itself, and afterwards everyone agrees.
+/// Partitions, both ways and one way, lost statements, origins that freeze and fail over, processes that die: meanwhile
+/// no region admits more than the limit by itself, and afterwards everyone agrees.
 #[test]
 fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
     const KEYS: usize = 3;
@@ -161,7 +163,7 @@ fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
         let mut is_skewed = false;
         let mut faults = Vec::new();
         for _ in 0..5 {
-            // Not so early that a clock that is behind is in the window before.
+            // Late enough that a clock that is behind is not in the window before.
             let at_us = 5 * SECOND_US + world.random().below(10 * SECOND_US);
             let region = world.random().below(regions as u64) as usize;
             let for_us = SECOND_US + world.random().below(6 * SECOND_US);
@@ -194,7 +196,7 @@ fn partitions_cost_at_most_a_limit_for_each_region_and_heal() {
                 assert!(admitted <= 2 * LIMIT, "seed {seed}, key {key}, region {region}: {admitted}");
             }
         }
-        // What is published is what was admitted, or less: never an imported count, never twice.
+        // No more is published than was admitted: never an imported count, never twice.
         let more_max = world.oracle.abandoned_hits + world.oracle.unacknowledged;
         // A copy from the middle of a healing has some of the floors and not all of the fields: what is told again then
         // may be in both.
@@ -250,14 +252,14 @@ fn rows_follow_hot_keys_not_requests() {
     assert_eq!(world.rows.changed, changed);
 }
 
-/// A key that was given up came back without what others had counted, until they counted more.
+/// A key that was given up used to come back without what others had counted, until they counted more.
 #[test]
 fn keys_that_come_and_go_do_not_lose_what_others_have_counted() {
     const KEYS: usize = 40;
     for seed in 0..5 {
         let limit = "{requests_per_unit: 100, unit: hour}";
         let mut world = World::new(Setup { regions: 2, keys_max: 16, ..Setup::new(seed, 1, limit) });
-        // One after the other, with time to tell of each: no region has room for all of them.
+        // One key after the other, with time to tell of each: no region has room for all of them.
         for key in 0..KEYS {
             world.request_at((1 + 2 * key as u64) * SECOND_US, 0, KeyHits { key, hits: 90 });
         }

@@ -63,7 +63,7 @@ fn a_bucket_holds_its_rate_with_clocks_more_than_a_window_apart() {
 /// INV-5.
 #[test]
 fn a_clock_that_steps_forward_and_back_admits_nothing_twice() {
-    let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute}"));
+    let mut world = World::new(Setup::new(3, 2, "{requests_per_unit: 100, unit: minute, slack: 0}"));
     for n in 0..100 {
         world.request_at(100_000 + n * 10_000, if n < 40 { 0 } else { 1 }, KeyHits { key: 0, hits: 1 });
     }
@@ -87,7 +87,7 @@ fn refunds_find_their_charge() {
     let mut world = World::new(Setup::new(5, 3, "{requests_per_unit: 1000, window: 1h}"));
     world.request_at(10_000, 1, KeyHits { key: 0, hits: 1 });
     world.request_at(20_000, 0, KeyHits { key: 0, hits: 900 });
-    // One that saw the key before the charge, one that never saw it.
+    // One process saw the key before the charge, the other never saw it.
     world.request_at(21_000, 1, KeyHits { key: 0, hits: -300 });
     world.request_at(200_000, 2, KeyHits { key: 0, hits: -400 });
     world.run_until(2 * SECOND_US);
@@ -104,7 +104,7 @@ fn refunds_find_their_charge() {
 fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
     let mut world = World::new(Setup::new(6, 1, "{requests_per_unit: 5, window: 1h}"));
     world.fault_at(SECOND_US, Fault::Freeze { region: 0, for_us: 5 * SECOND_US });
-    // Until nothing is told any more.
+    // These fail until nothing is told any more.
     for n in 0..200 {
         world.request_at(SECOND_US + n * 10_000, 0, KeyHits { key: 1 + n as usize, hits: 1 });
     }
@@ -115,7 +115,7 @@ fn a_refund_of_nothing_in_an_outage_takes_no_hits_that_come_after_it() {
     }
     world.run_until(12 * SECOND_US);
     assert_eq!((world.oracle.total(0), world.oracle.denied), (5, 7));
-    // What is given back of those is there again.
+    // Hits that are given back are free again.
     world.request_at(13 * SECOND_US, 0, KeyHits { key: 0, hits: -2 });
     world.request_at(14 * SECOND_US, 0, KeyHits { key: 0, hits: 2 });
     world.request_at(15 * SECOND_US, 0, KeyHits { key: 0, hits: 1 });
@@ -134,14 +134,14 @@ fn a_refund_is_never_banked() {
     assert_eq!((world.oracle.admitted.len(), world.oracle.denied), (2, 1), "{:?}", world.oracle);
 }
 
-/// A zone goes down with the primary and a process, and the replica is behind. What the process had told is known to others.
+/// A zone goes down with the primary and a process, and the replica is behind. Others know what the process had told.
 #[test]
 fn a_failover_to_an_older_copy_does_not_forget_what_the_dead_had_told() {
     for seed in 0..20 {
         let mut setup = Setup::new(seed, 3, "{requests_per_unit: 20, window: 1h}");
         setup.slack_permille = 0;
         let mut world = World::new(setup);
-        // Before the copy, after it, and when another has heard of it.
+        // One request before the copy, one after it, and one with which another process hears of it.
         world.request_at(500_000, 1, KeyHits { key: 0, hits: 1 });
         world.request_at(SECOND_US + 500 * seed, 0, KeyHits { key: 0, hits: 12 });
         world.request_at(SECOND_US + 100_000, 1, KeyHits { key: 0, hits: 3 });
@@ -157,7 +157,7 @@ fn a_failover_to_an_older_copy_does_not_forget_what_the_dead_had_told() {
     }
 }
 
-/// Reports of nonsense are charged in any case, by several processes, again and again.
+/// Nonsense that is reported is charged in any case, by several processes, again and again.
 #[test]
 fn the_debt_of_a_bucket_is_forgiven_after_some_windows() {
     let limit = "{requests_per_unit: 10, unit: second, algorithm: gcra, charge: always}";
@@ -183,7 +183,7 @@ fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
     const MINUTES: u64 = 5;
     let mut silent_came_back = 0;
     for seed in 0..20 {
-        // One drains in a minute.
+        // One hit drains in a minute.
         let limit = "{requests_per_unit: 1, unit: minute, algorithm: gcra, burst: 100000}";
         let mut setup = Setup::new(seed, 4, limit);
         setup.network = Network::ROUGH;
@@ -216,7 +216,7 @@ fn a_bucket_in_use_forgets_who_is_gone_and_counts_nobody_twice() {
     assert_eq!(silent_came_back, 20);
 }
 
-/// Found by review: hits of an outage were poured into the bucket as if none of them had drained since.
+/// Found by review: hits from an outage went into the bucket as if none of them had drained since.
 #[test]
 fn a_bucket_that_drained_during_an_outage_is_not_filled_again() {
     let mut world = World::new(Setup::new(7, 2, "{requests_per_unit: 100, window: 10s, algorithm: gcra, burst: 10}"));

@@ -1,4 +1,4 @@
-//! Strict limits of several regions, which one owner decides for all of them.
+//! One owner decides the strict limits of several regions.
 
 use super::SECOND_US;
 use crate::simulate::faults::{Fault, Network};

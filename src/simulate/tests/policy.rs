@@ -1,4 +1,4 @@
-//! What a rule's policy promises, whatever happens.
+//! A rule's policy keeps its promise, whatever happens.
 
 use super::SECOND_US;
 use crate::simulate::faults::{Fault, Network};
@@ -71,7 +71,7 @@ fn a_strict_limit_is_used_up() {
 fn processes_that_have_just_started_do_not_exceed_a_small_limit() {
     for seed in 0..50 {
         let mut world = World::new(Setup::new(seed, 3, "{requests_per_unit: 10, window: 1h}"));
-        // Each hears of those that came before it, and of the others a second later.
+        // Each process hears at once of those that came before it, and of the others a second later.
         let start_us = SECOND_US + 100_000;
         world.fault_at(start_us, Fault::LoseData { region: 0 });
         for process in 0..3 {

@@ -10,20 +10,26 @@ use crate::regional::region::CallId;
 use crate::simulate::faults::Fault;
 use crate::simulate::process::{AskPlace, KeysHits};
 
-/// To whom something happens: a place among the processes, and which process was there.
+/// To which process something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct To {
+    /// The place in [`World::processes`](crate::simulate::world::World::processes).
     pub(super) process: usize,
+    /// [`Process::generation`](crate::simulate::process::Process::generation): what is meant for a former process is
+    /// dropped.
     pub(super) generation: u64,
 }
 
 /// Something that happens at a moment.
 #[derive(Debug)]
 pub(super) enum Event {
+    /// A request arrives at a process.
     Request {
         process: usize,
         asked: KeysHits,
     },
+    /// A call arrives at a store. Planted mistakes happen to replays alone. A call that arrives once more (`is_repeat`)
+    /// gets no reply.
     CallArrives {
         from: To,
         store: Store,
@@ -32,31 +38,37 @@ pub(super) enum Event {
         is_replay: bool,
         is_repeat: bool,
     },
+    /// The reply to a call comes back.
     ReplyArrives {
         to: To,
         store: Store,
         id: CallId,
         reply: Box<Reply>,
     },
+    /// The time of a call is up, whether it was answered or not.
     CallFails {
         to: To,
         store: Store,
         id: CallId,
     },
+    /// The time of a waiting request is up.
     Deadline {
         to: To,
         place: AskPlace,
     },
+    /// A process's side of a store does what is due.
     Poll {
         to: To,
         store: Store,
     },
+    /// A process sends its heartbeats, and plans the next ones and its probes.
     Beat {
         process: usize,
     },
+    /// Copies of the origins are made, for failovers.
     Copy,
     Fault(Fault),
-    /// A process looks at what others should know.
+    /// A process collects what others should know.
     Publish {
         to: To,
     },
@@ -65,7 +77,7 @@ pub(super) enum Event {
         from: To,
         sending: Box<Publication>,
     },
-    /// Rows that have arrived are committed.
+    /// Rows that have arrived are committed, dated by the table's clock at their arrival.
     RowsCommit {
         region: usize,
         rows: Vec<OwnRow>,
@@ -82,7 +94,7 @@ pub(super) enum Event {
         sending: Box<Publication>,
         sent: StatementOutcome,
     },
-    /// A process looks at what others have told.
+    /// A process begins to read what others have told.
     Import {
         to: To,
     },
@@ -92,7 +104,7 @@ pub(super) enum Event {
         reading: ReadScope,
         hearing: Box<ImportProgress>,
     },
-    /// What was read comes back, or nothing.
+    /// What was read comes back, with the table's clock at the read. `None`: there was no answer in time.
     ReadAnswered {
         to: To,
         reading: ReadScope,
@@ -104,10 +116,11 @@ pub(super) enum Event {
         to: To,
         seeking: Box<LookupTurn>,
     },
+    /// A process that stops tells what is pending, or is replaced.
     Leave {
         to: To,
     },
-    /// The breakers' probes are answered at once, unless the origin is frozen.
+    /// The probes that a process wants are made. They succeed at once, or fail while the store is frozen.
     Probe {
         process: usize,
     },

@@ -1,4 +1,4 @@
-//! Rows to the table that regions share, and what comes back.
+//! Carries rows to the table that regions share, and back.
 
 use crate::global::exchange::{Exchange, ImportProgress, LookupTurn};
 use crate::global::import::ReadScope;
@@ -8,7 +8,7 @@ use crate::simulate::process::region_name;
 use crate::simulate::world::event::{Event, To};
 use crate::simulate::world::{MONO_START_US, World};
 
-/// How long a process waits for the table.
+/// How long a process waits for an answer of the table.
 const TABLE_TIMEOUT_US: u64 = 2_000_000;
 
 impl World {
@@ -16,7 +16,7 @@ impl World {
         self.processes[to.process].exchange.as_ref().filter(|_| self.is_there(to))
     }
 
-    /// The first turns of a process.
+    /// Plans the first turns of a process.
     pub(super) fn plan_exchange(&mut self, process: usize) {
         let to = self.to(process);
         self.plan_publish(to);
@@ -42,7 +42,7 @@ impl World {
         self.random.between(from, to)
     }
 
-    /// Whether a message gets lost.
+    /// Whether a message gets lost, there (to the table) or back.
     fn is_cut(&mut self, process: usize, is_there: bool) -> bool {
         let home = self.home(process);
         let until_us = if is_there { home.cut_there_us } else { home.cut_back_us };
@@ -93,7 +93,7 @@ impl World {
             }
             self.at(commits_us, Event::RowsCommit { region, rows, dated_ms });
         }
-        // Whoever waits gives up if it takes too long, and the server goes on.
+        // If it takes too long, the process gives up, and the server goes on.
         let answered_us = commits_us.max(self.stalled_until_us) + self.table_delay_us();
         let late_us = self.now_us + TABLE_TIMEOUT_US;
         let (at_us, sent) = match self.is_cut(from.process, false) || answered_us > late_us {

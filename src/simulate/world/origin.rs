@@ -1,4 +1,4 @@
-//! Calls to the stores, and their replies.
+//! Carries calls to the stores, and replies and heartbeats.
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};

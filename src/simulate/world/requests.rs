@@ -1,4 +1,4 @@
-//! Requests, from their arrival to their decision, and what the processes want done meanwhile.
+//! Takes requests from their arrival to their decision, and does what the processes want done meanwhile.
 
 use crate::engine::reach::Store;
 use crate::regional::region::{Effects, Region};
@@ -10,7 +10,7 @@ use crate::simulate::world::{MONO_START_US, World};
 
 impl World {
     pub(super) fn request(&mut self, process: usize, asked: KeysHits) {
-        // One that stops gets no new requests.
+        // A process that stops gets no new requests.
         let others = (0..self.processes.len()).map(|step| (process + step) % self.processes.len());
         let process = others.into_iter().find(|other| self.leaving[*other].is_none()).unwrap_or(process);
         self.oracle.requests += 1;
@@ -59,7 +59,7 @@ impl World {
         self.perform(process, Store::Origin, effects);
     }
 
-    /// Tells a request that waits what its store says, if it still waits.
+    /// Tells a request what its store says, if it still waits.
     pub(super) fn tell(&mut self, process: usize, place: AskPlace, outcome: AskOutcome) {
         let Some(waiting) = self.processes[process].waiting.remove(&place) else { return };
         if outcome == AskOutcome::NoAnswer {

@@ -1,4 +1,4 @@
-//! What goes wrong, when it does.
+//! Makes things go wrong.
 
 use crate::engine::reach::Store;
 use crate::simulate::faults::{Fault, Network, Way};
@@ -48,6 +48,7 @@ impl World {
             }
             Fault::Restart { process } => {
                 let to = self.to(process);
+                self.processes[process].stores().for_each(|region| region.release_held());
                 self.leaving[process] = Some(self.now_us + LEAVE_WITHIN_US);
                 self.at(self.now_us, Event::Leave { to });
             }
@@ -55,7 +56,8 @@ impl World {
         }
     }
 
-    /// A clean stop: everything pending is told, as long as that takes, then another process takes the place.
+    /// A step of a clean stop: tells what is pending. When all of it was told, or the time is up, another process takes
+    /// the place.
     pub(super) fn leave(&mut self, to: To) {
         let Some(until_us) = self.leaving[to.process].filter(|_| self.is_there(to)) else { return };
         let process = &self.processes[to.process];
@@ -84,7 +86,7 @@ impl World {
         region * self.setup.processes..(region + 1) * self.setup.processes
     }
 
-    /// What may be told twice after a loss: what is pending, and what calls still bring that were said before it.
+    /// Notes what may be told twice after a loss: hits that are pending, and those in calls that were sent before it.
     fn note_unacknowledged(&mut self, region: usize) {
         let brought = |event: &Event| match event {
             Event::CallArrives { from, store: Store::Origin, call, .. } if self.region_of(from.process) == region => {
@@ -98,13 +100,13 @@ impl World {
         self.oracle.unacknowledged += under_way + pending;
     }
 
-    /// As a change of the origin's run id would be noticed.
+    /// Has the region's processes heal, as if they had noticed another run id.
     fn everyone_heals(&mut self, region: usize) {
         self.processes_of(region).for_each(|process| self.processes[process].region.heal());
     }
 
     fn replace(&mut self, process: usize) {
-        // Those who wait there get no answer; what the origin was asked for them may still arrive.
+        // Requests that wait there get no answer; what a store was asked for them may still arrive.
         let waiting = std::mem::take(&mut self.processes[process].waiting);
         self.oracle.abandoned_hits += waiting.values().map(SimulatedWait::hits).sum::<u64>();
         let skew_ms = self.processes[process].skew_ms;

@@ -1,6 +1,6 @@
 //! A server's message as a rule file would say it.
 //!
-//! JSON is YAML, so the text goes the way of every rule file, and an error names the resource, the line of the text and
+//! JSON is YAML, so the text is read as every rule file is, and an error names the resource, the line of the text and
 //! what to write instead.
 
 use crate::proto::google::protobuf::value::Kind;
@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::rules::RuleText;
 
-/// Descriptors may stand in descriptors this deep; rule files allow far less.
+/// How deep descriptors are followed, and structures in metadata. Deeper ones are left out; rule files refuse
+/// descriptors this deep.
 const DEPTH_MAX: usize = 64;
 
 /// The rule file that a message stands for. Its name plays the role of the file's.
@@ -23,7 +24,7 @@ pub(crate) fn source(config: &RateLimitConfig) -> RuleText {
     RuleText { name: format!("xds:{name}").into(), text: format!("{file:#}") }
 }
 
-/// What is not set is not written: the defaults are those of rule files.
+/// Writes only what is set: the defaults are those of rule files.
 fn written(descriptor: &RateLimitDescriptor, depth: usize) -> Value {
     let RateLimitDescriptor { key, value, rate_limit, descriptors, shadow_mode, detailed_metric, quota_mode, metadata } =
         descriptor;

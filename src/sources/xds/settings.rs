@@ -1,7 +1,7 @@
 //! The management server that rules come from, as flags and as checked.
 //!
-//! The names are the reference's. Everything that can be told before a connection is made is refused here, the files
-//! included; they are read again at every connect, because certificates rotate.
+//! The names are envoyproxy/ratelimit's. Everything that can be found wrong before a connection is made is refused
+//! here, unreadable files included. Files are read again at every connect, because certificates rotate.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,23 +78,34 @@ pub struct XdsFlags {
 /// A management server, and who asks it for rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct XdsSettings {
-    /// As it is shown.
+    /// Host and port as typed, for logs and pages.
     pub place: String,
+    /// Host and port, with `https` if TLS is spoken.
     pub uri: Uri,
+    /// Tells the server who asks.
     pub node_id: String,
+    /// Sent along with the id, as strings; may be empty.
     pub node_metadata: Vec<(String, String)>,
+    /// Added to the request that opens the stream; may be empty.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The first pause before a stream is opened again. Each further one is twice as long, until rules come into force.
     pub retry_interval: Duration,
+    /// The longest pause, at least `retry_interval`.
     pub retry_interval_max: Duration,
+    /// The largest message that is taken from the server; never 0.
     pub message_bytes_max: usize,
+    /// `None` is plain text.
     pub tls: Option<XdsTls>,
 }
 
 /// Whom to trust, and who we are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct XdsTls {
+    /// PEM file of the server's CA. `None` trusts what the system trusts.
     pub ca: Option<PathBuf>,
+    /// PEM files of our certificate and its private key, for a server that asks.
     pub identity: Option<(PathBuf, PathBuf)>,
+    /// The name that the server's certificate must be for. `None` is the host.
     pub name: Option<String>,
 }
 

@@ -18,12 +18,12 @@ use crate::sources::xds::settings::{XdsSettings, XdsTls};
 use crate::sources::xds::subscription::Subscription;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that is gone without a word is noticed.
+/// How often the server is pinged, so that one that is gone without a word is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Requests that wait to be sent: one for each response, so this is never full.
+/// How many requests may wait to be sent. There is one for each response, so the channel is never full.
 const REQUESTS_MAX: usize = 16;
 
-/// Whoever takes rules, or says why it does not.
+/// Takes rules, or says why it does not.
 pub(crate) trait Taker {
     fn take(&self, sources: Vec<RuleText>) -> impl Future<Output = Result<(), String>> + Send;
 }
@@ -40,7 +40,7 @@ pub(crate) async fn follow(settings: XdsSettings, taker: impl Taker) {
                 tracing::warn!(server = %settings.place, error, "no rules from the management server: trying again");
             }
         }
-        // A stream that brought something was a good one.
+        // A stream that brought rules was a good one, so the pauses start over.
         if subscription.version() != before {
             pause = settings.retry_interval;
         }
@@ -104,7 +104,7 @@ async fn channel(settings: &XdsSettings) -> Result<Channel, String> {
     endpoint.connect().await.map_err(|error| in_full(&error))
 }
 
-/// Reads the files.
+/// Reads the files anew, at each connect.
 fn tls_config(tls: &XdsTls) -> Result<ClientTlsConfig, String> {
     let read =
         |path: &std::path::Path| std::fs::read(path).map_err(|error| format!("can't read {}: {error}", path.display()));
@@ -122,7 +122,7 @@ fn tls_config(tls: &XdsTls) -> Result<ClientTlsConfig, String> {
     Ok(config)
 }
 
-/// An error and everything behind it: the outer one only says that it failed.
+/// An error with all its causes: the outermost only says that something failed.
 fn in_full(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

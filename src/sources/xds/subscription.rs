@@ -9,7 +9,7 @@ use prost::{Message, Name};
 use crate::rules::RuleText;
 use crate::sources::xds::message::source;
 
-/// The reason of a refusal, as far as it is told.
+/// How much of a refusal's reason the server is told.
 const REASON_CHARS_MAX: usize = 4000;
 /// `INVALID_ARGUMENT`, in the words of gRPC.
 const INVALID_ARGUMENT: i32 = 3;
@@ -20,13 +20,14 @@ pub(crate) struct Subscription {
     node: Node,
     /// The version in force, empty before the first.
     version: String,
-    /// Of the last response on this stream.
+    /// Of the last response on this stream; empty before the first.
     nonce: String,
 }
 
 /// What a response holds.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseResources {
+    /// The server's name for these rules, which it hears again when they are accepted.
     pub version: String,
     /// All rules, or why they can't be read.
     pub sources: Result<Vec<RuleText>, String>,
@@ -58,8 +59,8 @@ impl Subscription {
         }
     }
 
-    /// Takes a response apart. It is answered with [`Subscription::accept`] or [`Subscription::refuse`]. `None`: it is
-    /// about something that nobody asked for.
+    /// Takes a response apart. It is answered with [`Subscription::accept`] or [`Subscription::refuse`]. `None` if it
+    /// is about something that nobody asked for.
     pub(crate) fn hear(&mut self, response: &DiscoveryResponse) -> Option<ResponseResources> {
         if response.type_url != RateLimitConfig::type_url() {
             return None;
@@ -83,13 +84,13 @@ impl Subscription {
         Some(ResponseResources { version: response.version_info.clone(), sources })
     }
 
-    /// The rules are in force.
+    /// Tells the server that the rules are in force.
     pub(crate) fn accept(&mut self, version: &str) -> DiscoveryRequest {
         version.clone_into(&mut self.version);
         self.request()
     }
 
-    /// The rules were refused, and those from before stay.
+    /// Tells the server that the rules were refused. Those from before stay.
     pub(crate) fn refuse(&self, reason: &str) -> DiscoveryRequest {
         let message = reason.chars().take(REASON_CHARS_MAX).collect();
         let status = Status { code: INVALID_ARGUMENT, message, details: Vec::new() };

@@ -1,6 +1,6 @@
 //! The frames of HTTP/2 (RFC 9113): their numbers, and how they are put together and taken apart.
 
-/// Length, kind, flags and stream come before every payload.
+/// How long the head of a frame is: length, kind, flags and stream.
 pub(super) const FRAME_HEAD_BYTES: usize = 9;
 /// The longest frame, unless a longer one is agreed upon. Each of our messages fits into one.
 pub(crate) const FRAME_BYTES_MAX: usize = 16 * 1024;
@@ -29,7 +29,7 @@ pub(super) const INITIAL_WINDOW_SIZE: u16 = 4;
 
 pub(super) const REFUSED_STREAM: u32 = 7;
 
-/// The server does not keep to the protocol; nothing that follows can be understood.
+/// A breach of the protocol by the server. Nothing that follows can be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameError(pub &'static str);
 
@@ -43,7 +43,7 @@ pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], FrameError> {
     Ok(&rest[..length])
 }
 
-/// The number at an offset.
+/// The number of four bytes at an offset.
 pub(super) fn number(payload: &[u8], at: usize) -> Result<u32, FrameError> {
     let bytes = payload.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map(|bytes| u32::from_be_bytes(*bytes)).ok_or(FrameError("a frame is too short"))
@@ -51,7 +51,7 @@ pub(super) fn number(payload: &[u8], at: usize) -> Result<u32, FrameError> {
 
 /// Begins a frame, whose payload is to follow.
 pub(super) fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, id: u32) {
-    // Ours are never longer than FRAME_BYTES_MAX, which three bytes hold.
+    // No frame of ours is longer than FRAME_BYTES_MAX, which three bytes hold.
     let [_, a, b, c] = (length as u32).to_be_bytes();
     let [d, e, f, g] = id.to_be_bytes();
     out.extend_from_slice(&[a, b, c, kind, flags, d, e, f, g]);

@@ -1,7 +1,7 @@
 //! Headers as they are on the wire (HPACK, RFC 7541), as far as calls of one method need them.
 //!
-//! What goes out is the same for every request, and made once. Of what comes in only two fields matter, `:status` and
-//! `grpc-status`; the others are followed only so far that the table stays in step with the server's.
+//! Outgoing headers are the same for every request, and made once. Of incoming ones only two fields matter, `:status`
+//! and `grpc-status`; the others are followed only so far that the table stays in step with the server's.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::cli::bench::http2::huffman::Huffman;
 
 /// The table's size unless something else is agreed upon.
 pub(crate) const TABLE_BYTES: u32 = 4096;
-/// What an entry of the table counts besides its name and value.
+/// How much an entry of the table counts besides its name and value.
 const ENTRY_BYTES: usize = 32;
 
 /// The lengths of the names in the static table, from index 1.
@@ -46,7 +46,7 @@ impl Name {
         }
     }
 
-    /// A value that is no number is one that nobody sends.
+    /// A value that is no number is read as `u16::MAX`, which nobody sends.
     fn field(self, value: &[u8]) -> HeaderMeaning {
         let number = || std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(u16::MAX);
         match self {
@@ -62,13 +62,16 @@ struct HeaderEntry {
     name: Name,
     name_bytes: usize,
     field: HeaderMeaning,
+    /// How much it counts in the table; 0 for a static entry.
     bytes: usize,
 }
 
 /// What a block of headers said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeaderBlock {
+    /// The HTTP status. `None` in trailers.
     pub status: Option<u16>,
+    /// The code of gRPC. `None` in headers that a message follows.
     pub grpc_status: Option<u16>,
 }
 
@@ -77,7 +80,9 @@ pub(crate) struct Decoder {
     huffman: Huffman,
     /// The newest first.
     table: VecDeque<HeaderEntry>,
+    /// How much all entries count together.
     bytes: usize,
+    /// How much they may count: what the server has set, at most `TABLE_BYTES`.
     bytes_max: usize,
 }
 
@@ -86,7 +91,7 @@ impl Decoder {
         Decoder { huffman: Huffman::new(), table: VecDeque::new(), bytes: 0, bytes_max: TABLE_BYTES as usize }
     }
 
-    /// Reads a block. `None` is one that can't be read, after which nothing else can.
+    /// Reads a block. `None` if it can't be read; then nothing that follows can be.
     pub(crate) fn decode(&mut self, mut block: &[u8]) -> Option<HeaderBlock> {
         let mut heard = HeaderBlock::default();
         while let Some(first) = block.first() {
@@ -128,7 +133,7 @@ impl Decoder {
         if is_kept {
             let entry = HeaderEntry { name, name_bytes, field, bytes: name_bytes + value_bytes + ENTRY_BYTES };
             self.make_room(entry.bytes);
-            // What is larger than the whole table empties it and is not kept.
+            // An entry that is larger than the whole table empties it and is not kept.
             if entry.bytes <= self.bytes_max {
                 self.bytes += entry.bytes;
                 self.table.push_front(entry);
@@ -163,7 +168,7 @@ impl Decoder {
         Some(HeaderEntry { name, name_bytes: name_bytes.into(), field, bytes: 0 })
     }
 
-    /// The oldest entries go until there is room for so many bytes.
+    /// Drops the oldest entries until there is room for so many bytes.
     fn make_room(&mut self, bytes: usize) {
         while self.bytes + bytes > self.bytes_max {
             let Some(oldest) = self.table.pop_back() else { return };
@@ -194,7 +199,8 @@ fn integer(block: &mut &[u8], prefix_bits: u32) -> Option<usize> {
     Some(value)
 }
 
-/// Appends an integer in a form: the bits that come before it, and how many bits of the first byte are its own.
+/// Appends an integer. `pattern` is the bits that come before it, and `prefix_bits` is how many bits of the first byte
+/// are its own.
 fn put_integer(block: &mut Vec<u8>, (pattern, prefix_bits): (u8, u32), value: usize) {
     let mask = (1usize << prefix_bits) - 1;
     if value < mask {
@@ -213,9 +219,11 @@ fn put_integer(block: &mut Vec<u8>, (pattern, prefix_bits): (u8, u32), value: us
 /// keeps what does not change. The path is sent in full each time, as Envoy does.
 #[derive(Clone)]
 pub(crate) struct RequestBlocks {
+    /// For the first request on a connection, which fills the server's table.
     pub first: Vec<u8>,
+    /// For all others, which refer to the table.
     pub later: Vec<u8>,
-    /// For servers that keep nothing.
+    /// For servers that keep nothing, in place of both.
     full: Vec<u8>,
 }
 
@@ -253,7 +261,7 @@ impl RequestBlocks {
         RequestBlocks { first, later, full }
     }
 
-    /// The server has no table, or a smaller one than we count on: everything is sent in full.
+    /// From now on everything is sent in full: the server has no table, or a smaller one than we count on.
     pub(crate) fn forget_table(&mut self) {
         self.first.clone_from(&self.full);
         self.later.clone_from(&self.full);

@@ -21,7 +21,7 @@ use crate::cli::client::exchange::{self, PREFIX_BYTES};
 pub(super) use crate::cli::bench::http2::frame::{FRAME_BYTES_MAX, FrameError};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The first window of streams and of the connection, unless another is agreed upon.
+/// The first window of streams and of the connection, in bytes, unless another is agreed upon.
 const WINDOW_BYTES: i64 = 65_535;
 /// The server may always send as much as it likes: answers are read at once.
 const RECEIVE_WINDOW_BYTES: u32 = 1 << 30;
@@ -41,7 +41,7 @@ pub(super) enum CallOutcome {
 struct Flight {
     begun: Instant,
     status: Option<u16>,
-    /// What has come of a message that did not come in one piece.
+    /// The part so far of a message that did not come in one piece.
     message: Vec<u8>,
     verdict: Option<Code>,
 }
@@ -53,9 +53,11 @@ pub(super) struct Connection {
     flights: AHashMap<u32, Flight>,
     next_stream: u32,
     streams_max: usize,
-    /// What may still be sent before the server makes room.
+    /// How much may still be sent on the connection before the server makes room.
     window_bytes: i64,
+    /// How much may be sent on each new stream.
     stream_window_bytes: i64,
+    /// How much has come since the server was last given room.
     received_bytes: u32,
     /// A block of headers that did not come in one frame: its stream, the flags it began with, and what has come.
     block: Option<(u32, u8, Vec<u8>)>,
@@ -64,7 +66,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection on which at most so many requests are in flight, and what to send first on it.
+    /// Makes a connection on which at most so many requests are in flight, and appends to `out` what to send first.
     pub(super) fn new(blocks: RequestBlocks, streams_max: usize, out: &mut Vec<u8>) -> Connection {
         out.extend(PREFACE);
         let settings = [(ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, RECEIVE_WINDOW_BYTES)];
@@ -110,7 +112,7 @@ impl Connection {
             && self.window_bytes.min(self.stream_window_bytes) >= message_bytes as i64
     }
 
-    /// Appends a request, whose message is written by the caller.
+    /// Appends a request. `write` appends its message.
     pub(super) fn send(
         &mut self,
         begun: Instant,
@@ -131,8 +133,8 @@ impl Connection {
         self.is_leaving |= self.next_stream > STREAM_ID_MAX;
     }
 
-    /// Takes what the server sent, as far as it is whole frames, and says how much that was. Every request that came to
-    /// an end is told with the time at which it began; what has to be answered is appended.
+    /// Takes what the server sent, as far as it is whole frames, and returns how many bytes that was. Calls `ended` for
+    /// every request that came to an end, with the time at which it began. Appends to `out` what has to be answered.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -225,7 +227,8 @@ impl Connection {
             }
             WINDOW_UPDATE if id == 0 => self.window_bytes += i64::from(number(payload, 0)?),
             PUSH_PROMISE => return Err(FrameError("it pushes, though it was told not to")),
-            // Streams are as long as one message, which fits; the rest is for others.
+            // A stream carries one message, which fits its first window, so its updates don't matter. Other kinds are
+            // not for us.
             _ => {}
         }
         Ok(())
@@ -255,7 +258,7 @@ impl Connection {
         block: &[u8],
         ended: &mut impl FnMut(Instant, CallOutcome),
     ) -> Result<(), FrameError> {
-        // Also for a stream that nobody waits for any more: the table has to stay in step.
+        // Even if nobody waits for the stream any more: the table has to stay in step.
         let heard = self.decoder.decode(block).ok_or(FrameError("a block of headers can't be read"))?;
         if flags & END_STREAM != 0 {
             let outcome = self.flights.get(&id).map(|flight| outcome(flight, heard));
@@ -285,7 +288,7 @@ impl Connection {
     }
 }
 
-/// What a request came to whose last headers have come.
+/// The outcome of a request whose last headers have come.
 fn outcome(flight: &Flight, last: HeaderBlock) -> CallOutcome {
     const GRPC_OK: u16 = 0;
     const HTTP_OK: u16 = 200;
@@ -298,7 +301,7 @@ fn outcome(flight: &Flight, last: HeaderBlock) -> CallOutcome {
     }
 }
 
-/// The message of a frame that holds it all.
+/// The message, if the bytes are all of it and nothing else, uncompressed.
 fn whole(bytes: &[u8]) -> Option<&[u8]> {
     let (&[is_compressed, a, b, c, d], message) = bytes.split_first_chunk::<PREFIX_BYTES>()?;
     (is_compressed == 0 && message.len() == u32::from_be_bytes([a, b, c, d]) as usize).then_some(message)

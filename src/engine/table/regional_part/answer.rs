@@ -1,11 +1,11 @@
-//! How a store's answer about a key becomes part of what decisions are made from.
+//! Takes a store's answer about a key over into the counts that decisions are made from.
 
 use crate::clock::Now;
 use crate::engine::count::counter::{Counter, rate};
 use crate::engine::count::window::Cell;
 use crate::engine::table::cell::{COUNT_MAX, CellState};
 use crate::engine::table::own_counts::OwnCounts;
-use crate::engine::table::regional_part::{CELLS_SETTLED, FRESH_MS, RegionalPart};
+use crate::engine::table::regional_part::{CELLS_SETTLED, FRESH_MS, HEARD, RegionalPart};
 use crate::rules::limit::Terms;
 
 /// A view of the previous cell that is this much younger than the rollover has seen every other process's last replay.
@@ -29,7 +29,11 @@ impl RegionalPart {
         if cells.len() > 1 && counter.elapsed_ms(terms, at.wall_ms) >= SETTLED_MS {
             self.marks |= CELLS_SETTLED;
         }
-        self.count_holders(cells.iter().map(|cell| cell.holders).max().unwrap_or(0), at.mono_ms());
+        if cells.first().is_some_and(|cell| counter.window_of(cell.sequence) == counter.window_of(counter.sequence())) {
+            self.marks |= HEARD;
+        }
+        let holders = cells.iter().map(|cell| cell.holders).max().unwrap_or(0);
+        self.holders = u16::try_from(holders).unwrap_or(u16::MAX).max(1);
         self.fresh_until_ms = (at.mono_ms() + FRESH_MS) as u32;
         self.is_failed = false;
         self.reconsider_pause(counter, terms, at.wall_ms);
@@ -37,7 +41,7 @@ impl RegionalPart {
     }
 
     fn absorb_cell(&mut self, counter: &mut Counter, terms: &Terms, heard: &CellState, admitted: u64, now_ms: u64) {
-        // A window that has passed meanwhile has its place one further on, and one that is gone has none.
+        // If the window has passed meanwhile, its place is one further on; a cell that does not count any more has none.
         let Some(at) = counter.place_of(heard.sequence) else { return };
         self.accept(heard.sequence, admitted);
         let asked = self.absorb_refunds(at, heard);
@@ -46,7 +50,7 @@ impl RegionalPart {
             let (before, grown) = match came_back {
                 _ if count.is_seated() => (count.own, admitted),
                 Some(beside) => (beside.known_here.saturating_add(count.own), admitted),
-                // The field has what was admitted now in it.
+                // The field includes what was admitted now.
                 None => (count.own, heard.field),
             };
             count.own = before;
@@ -70,10 +74,10 @@ impl RegionalPart {
                 *held_until_ns = 0;
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
-                    // Of what is pending, that which has drained here meanwhile is no more. What was given back is not in
+                    // Pending hits that have drained here meanwhile count no more. Refunds are added: they are not in
                     // the level.
                     let pending = pending.min(bucket.hits_within(&rate).saturating_add(asked));
-                    // As of now: the origin's clock may be any time away from this one.
+                    // Counted from now, because the origin's clock may be any time away from this one.
                     let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
                     bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
                     bucket.add(&rate, pending);
@@ -97,7 +101,7 @@ impl RegionalPart {
             refunds.asked = refunds.asked.saturating_add(heard.asked).min(COUNT_MAX);
         }
         refunds.acked = heard.asked;
-        // More than is asked for here, if it was told before hits made it void.
+        // The origin may have been told of more than is asked for here, before new hits made some of it void.
         refunds.asked = refunds.asked.max(heard.asked);
         let pending = refunds.asked - refunds.acked;
         refunds.blind = refunds.blind.min(pending);
@@ -105,8 +109,8 @@ impl RegionalPart {
     }
 }
 
-/// The view of a cell: this process's hits, those of others, which only grow, and the refunds that the origin has made or
-/// is still to be asked for.
+/// Puts the view of a cell together: this process's hits, those of others, which only grow, and the refunds that the origin
+/// has made or is still to be asked for.
 fn merge(cell: &mut Cell, own: u64, grown: u64, heard: &CellState, asked: u64) {
     let own_before = own - grown.min(own);
     let others = cell.hits.saturating_sub(own_before).max(heard.sum.saturating_sub(heard.field));

@@ -10,19 +10,19 @@ use crate::engine::table::own_counts::OwnCount;
 use crate::engine::table::regional_part::{CELLS_SETTLED, Refunds, RegionalPart};
 use crate::rules::limit::Terms;
 
-/// How long a cell outlives its window at the store: clocks differ.
+/// Clocks differ, so a store keeps a cell for one more window after it has stopped counting, but not for longer than this.
 const GRACE_MS_MAX: u64 = 60_000;
 
 impl RegionalPart {
-    /// What is told about all cells that count against the limit, the newest first.
+    /// What to tell about all cells that count against the limit, the newest first.
     pub(crate) fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
         self.updates(counter, terms, counter.cells_that_count(terms), now_ms)
     }
 
-    /// What is told about the cells that have something to say: from the newest down to the oldest with something
-    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
-    /// the origin may have lost them, and always the sub-cells of an exact window: what others did in those that this
-    /// process had nothing to say about counts just as much.
+    /// What to tell about the cells that have news: from the newest down to the oldest with something pending. After a
+    /// rollover the cell before comes along once more, for what others had pending then. All cells come along if the origin
+    /// may have lost them, and always all sub-cells of an exact window: hits of others count just as much in those that this
+    /// process has no news of.
     pub(crate) fn pending_cells(
         &self,
         counter: &Counter,
@@ -52,7 +52,7 @@ impl RegionalPart {
         self.own.all().enumerate().take(cells).map(of_cell).collect()
     }
 
-    /// What is known of a cell without this process's pending hits: its floor, and what only its kind has.
+    /// What is known of a cell without this process's pending hits: its floor, and what only a window or a bucket has.
     fn known(&self, counter: &Counter, terms: &Terms, back: usize, count: &OwnCount, now_ms: u64) -> (u64, CellShape) {
         let sequence = counter.sequence().saturating_sub(back as u64);
         let of_window = |cell: &Cell, ends_at_ms: u64| {

@@ -1,4 +1,4 @@
-//! What the flags come to together, and what is said of those that can't be used.
+//! How the flags work together, and what is said of those that can't be used.
 
 use clap::Parser;
 

@@ -16,11 +16,11 @@ use crate::engine::tests::seed;
 use crate::regional::call::{Ask, Need};
 use crate::regional::model::Origin;
 
-/// A Redis of the test's own, which dies with the test.
+/// A Redis for one test, which ends with it.
 struct Server {
     child: Child,
     connection: Connection,
-    /// Of keys that a frozen script has written.
+    /// When keys expire that a frozen script has written.
     expires_at_ms: BTreeMap<Vec<u8>, u64>,
     _directory: TempDir,
 }
@@ -62,7 +62,7 @@ impl Server {
         decode(call, &value).expect("the answer is a reply")
     }
 
-    /// Calls at a time of our choosing, by which keys expire too.
+    /// Calls at this time, by which keys expire too.
     fn call_at(&mut self, call: &Call, time_ms: u64) -> Reply {
         self.set_time(time_ms);
         let is_over = |(_, at_ms): &(&Vec<u8>, &u64)| **at_ms <= time_ms;
@@ -78,7 +78,7 @@ impl Server {
         decode(call, &value).unwrap_or_else(|error| panic!("{error} for {call:?}"))
     }
 
-    /// What a frozen script takes for the time.
+    /// Sets the time that frozen scripts read.
     fn set_time(&mut self, time_ms: u64) {
         let (seconds, micros) = (time_ms / 1000, time_ms % 1000 * 1000);
         redis::cmd("MSET").arg(&[("s", seconds), ("us", micros)]).exec(&mut self.connection).expect("the time is set");
@@ -93,10 +93,10 @@ impl Server {
     }
 }
 
-/// Where a frozen script notes for how long its cells are to be kept.
+/// Where a frozen script notes how long to keep its cells.
 const EXPIRES: &[u8] = b"expires";
 
-/// A script that takes what it is told for the time, and leaves it to us to let cells expire by it.
+/// A script that reads the time from keys, and leaves it to the test to let cells expire.
 fn frozen(script: &str) -> String {
     let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
     assert_ne!(frozen, script);
@@ -109,7 +109,7 @@ const WINDOW_MS_MAX: u64 = 31_622_400_000;
 /// Random calls about few keys, which often fill, repeat each other and lie about the past.
 struct Chaos {
     rng: StdRng,
-    /// The epochs that were answered last, so that a call knows some of them.
+    /// The epochs of the last replies, so that calls know some of them.
     epochs: BTreeMap<(OriginKey, u64), u64>,
     /// The origin's time.
     time_ms: u64,
@@ -160,7 +160,7 @@ impl Chaos {
                 _ => CellShape::Window(WindowUpdate {
                     sequence,
                     refunds_floor: refund(self),
-                    // It outlasts the test.
+                    // The cell outlasts the test.
                     ttl_ms: 10_000 * WINDOW_MS_MAX,
                     row: Counts { hits: refund(self), refunds: refund(self) },
                     foreign: refund(self),
@@ -183,7 +183,7 @@ impl Chaos {
         CallKey { key, window_ms, measure, cells }
     }
 
-    /// Mostly goes on a little; now and then it is set forward, or back.
+    /// Mostly moves the time on a little; now and then far forward, or back.
     fn pass_time(&mut self) {
         self.time_ms = match self.rng.random_range(0..240) {
             0 => self.time_ms.saturating_sub(self.rng.random_range(0..100_000)),
@@ -213,7 +213,7 @@ impl Chaos {
         }
         Call {
             process: ProcessId(match self.rng.random_range(0..20) {
-                // One that is new, as a rule.
+                // Usually a new process.
                 0 => self.rng.random_range(4..1000),
                 _ => self.rng.random_range(0..4),
             }),
@@ -290,7 +290,7 @@ fn sliding(own: u64) -> CallKey {
     CallKey { key: OriginKey([7; 20]), window_ms: 60_000, measure: Measure::Sliding { left_ms: 30_000 }, cells }
 }
 
-/// A bucket with so many hits in it by the process's own view.
+/// A bucket with this level by the process's own view.
 fn bucket_with(level: u64) -> CellUpdate {
     let shape = CellShape::Bucket(BucketUpdate { floor_rest: 0, level });
     CellUpdate { is_seated: true, shape, ..CellUpdate::default() }
@@ -307,7 +307,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     let reply = server.call(&check(sliding(0), 1, 10));
     assert!(reply.verdicts[0].is_admitted);
     let key = cell_key(&OriginKey([7; 20]), 8);
-    // A minute for a machine that is busy.
+    // A busy machine may take up to a minute.
     let is_near = |ttl_ms: i64, expected: i64| (expected - 60_000..=expected).contains(&ttl_ms);
     let ttl_ms: i64 = server.command(&[b"PTTL", &key]);
     assert!(is_near(ttl_ms, 120_000), "{ttl_ms}");
@@ -327,7 +327,7 @@ fn cells_are_kept_as_long_as_told_and_buckets_until_they_are_empty() {
     assert!(is_near(ttl_ms, 120_000), "a window, a minute more: {ttl_ms}");
 }
 
-/// Deploys, one after the other, and the bucket is never empty.
+/// One deploy follows another, and the bucket is never empty.
 #[test]
 fn a_bucket_in_use_forgets_processes_that_are_gone() {
     let mut server = Server::start();
@@ -338,7 +338,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
     let mut level = BucketLevel::default();
     for start in 1..=60 {
         let mut known = bucket_with(1000);
-        // Told four times, and killed.
+        // The process tells four times and is killed.
         for _ in 0..4 {
             time_ms += 10_000;
             known.own += 3;
@@ -357,7 +357,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
             fields_max = fields_max.max(heard.holders);
         }
     }
-    // Three in ten seconds, and ten in a minute drain.
+    // Three come in ten seconds, and ten drain in a minute.
     let drained = (60u64 * 4 - 1) * 10;
     assert_eq!(level.whole, 60 * 4 * 3 - drained.div_ceil(6), "nothing is lost or counted twice");
     assert!(fields_max <= 6, "{fields_max} of 60 processes");
@@ -413,7 +413,7 @@ fn a_malformed_call_changes_nothing_and_is_told_why() {
         let error = server.eval(ORIGIN, &invocation).expect_err(expected).to_string();
         assert!(error.contains("malformed call") && error.contains(expected), "{error} instead of {expected}");
     }
-    // Nor does any beginning of a good one.
+    // No beginning of a good call changes anything either.
     for length in 0..numbers.len() - 1 {
         let cut = format!("{}]", &numbers[..length]);
         server.eval(ORIGIN, &with(&cut)).expect_err(&cut);
@@ -428,7 +428,7 @@ fn heartbeats_count_the_live() {
     let mut server = Server::start();
     let (one, two) = (ProcessId(1), ProcessId(2));
     let beat = |process| encode_beat(Store::Origin, process);
-    // At times of our choosing: however slow the machine is, nobody is silent for too long.
+    // The test sets the time: however slow the machine is, nobody is silent for too long.
     let frozen = frozen(BEAT);
     let mut tell = |time_ms, invocation| {
         server.set_time(time_ms);
@@ -475,7 +475,7 @@ fn an_incarnation_is_made_with_the_data_and_lost_with_it() {
     assert_eq!(decode_beat(&left).unwrap().incarnation, 0, "who leaves makes none");
 }
 
-/// The slot of a key, as the Cluster specification says it.
+/// The slot of a key, as the Cluster specification defines it.
 fn slot(key: &[u8]) -> u16 {
     let inside = |open: usize| key[open + 1..].iter().position(|byte| *byte == b'}').map(|length| (open + 1, length));
     let tag = key.iter().position(|byte| *byte == b'{').and_then(inside).filter(|(_, length)| *length > 0);

@@ -6,9 +6,9 @@
 -- ARGV[1]  the process
 -- ARGV[2]  `beat` or `leave`
 --
--- Answers was_known (0 or 1), the number of live processes, the origin's time in milliseconds, the incarnation, 0 if there is
--- none. The origin's clock alone is asked, so the clocks of the processes need not agree. Who was silent for too long is
--- gone and no longer known.
+-- Answers was_known (0 or 1), the number of live processes, the origin's time in milliseconds, the incarnation, 0 if
+-- there is none. Only the origin's clock counts, so the clocks of the processes need not agree. A process that was
+-- silent for too long is gone and no longer known.
 
 local GONE_AFTER_MS = 3000
 local KEPT_MS = 60000

@@ -1,8 +1,8 @@
 //! Where Redis is: the forms of REDIS_URL.
 //!
-//! envoyproxy/ratelimit takes `host:port`, a path, or a list of them; managed services hand out `redis://` and `rediss://`
-//! URLs. Both are taken. A value may hold a password, also one that is written wrong, so nothing here says more of it than
-//! what can only be a server.
+//! envoyproxy/ratelimit takes `host:port`, a path, or a list of them; managed services hand out `redis://` and
+//! `rediss://` URLs. Both are accepted. A value may hold a password, even one that is written wrong, so errors show
+//! only parts that can't be one.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ use crate::secret::Secret;
 
 /// The most bytes in the path of a socket: 108 on Linux, of which the last is zero.
 const PATH_BYTES_MAX: usize = 107;
-/// Nobody numbers databases higher, and Redis has sixteen unless told otherwise.
+/// Nobody has databases with higher numbers: Redis has sixteen unless told otherwise.
 const DATABASE_MAX: i64 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,11 +35,12 @@ pub enum SocketType {
     Unix,
 }
 
-/// A server that speaks TCP.
+/// A server that is reached by TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisNode {
     /// A name or an IP address, without brackets.
     pub host: String,
+    /// The TCP port; a `redis://` URL without one means 6379.
     pub port: u16,
 }
 
@@ -58,7 +59,7 @@ impl fmt::Display for RedisNode {
 pub enum RedisTarget {
     Single(RedisNode),
     Unix(PathBuf),
-    /// Some of the nodes; the others are heard of from them.
+    /// Some of the nodes, which name the others.
     Cluster(Vec<RedisNode>),
     Sentinel {
         master: String,
@@ -83,11 +84,13 @@ impl fmt::Display for RedisTarget {
 pub struct Credentials {
     /// `None`: Redis' default user.
     pub user: Option<String>,
+    /// Everything after the user. `Debug` does not show it.
     pub password: Secret,
 }
 
 impl Credentials {
-    /// `pass` or `user:pass`, as REDIS_AUTH and the password file have it. A password may hold colons of its own.
+    /// Reads `pass` or `user:pass`, as REDIS_AUTH and the password file have it. The first colon ends the user, and a
+    /// password may hold more of them. Without a user, a password with colons needs one in front.
     pub fn parse(text: &str) -> Credentials {
         match text.split_once(':') {
             Some(("", password)) => Credentials { user: None, password: Secret::new(password) },
@@ -100,10 +103,13 @@ impl Credentials {
 /// Everything that REDIS_URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RedisAddress {
+    /// Which servers, in the form that REDIS_TYPE asks for.
     pub place: RedisTarget,
+    /// 0 unless a URL for a single server names another.
     pub database: i64,
+    /// A login that the URL holds; `None`: another setting may have one.
     pub credentials: Option<Credentials>,
-    /// RedisUrl as rediss://.
+    /// Written as rediss://.
     pub is_tls: bool,
 }
 
@@ -180,7 +186,7 @@ impl RedisAddress {
     }
 }
 
-/// One server, as it is written.
+/// One server of REDIS_URL, as it is written.
 struct RedisUrl {
     place: RedisTarget,
     database: i64,
@@ -248,7 +254,8 @@ fn sentinel(text: &str) -> Result<RedisAddress, AddressError> {
     Ok(RedisAddress { place, database: 0, credentials: None, is_tls })
 }
 
-/// Every server of a list. With a password in it, an element may be a part of that, which only looks like a server.
+/// Every server of a list. If the list has a password in it, an element may be a part of the password that only looks
+/// like a server: its error shows its number alone.
 fn written_list<'t>(list: &str, elements: impl Iterator<Item = &'t str>) -> Result<Vec<RedisUrl>, AddressError> {
     let read = |(number, element): (usize, &str)| {
         written(element).map_err(|error| match error {
@@ -332,7 +339,7 @@ fn url(text: &str) -> Result<RedisUrl, AddressError> {
     let redis = info.redis_settings();
     let credentials = match (redis.username(), redis.password()) {
         (user, Some(password)) => Some(Credentials { user: user.map(str::to_owned), password: Secret::new(password) }),
-        // A user alone would be no login at all.
+        // A user without a password is no login.
         (Some(_), None) => return Err(AddressError::Url(hidden(text))),
         (None, None) => None,
     };
@@ -343,8 +350,8 @@ fn url(text: &str) -> Result<RedisUrl, AddressError> {
     Ok(RedisUrl { place: RedisTarget::Single(RedisNode { host: host.clone(), port }), database, credentials, is_tls })
 }
 
-/// The text without what may be a password: everything between the scheme and the last `@`, and without an `@` everything
-/// that is no host, port and database.
+/// The text without what may be a password: with an `@`, everything between the scheme and the last one; without an
+/// `@`, everything after the scheme, unless the text is a path or a list of plain hosts, ports and databases.
 fn hidden(text: &str) -> String {
     let (scheme, rest) = match text.split_once("://") {
         Some((scheme, rest)) => (format!("{scheme}://"), rest),
@@ -359,7 +366,8 @@ fn hidden(text: &str) -> String {
     }
 }
 
-/// `host`, `host:6379` or `host:6379/0`, perhaps with `#insecure`: nothing of it can be a password.
+/// Whether this is `host`, `host:6379` or `host:6379/0`, perhaps with `#insecure`: then nothing of it can be a
+/// password.
 fn is_plain_server(text: &str) -> bool {
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let text = text.trim().strip_suffix("#insecure").unwrap_or(text.trim());

@@ -1,4 +1,4 @@
-//! The owner of strict limits, as flags and as checked: one Redis for all regions, or the region's own.
+//! The owner of strict limits, as flags and as checked settings: one Redis for all regions, or the region's own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl OwnerFlags {
         self.strict_redis_url.as_ref().is_some_and(|url| !url.expose().trim().is_empty())
     }
 
-    /// Harmless, but hardly what was meant. `has_redis`: there is a Redis of the region.
+    /// A warning about settings that do no harm, but are hardly what was meant. `has_redis`: the region has a Redis.
     pub fn warning(&self, has_redis: bool) -> Option<String> {
         if self.strict_replicas > 0 && !self.has_url() && !has_redis {
             return Some(
@@ -69,7 +69,7 @@ pub(crate) struct OwnerSettings {
     pub redis: Option<RedisSettings>,
     /// How long a request waits for the owner.
     pub timeout: Duration,
-    /// Replicas that have to acknowledge what was charged.
+    /// How many replicas have to acknowledge what was charged; 0: none.
     pub replicas: u32,
 }
 

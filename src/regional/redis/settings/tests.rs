@@ -1,4 +1,4 @@
-//! What the flags come to together. The forms of REDIS_URL are tested beside them.
+//! How the flags work together. The forms of REDIS_URL are tested beside them.
 
 use clap::Parser;
 

@@ -7,21 +7,24 @@ use std::path::PathBuf;
 
 use crate::pem_file::{self, PemFileError};
 
-/// How Redis shows who it is, and how we do.
+/// The files by which we verify Redis, and Redis verifies us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisTls {
-    /// `None`: those that the system trusts.
+    /// The CA of Redis' certificate; `None`: those that the system trusts.
     pub ca: Option<PathBuf>,
-    /// Certificate and private key.
+    /// Our certificate and its private key; `None`: we show none.
     pub client: Option<(PathBuf, PathBuf)>,
     /// The certificate may be for another name. Its chain is verified all the same.
     pub any_name: bool,
 }
 
-/// What the files hold, as PEM: known to have certificates and a key in them.
+/// The content of the files, as PEM: checked to have certificates and a key in them.
 pub struct TlsFiles {
+    /// The CA certificates to trust; `None`: those of the system.
     pub ca: Option<Vec<u8>>,
+    /// Our certificate chain and its private key; `None`: we show none.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
+    /// As [`RedisTls::any_name`].
     pub any_name: bool,
 }
 
