@@ -115,7 +115,7 @@ impl Case {
         }
     }
 
-    fn decide(&self, request: &Request<'_>, asking: StoreAccess<'_>) {
+    fn decide(&self, request: &Request<'_>, asking: StoreAccess) {
         let origin = StoreView::new(1, asking);
         let views = StoreViews { mono_ms: MONO_MS, origin, ..StoreViews::ALONE };
         match self.engine.attempt(&self.rules, request, Modes::default(), NOW_MS, &views) {

@@ -1,6 +1,6 @@
 //! Why a request was answered as it was, in one word, and who decided it.
 
-use crate::engine::decide::{Basis, Cause, Store};
+use crate::engine::decide::{Basis, Cause, NewsAge, Store};
 use crate::engine::{Decision, LimitStatus, Status, StatusKind};
 use crate::rules::policy::{OnOutage, Scope};
 
@@ -41,7 +41,12 @@ impl Reason {
 /// Who decided a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
+    /// This process, by recent news or of a count that nobody shares.
     Memory,
+    /// This process, although it has heard of the key in this window only some time ago.
+    MemoryOld,
+    /// This process, although it has not heard of the key in this window.
+    MemoryCold,
     Origin,
     Owner,
     /// The rule's policy, because its store gave no answer.
@@ -51,12 +56,21 @@ pub enum DecidedBy {
 }
 
 impl DecidedBy {
-    pub const ALL: [DecidedBy; 5] =
-        [DecidedBy::Memory, DecidedBy::Origin, DecidedBy::Owner, DecidedBy::Outage, DecidedBy::Overload];
+    pub const ALL: [DecidedBy; 7] = [
+        DecidedBy::Memory,
+        DecidedBy::MemoryOld,
+        DecidedBy::MemoryCold,
+        DecidedBy::Origin,
+        DecidedBy::Owner,
+        DecidedBy::Outage,
+        DecidedBy::Overload,
+    ];
 
     pub fn word(self) -> &'static str {
         match self {
             DecidedBy::Memory => "memory",
+            DecidedBy::MemoryOld => "memory_old",
+            DecidedBy::MemoryCold => "memory_cold",
             DecidedBy::Origin => "origin",
             DecidedBy::Owner => "owner",
             DecidedBy::Outage => "outage",
@@ -64,9 +78,19 @@ impl DecidedBy {
         }
     }
 
+    /// Who decided, in the words of answers to clients: they are not told how current memory was.
+    pub fn word_for_clients(self) -> &'static str {
+        match self {
+            DecidedBy::MemoryOld | DecidedBy::MemoryCold => DecidedBy::Memory.word(),
+            by => by.word(),
+        }
+    }
+
     fn of(basis: Basis) -> DecidedBy {
         match basis {
-            Basis::Memory => DecidedBy::Memory,
+            Basis::Memory(NewsAge::Recent) => DecidedBy::Memory,
+            Basis::Memory(NewsAge::OfWindow) => DecidedBy::MemoryOld,
+            Basis::Memory(NewsAge::None) => DecidedBy::MemoryCold,
             Basis::Store(Store::Origin) => DecidedBy::Origin,
             Basis::Store(Store::Owner) => DecidedBy::Owner,
             Basis::Without(Cause::Outage, _) => DecidedBy::Outage,
@@ -81,7 +105,7 @@ impl LimitStatus<'_> {
         match self.verdict.basis {
             Basis::Without(Cause::Outage, policy) => Some(Reason::Outage(policy)),
             Basis::Without(Cause::Overload, _) => Some(Reason::Overload),
-            Basis::Memory | Basis::Store(_) => self.is_cut_off.then_some(Reason::Outage(OnOutage::Share)),
+            Basis::Memory(_) | Basis::Store(_) => self.is_cut_off.then_some(Reason::Outage(OnOutage::Share)),
         }
     }
 

@@ -92,7 +92,7 @@ impl StoreRequest {
         let store = if of(Store::Origin).next().is_some() { Store::Origin } else { Store::Owner };
         StoreRequest {
             store,
-            charges: store == Store::Owner || of(Store::Owner).next().is_none(),
+            charges: store == Store::Owner || of(Store::Owner).next().is_none() || case.views.is_charged(),
             is_strict: of(store).any(|question| checks[question.check].scope == Scope::Strict),
             class: most_important(outcome.questions.iter().map(|question| checks[question.check].class)),
             checks: checks.len(),

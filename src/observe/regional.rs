@@ -51,6 +51,7 @@ pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
         "replayed_cells": figures.replayed_cells,
         "heals": figures.heals,
         "pending_hits": figures.pending_hits,
+        "held_hits": figures.held_hits,
         "lost_hits": figures.lost_hits,
         "lag_s": figures.lag_s,
         "clock_offset_ms": figures.clock_offset_ms,
@@ -62,7 +63,7 @@ pub(super) fn write(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fm
     let decisions = figures.decisions.iter().map(|(by, count)| (vec![(LabelName::By, by.word())], *count));
     page.family(
         "tidegate_regional_decisions_total",
-        "Decisions by who made them: memory, Redis, the owner of strict limits, or the rule's policy without an answer",
+        "Decisions by who made them: memory (by recent, old or no news of the key), Redis, the owner of strict limits, or the rule's policy without an answer",
         MetricType::Counter,
         decisions,
     )?;
@@ -76,6 +77,11 @@ pub(super) fn write(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fm
     page.counter("tidegate_regional_replayed_cells_total", "Cells that replays have told", figures.replayed_cells)?;
     page.counter("tidegate_regional_heals_total", "How often all counts were told again", figures.heals)?;
     page.gauge("tidegate_regional_pending_hits", "Hits pending when the last flush began", figures.pending_hits)?;
+    page.gauge(
+        "tidegate_regional_held_hits",
+        "Hits that are not told yet, because their keys are far from their limits",
+        figures.held_hits,
+    )?;
     page.gauge("tidegate_regional_lag_seconds", "For how long something has been pending", figures.lag_s)?;
     page.counter(
         "tidegate_regional_lost_hits_total",
@@ -164,6 +170,7 @@ mod tests {
             breakers: vec![("checks", true, 2), ("replays", false, 0)],
             live: 4,
             pending_hits: 5,
+            held_hits: 7,
             lost_hits: 0,
             lag_s: 0.5,
             connection: ConnectionStatus {
@@ -180,7 +187,10 @@ mod tests {
         assert_eq!(shown["calls"]["beat"], json!({"answered": 1, "failed": 0, "p50_us": null, "p99_us": null}));
         assert_eq!(shown["calls"]["replay"]["answered"], 0);
         assert_eq!(shown["breakers"]["checks"], json!({"is_open": true, "opened": 2}));
-        assert_eq!(shown["decisions"], json!({"memory": 1, "origin": 0, "owner": 0, "outage": 0, "overload": 0}));
+        assert_eq!(
+            shown["decisions"],
+            json!({"memory": 1, "memory_old": 0, "memory_cold": 0, "origin": 0, "owner": 0, "outage": 0, "overload": 0})
+        );
         assert_eq!(
             (&shown["redis"]["connected_since_s"], &shown["redis"]["last_error"]["at_s"]),
             (&json!(9), &json!(7))

@@ -43,15 +43,10 @@ struct StoreRecord {
     is_strictly_out: bool,
     /// An outcome has said that keys were read which this process did not know.
     has_read: bool,
-    word: StoreWord,
-}
-
-/// The last word of a store to a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum StoreWord {
-    Nothing,
-    Answer(StoreAnswer),
-    NoAnswer,
+    /// It gave no answer when it was asked last, or there is no time to ask again.
+    is_silent: bool,
+    /// All that it has said.
+    answer: Option<StoreAnswer>,
 }
 
 impl Consultation {
@@ -96,7 +91,7 @@ impl StoreRecord {
     fn first(view: &StoreView<'_>) -> StoreRecord {
         let is_out = |asking| matches!(asking, StoreAccess::Never(_));
         let (is_out, is_strictly_out) = (is_out(view.asking), is_out(view.strict));
-        StoreRecord { is_out, is_strictly_out, has_read: false, word: StoreWord::Nothing }
+        StoreRecord { is_out, is_strictly_out, has_read: false, is_silent: false, answer: None }
     }
 
     /// After the first read, memory decides. If that leads to another read, the table is too small to keep the keys,
@@ -105,25 +100,32 @@ impl StoreRecord {
     fn hear(&mut self, outcome: AskOutcome, is_in_time: bool, is_strict: bool) {
         let had_read = self.has_read;
         self.has_read |= matches!(outcome, AskOutcome::Read(_));
-        self.word = match outcome {
-            AskOutcome::Answered(answer) => StoreWord::Answer(answer),
-            AskOutcome::Again if is_in_time => StoreWord::Nothing,
-            AskOutcome::Read(_) if is_in_time && !had_read => StoreWord::Nothing,
-            AskOutcome::Read(Some(answer)) if is_in_time && !is_strict => StoreWord::Answer(answer),
-            AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => StoreWord::NoAnswer,
+        let answer = match outcome {
+            AskOutcome::Answered(answer) => Some(answer),
+            AskOutcome::Again if is_in_time => None,
+            AskOutcome::Read(_) if is_in_time && !had_read => None,
+            AskOutcome::Read(Some(answer)) if is_in_time && !is_strict => Some(answer),
+            AskOutcome::Again | AskOutcome::Read(_) | AskOutcome::NoAnswer => {
+                self.is_silent = true;
+                None
+            }
         };
+        self.is_silent |= !is_in_time;
+        match (&mut self.answer, answer) {
+            (Some(known), Some(later)) => known.add(&later),
+            (known @ None, answer) => *known = answer,
+            (Some(_), None) => {}
+        }
     }
 
     fn view<'a>(&'a self, now: StoreView<'a>, is_shed: bool) -> StoreView<'a> {
-        let asking = |is_out: bool, now: StoreAccess<'a>| match (&self.word, now) {
-            _ if is_out => StoreAccess::Never(Cause::Outage),
-            (StoreWord::Nothing, StoreAccess::Allowed) if is_shed => StoreAccess::Never(Cause::Overload),
-            (StoreWord::Nothing, now) => now,
-            (StoreWord::Answer(answer), _) => StoreAccess::Answered(answer),
-            (StoreWord::NoAnswer, _) => StoreAccess::Never(Cause::Outage),
+        let asking = |is_out: bool, now: StoreAccess| match now {
+            _ if is_out || self.is_silent => StoreAccess::Never(Cause::Outage),
+            StoreAccess::Allowed if is_shed => StoreAccess::Never(Cause::Overload),
+            now => now,
         };
         let (asking, strict) = (asking(self.is_out, now.asking), asking(self.is_strictly_out, now.strict));
-        StoreView { asking, strict, ..now }
+        StoreView { asking, strict, answer: self.answer.as_ref(), ..now }
     }
 }
 
@@ -172,10 +174,10 @@ mod tests {
         let now = views(ALLOWED, ALLOWED);
         let views = consultation.views(&now);
         let view = views.of(store);
-        [view.asking, view.strict].map(|asking| match asking {
-            StoreAccess::Allowed => Found::Allowed,
-            StoreAccess::Never(cause) => Found::Never(cause),
-            StoreAccess::Answered(answer) => Found::Answered(answer.clone()),
+        [view.asking, view.strict].map(|asking| match (asking, view.answer) {
+            (StoreAccess::Never(cause), None) => Found::Never(cause),
+            (StoreAccess::Allowed, None) => Found::Allowed,
+            (_, Some(answer)) => Found::Answered(answer.clone()),
         })
     }
 
@@ -260,8 +262,9 @@ mod tests {
         let mut consultation = first(only_strict, OUT);
         assert_eq!(found(&consultation, Store::Origin), [Found::Allowed, Found::Never(Cause::Outage)]);
         consultation.hear(Store::Origin, AskOutcome::Answered(answer(true)), true, false);
-        let [usual, strict] = found(&consultation, Store::Origin);
-        assert_eq!((usual, strict), (Found::Answered(answer(true)), Found::Never(Cause::Outage)));
+        assert_eq!(found(&consultation, Store::Origin), answered(true), "of limits that are not strict");
+        let strict = consultation.views(&views(ALLOWED, ALLOWED)).origin.strict;
+        assert_eq!(strict, StoreAccess::Never(Cause::Outage));
     }
 
     #[test]

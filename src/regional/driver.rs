@@ -147,6 +147,7 @@ impl RegionalDriver {
             breakers,
             live: self.region.live(),
             pending_hits: self.region.pending_hits(),
+            held_hits: self.region.held_hits(),
             lost_hits,
             lag_s: self.region.lag_us(self.now()) as f64 / 1e6,
             connection: self.redis.status(),

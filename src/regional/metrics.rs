@@ -94,6 +94,8 @@ pub(crate) struct RegionalFigures {
     pub pending_hits: u64,
     /// Pending hits of keys that the full table gave up, of all stores together; 0 in the owner's figures.
     pub lost_hits: u64,
+    /// Hits that are held back, because their keys are far from their limits.
+    pub held_hits: u64,
     /// For how many seconds something has been pending without a break; 0 if nothing is.
     pub lag_s: f64,
     /// How the connections of both lanes are.

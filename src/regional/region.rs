@@ -276,6 +276,7 @@ impl Region {
         };
         let least = if self.is_stranger.load(Ordering::Relaxed) { LIVE_ASSUMED } else { 1 };
         StoreView {
+            answer: None,
             live: self.live().max(least),
             is_new: self.is_new.load(Ordering::Relaxed),
             asking: asking(&self.may_ask),

@@ -65,6 +65,8 @@ struct RegionalReport {
     decisions: Decisions,
     calls: BTreeMap<String, CallReport>,
     pending_hits: u64,
+    #[serde(default)]
+    held_hits: u64,
     lost_hits: u64,
     heals: u64,
     lag_s: f64,
@@ -95,6 +97,10 @@ struct BreakerReport {
 #[derive(Debug, Deserialize)]
 struct Decisions {
     memory: u64,
+    #[serde(default)]
+    memory_old: u64,
+    #[serde(default)]
+    memory_cold: u64,
     origin: u64,
     #[serde(default)]
     owner: u64,
@@ -229,10 +235,10 @@ impl RegionalReport {
         });
         writeln!(out, "  breakers  {}", breakers.collect::<Vec<_>>().join(", "))?;
         writeln!(out, "  decided   {}", self.decisions.describe())?;
-        let RegionalReport { pending_hits, lost_hits, lag_s, heals, .. } = self;
+        let RegionalReport { pending_hits, held_hits, lost_hits, lag_s, heals, .. } = self;
         writeln!(
             out,
-            "  pending   {pending_hits} hits, behind for {}",
+            "  pending   {pending_hits} hits, behind for {}; {held_hits} held back",
             millis(Duration::from_secs_f64(lag_s.max(0.0)))
         )?;
         writeln!(out, "  lost      {lost_hits} hits; all counts were told again {heals} times")?;
@@ -246,7 +252,8 @@ impl RegionalReport {
 
 impl Decisions {
     fn describe(&self) -> String {
-        let Decisions { memory, origin, owner, outage, overload } = *self;
+        let Decisions { memory, memory_old, memory_cold, origin, owner, outage, overload } = *self;
+        let memory = memory + memory_old + memory_cold;
         let all = memory + origin + owner + outage + overload;
         if all == 0 {
             return "nothing yet".into();
@@ -319,7 +326,7 @@ mod tests {
                 "check": {"answered": 10, "failed": 1, "p50_us": 512.0, "p99_us": 1024.0},
                 "replay": {"answered": 0, "failed": 0, "p50_us": null, "p99_us": null},
             },
-            "checks": 8, "hydrations": 2, "replayed_cells": 40, "heals": 1, "pending_hits": 12, "lost_hits": 0,
+            "checks": 8, "hydrations": 2, "replayed_cells": 40, "heals": 1, "pending_hits": 12, "held_hits": 3, "lost_hits": 0,
             "lag_s": 0.031, "clock_offset_ms": -2,
         })
     }
@@ -356,7 +363,7 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
   redis     redis:6379, connected for 16m 40s; 2 connections made
   breakers  checks closed (opened 1 times), replays closed (opened 0 times)
   decided   98.5 % from memory, 1.0 % by Redis, 0.5 % by on_outage, of 1000
-  pending   12 hits, behind for 31.00 ms
+  pending   12 hits, behind for 31.00 ms; 3 held back
   lost      0 hits; all counts were told again 1 times
   clock     that of Redis is 2 ms behind
   beat      4 answered, 0 failed; p50 within 0.26 ms, p99 above 1 s

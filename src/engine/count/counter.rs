@@ -169,6 +169,17 @@ impl Counter {
         now_ms.saturating_sub(began_ms)
     }
 
+    /// Takes hits out of the newest cell that were counted by mistake. A refund, which counts them, is something else.
+    pub(crate) fn take_back(&mut self, terms: &Terms, hits: u64) {
+        match self {
+            Counter::Windowed(cells) => cells.current.hits = cells.current.hits.saturating_sub(hits),
+            Counter::Exact(cells) => cells.merge(0, |cell| cell.hits = cell.hits.saturating_sub(hits)),
+            Counter::Gcra(bucket) => {
+                bucket.refund(&rate(terms), hits);
+            }
+        }
+    }
+
     /// The two windows, which regions exchange. `None` if the algorithm does not count in whole windows.
     #[inline]
     pub(crate) fn windows(&self) -> Option<&Cells> {

@@ -89,7 +89,7 @@ impl<'a> Check<'a> {
     pub fn outage_policy(&self, verdict: &Verdict) -> Option<OnOutage> {
         match verdict.basis {
             Basis::Without(Cause::Outage, policy) => Some(policy),
-            Basis::Without(Cause::Overload, _) | Basis::Memory | Basis::Store(_) => {
+            Basis::Without(Cause::Overload, _) | Basis::Memory(_) | Basis::Store(_) => {
                 self.is_cut_off.then_some(OnOutage::Share)
             }
         }

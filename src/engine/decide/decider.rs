@@ -7,13 +7,13 @@
 use crate::engine::decide::Case;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::question::Why;
-use crate::engine::decide::store_views::{Cause, StoreAccess};
+use crate::engine::decide::store_views::{Cause, CheckAnswer, StoreAccess};
 use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::{CheckTurn, KeyCounts};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::headroom::Headroom;
 use crate::engine::reach::{Reach, Store};
-use crate::engine::table::regional_part::{Freshness, News};
+use crate::engine::table::regional_part::{Freshness, NewsAge};
 
 /// Who decides a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,12 +69,13 @@ impl Case<'_> {
         if check.charging == ChargeMode::Refund {
             return Decider::AT_LEISURE;
         }
+        if self.views.answer_about(check, turn.index) != CheckAnswer::NotAsked {
+            return Decider::AT_LEISURE;
+        }
         let access = self.views.of(store).asking(check.reach);
         if turn.is_quiet {
             return match (check.reach, access) {
-                (Reach::Region { slack_permille }, StoreAccess::Allowed | StoreAccess::Answered(_))
-                    if !verdict.is_over =>
-                {
+                (Reach::Region { slack_permille }, StoreAccess::Allowed) if !verdict.is_over => {
                     let allowance = self.headroom(check, slack_permille).allowance(verdict.available);
                     Decider::Memory(self.telling(check, allowance, counts).with_flush())
                 }
@@ -82,7 +83,6 @@ impl Case<'_> {
             };
         }
         match access {
-            StoreAccess::Answered(_) => return Decider::AT_LEISURE,
             StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
             // Hits that are charged whatever happens need no leave, but the owner should hear of them at once.
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
@@ -121,7 +121,7 @@ impl Case<'_> {
         let freshness = counts.part.as_deref().map_or(Freshness::Cold, |part| part.freshness(mono_ms));
         let is_new = self.views.of(Store::Origin).is_new;
         if check.hits == 0 {
-            let is_heard = counts.part.as_deref().is_some_and(|part| part.news(mono_ms) != News::None);
+            let is_heard = counts.part.as_deref().is_some_and(|part| part.news(mono_ms) != NewsAge::None);
             return match freshness {
                 Freshness::Unreadable => Decider::Without(Cause::Outage),
                 Freshness::Fresh => Decider::AT_LEISURE,

@@ -42,7 +42,7 @@ impl Case<'_> {
             let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
             spot.touch(table, check);
             // Keys in shards of their own are different keys.
-            let turn = CheckTurn { check, twins: Twins::default(), is_quiet: self.is_quiet(check) };
+            let turn = CheckTurn { check, index, twins: Twins::default(), is_quiet: self.is_quiet(check) };
             let (mut verdict, decider) = self.assess::<ALONE>(&turn, spot.counts());
             let Decider::Memory(decided) = decider else { return false };
             *telling = decided;

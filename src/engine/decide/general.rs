@@ -152,7 +152,7 @@ impl LockedCase<'_, '_> {
         let before = if is_given_back { self.available(index) } else { 0 };
         let seen = &mut self.seen[index];
         seen.twins = twins;
-        let turn = CheckTurn { check, twins, is_quiet };
+        let turn = CheckTurn { check, index, twins, is_quiet };
         let (mut verdict, decider) = match seen.slot {
             Some(at) => {
                 let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
@@ -235,6 +235,10 @@ impl LockedCase<'_, '_> {
             let is_charged = is_charging && case.is_charged(&case.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
             let charged = match check.charging {
+                ChargeMode::Together if !is_charged && self.seen[index].is_charged && outcome.questions.is_empty() => {
+                    self.take_back(index);
+                    0
+                }
                 ChargeMode::Together if !is_charged => 0,
                 ChargeMode::Together => {
                     self.charge(index, verdict);
@@ -262,6 +266,19 @@ impl LockedCase<'_, '_> {
         let check = &self.case.checks[index];
         if check.hits > 0 && !self.seen[index].is_charged {
             self.charge_now(index, verdict);
+        }
+    }
+
+    /// The store has charged a check, and another one denies the request. The store keeps what it has charged in this process's
+    /// field, and the next hits on the key use it up.
+    #[cold]
+    fn take_back(&mut self, index: usize) {
+        let check = &self.case.checks[index];
+        let CheckState { guard, slot, .. } = self.seen[index];
+        let Some(slot) = slot else { return };
+        let (slot, part) = self.guards[guard as usize].both(slot);
+        if part.is_some_and(|part| part.take_back(check.hits)) {
+            slot.counter.take_back(&check.terms, check.hits);
         }
     }
 

@@ -33,7 +33,7 @@ pub use crate::engine::decide::check::{ChargeMode, Check};
 pub use crate::engine::decide::given_back::GivenBack;
 pub use crate::engine::decide::question::{Question, Why};
 pub use crate::engine::decide::store_views::{Cause, CheckAnswer, StoreAccess, StoreAnswer, StoreView, StoreViews};
-pub use crate::engine::decide::verdict::{Basis, Verdict};
+pub use crate::engine::decide::verdict::{Basis, NewsAge, Verdict};
 use crate::engine::quota::QuotaRule;
 pub use crate::engine::reach::{Reach, Store};
 use crate::engine::steps;

@@ -26,7 +26,7 @@ impl Case<'_> {
         // There is no second attempt for a count that nobody shares.
         let is_in_count = !ALONE && views.is_again && check.charging == ChargeMode::Always;
         let counted = if is_in_count { signed(check.hits) } else { 0 };
-        let turn = CheckTurn { check, twins: Twins { waiting: 0, counted }, is_quiet };
+        let turn = CheckTurn { check, index: 0, twins: Twins { waiting: 0, counted }, is_quiet };
         let mut shard = table.lock(number);
         let known = shard.find(&check.key, hash);
         let (mut verdict, decider) = match known {

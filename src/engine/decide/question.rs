@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::engine::count::signed;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::general::{CheckState, LockedCase, given_back};
-use crate::engine::decide::store_views::StoreAccess;
+use crate::engine::decide::store_views::{CheckAnswer, StoreAccess};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::decide::{Case, GroupsOver};
 use crate::engine::reach::{Reach, Store};
@@ -18,7 +18,7 @@ pub enum Why {
     Cold,
     /// More hits would be pending than the allowance.
     Headroom,
-    /// Another check of the request asks.
+    /// Another check of the request asks, and keys come more than once in it.
     Together,
     /// The limit is strict: memory never admits anything.
     Strict,
@@ -46,26 +46,25 @@ pub(super) fn is_judged(check: &Check<'_>, is_quiet: bool) -> bool {
 }
 
 impl LockedCase<'_, '_> {
-    /// What to ask before the request can be decided. If one check has to ask a store, all checks of that store are asked
-    /// about.
+    /// What to ask before the request can be decided: about the checks that have to ask. Memory decides the others, by this look
+    /// and by the one after the answer. If keys come more than once, all checks of the store go along: each counts those before.
     pub(super) fn questions(&self, verdicts: &[Verdict], over: &GroupsOver) -> SmallVec<[Question; 2]> {
         let Case { checks, groups, views, is_shadow, .. } = *self.case;
-        // A store that has charged has decided: no other is asked.
-        if views.is_charged() {
+        if views.is_decided_by_owner() {
             return SmallVec::new();
         }
         let asks = |store: Store| {
             let of_store =
                 |(check, seen): (&Check<'_>, &CheckState)| check.reach.store() == Some(store) && seen.asks.is_some();
-            checks.iter().zip(self.seen.iter()).any(of_store)
+            self.twin_sums.is_some() && checks.iter().zip(self.seen.iter()).any(of_store)
         };
-        let is_asked = [Store::Origin, Store::Owner].map(asks);
+        let with_others = [Store::Origin, Store::Owner].map(asks);
         let counted_after = self.counted_after();
         let mut questions: SmallVec<[Question; 2]> = SmallVec::new();
         let mut spent: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
         for (index, check) in checks.iter().enumerate() {
             steps::count();
-            let question = self.question(index, is_asked, &counted_after);
+            let question = self.question(index, with_others, &counted_after);
             // A check that is over and that no store judges stays over.
             spent[check.group] |= verdicts[index].is_over && !question.is_some_and(|question| question.is_judged);
             questions.extend(question);
@@ -81,19 +80,23 @@ impl LockedCase<'_, '_> {
         questions
     }
 
-    /// What to ask about a check, if its store is asked at all.
-    fn question(&self, index: usize, is_asked: [bool; 2], counted_after: &[i64]) -> Option<Question> {
+    /// What to ask about a check, if it has to ask, or goes along with others of its store.
+    fn question(&self, index: usize, with_others: [bool; 2], counted_after: &[i64]) -> Option<Question> {
         let check = &self.case.checks[index];
-        let store = check.reach.store().filter(|store| is_asked[*store as usize])?;
-        // Its policy has decided it: nobody is asked.
-        if let Some(StoreAccess::Never(_)) = self.case.views.asking(check) {
+        let store = check.reach.store()?;
+        let asks = self.seen[index].asks;
+        if asks.is_none() && !with_others[store as usize] {
+            return None;
+        }
+        // Its policy has decided it, or its store has: nobody is asked.
+        let is_never = matches!(self.case.views.asking(check), Some(StoreAccess::Never(_)));
+        if is_never || self.case.views.answer_about(check, index) != CheckAnswer::NotAsked {
             return None;
         }
         let counted_after = counted_after.get(index).copied().unwrap_or(0);
         // If later checks gave back more than the limit, this one was over: there is nothing to judge.
         let can_fit = i64::from(check.terms.capacity()).saturating_add(counted_after) >= 0;
         let is_judged = is_judged(check, self.case.is_quiet(check)) && can_fit;
-        let asks = self.seen[index].asks;
         let why = asks.unwrap_or(Why::Together);
         (is_judged || asks.is_some()).then_some(Question { check: index, store, is_judged, counted_after, why })
     }

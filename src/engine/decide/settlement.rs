@@ -8,7 +8,7 @@ use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::store_views::CheckAnswer;
 use crate::engine::decide::telling::Telling;
 use crate::engine::decide::turn::KeyCounts;
-use crate::engine::decide::verdict::{Basis, Verdict};
+use crate::engine::decide::verdict::{Basis, NewsAge, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
 
 impl LockedCase<'_, '_> {
@@ -34,7 +34,7 @@ impl LockedCase<'_, '_> {
         if self.is_answered && views.answers().any(|answer| !answer.is_admitted) {
             return true;
         }
-        if !self.is_answered || !views.is_charged() {
+        if !views.is_decided_by_owner() {
             return self.case.is_denied(over);
         }
         // The store has not judged hits that it is only told of.
@@ -51,8 +51,8 @@ impl LockedCase<'_, '_> {
         if check.charging != ChargeMode::Together {
             return;
         }
-        let answer = views.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-        let is_charged = views.is_charged();
+        let answer = views.answer_about(check, index);
+        let is_charged = views.is_decided_by_owner();
         if answer == CheckAnswer::NotAsked && (groups[check.group].is_quota || !is_charged) {
             return;
         }
@@ -61,7 +61,7 @@ impl LockedCase<'_, '_> {
             // Its own store gave no answer, and its policy has let it pass.
             (_, basis @ Basis::Without(..)) if !verdict.is_over => basis,
             // Another store has decided, whatever became of its own.
-            _ => Basis::Memory,
+            _ => Basis::Memory(NewsAge::Recent),
         };
         if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.

@@ -87,7 +87,7 @@ impl<'s> Spot<'s> {
             {
                 part.hold(bucket, &check.terms, check.hits, assumed);
             }
-            let Telling { due_at, urgent_at } = telling;
+            let Telling { due_at, urgent_at, .. } = telling;
             let before = part.pending();
             part.add(counter.sequence(), check.hits);
             let now = before.saturating_add(check.hits);

@@ -27,6 +27,17 @@ pub struct StoreAnswer {
 }
 
 impl StoreAnswer {
+    /// Takes over what the store has said about other checks of the request, when it was asked again.
+    pub(crate) fn add(&mut self, later: &StoreAnswer) {
+        self.is_admitted &= later.is_admitted;
+        self.is_charged |= later.is_charged;
+        for (about, said) in self.checks.iter_mut().zip(&later.checks) {
+            if *said != CheckAnswer::NotAsked {
+                *about = *said;
+            }
+        }
+    }
+
     /// The answer about the check at this place.
     pub fn about(&self, check: usize) -> CheckAnswer {
         self.checks.get(check).copied().unwrap_or(CheckAnswer::NotAsked)
@@ -58,29 +69,30 @@ pub struct StoreView<'a> {
     /// This process has just joined, or come back, and may not know how many live: memory admits nothing by itself.
     pub is_new: bool,
     /// For limits that are not strict.
-    pub asking: StoreAccess<'a>,
+    pub asking: StoreAccess,
     /// For strict limits, for which the store has more time, and may have to wait for its replicas.
-    pub strict: StoreAccess<'a>,
+    pub strict: StoreAccess,
+    /// What it has said to this request, if it was asked. The request may ask about other checks after that.
+    pub answer: Option<&'a StoreAnswer>,
 }
 
 impl<'a> StoreView<'a> {
     /// A store that is asked about strict limits just as about others.
-    pub const fn new(live: u32, asking: StoreAccess<'a>) -> StoreView<'a> {
-        StoreView { live, is_new: false, asking, strict: asking }
+    pub const fn new(live: u32, asking: StoreAccess) -> StoreView<'a> {
+        StoreView { live, is_new: false, asking, strict: asking, answer: None }
     }
 
-    pub fn asking(&self, reach: Reach) -> StoreAccess<'a> {
+    pub fn asking(&self, reach: Reach) -> StoreAccess {
         if let Reach::Strict(_) = reach { self.strict } else { self.asking }
     }
 }
 
-/// Whether a store may be asked, or what it has said.
-#[derive(Clone, Copy, Debug)]
-pub enum StoreAccess<'a> {
+/// Whether a store may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreAccess {
     Allowed,
     /// It gives no answer: the rule's policy decides.
     Never(Cause),
-    Answered(&'a StoreAnswer),
 }
 
 /// Why a store gives no answer.
@@ -109,28 +121,32 @@ impl<'a> StoreViews<'a> {
         }
     }
 
-    /// Whether the store of a check may be asked about it, or what it has said.
-    pub fn asking(&self, check: &Check<'_>) -> Option<StoreAccess<'a>> {
+    /// Whether the store of a check may be asked about it.
+    pub fn asking(&self, check: &Check<'_>) -> Option<StoreAccess> {
         Some(self.of(check.reach.store()?).asking(check.reach))
     }
 
     /// The answer of a check's store, if it has answered.
     pub fn answer_to(&self, check: &Check<'_>) -> Option<&'a StoreAnswer> {
-        match self.asking(check)? {
-            StoreAccess::Answered(answer) => Some(answer),
-            StoreAccess::Allowed | StoreAccess::Never(_) => None,
-        }
+        self.of(check.reach.store()?).answer
+    }
+
+    /// What a check's store has said about it, by its place among the checks.
+    pub fn answer_about(&self, check: &Check<'_>, index: usize) -> CheckAnswer {
+        self.answer_to(check).map_or(CheckAnswer::NotAsked, |answer| answer.about(index))
     }
 
     /// All answers that there are.
     pub fn answers(&self) -> impl Iterator<Item = &'a StoreAnswer> {
-        [&self.origin, &self.owner].into_iter().filter_map(|view| match (view.asking, view.strict) {
-            (StoreAccess::Answered(answer), _) | (_, StoreAccess::Answered(answer)) => Some(answer),
-            (StoreAccess::Allowed | StoreAccess::Never(_), StoreAccess::Allowed | StoreAccess::Never(_)) => None,
-        })
+        [&self.origin, &self.owner].into_iter().filter_map(|view| view.answer)
     }
 
-    /// A store has charged what it admitted. That decides the request.
+    /// The owner has charged what it admitted. That decides the request: it is charged nearer too, whatever is known there.
+    pub fn is_decided_by_owner(&self) -> bool {
+        self.owner.answer.is_some_and(|answer| answer.is_charged && answer.is_admitted)
+    }
+
+    /// A store has charged hits of this request. Whoever is asked after that charges too.
     pub fn is_charged(&self) -> bool {
         self.answers().any(|answer| answer.is_charged && answer.is_admitted)
     }

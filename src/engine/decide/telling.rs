@@ -6,7 +6,7 @@
 //! allowance like everything that is pending, so the bound holds; and keys far below their limit cost the store nothing. What
 //! is still held back when its window does not count any more is never told.
 
-use crate::engine::table::regional_part::{News, RegionalPart};
+use crate::engine::table::regional_part::{NewsAge, RegionalPart};
 
 /// On a key that was not heard of, fewer pending hits are not told at once: a flush tells many such keys in one message.
 const URGENT_HITS_MIN: u64 = 4;
@@ -18,32 +18,35 @@ pub(super) struct Telling {
     pub(super) due_at: u64,
     /// From here on they go at once.
     pub(super) urgent_at: u64,
+    /// How current the view was that decided.
+    pub(super) news: NewsAge,
 }
 
 impl Telling {
     /// Whatever is pending goes with the next flush.
-    pub(super) const WITH_FLUSH: Telling = Telling { due_at: 0, urgent_at: u64::MAX };
+    pub(super) const WITH_FLUSH: Telling = Telling { due_at: 0, urgent_at: u64::MAX, news: NewsAge::Recent };
     /// Whatever is pending goes at once.
-    pub(super) const AT_ONCE: Telling = Telling { due_at: 0, urgent_at: 0 };
+    pub(super) const AT_ONCE: Telling = Telling { due_at: 0, urgent_at: 0, news: NewsAge::Recent };
 
     /// Of a key of which so many hits may be pending. Its part has been brought up to its counter.
     #[inline]
     pub(super) fn new(part: Option<&RegionalPart>, is_bucket: bool, allowance: u64, mono_ms: u64) -> Telling {
         let (half, three_quarters) = (allowance / 2, allowance - allowance / 4);
-        let unheard = Telling { due_at: 0, urgent_at: half.max(URGENT_HITS_MIN) };
-        let Some(part) = part else { return unheard };
-        match part.news(mono_ms) {
-            News::Recent => Telling { due_at: 0, urgent_at: half },
+        let news = part.map_or(NewsAge::None, |part| part.news(mono_ms));
+        let is_sent = part.is_some_and(RegionalPart::is_sent);
+        let (due_at, urgent_at) = match news {
+            NewsAge::Recent => (0, half),
             // A bucket is charged when its hits are told, not when they came.
-            News::None | News::OfWindow if is_bucket => Telling { due_at: 0, urgent_at: half },
+            NewsAge::None | NewsAge::OfWindow if is_bucket => (0, half),
+            NewsAge::None => (0, half.max(URGENT_HITS_MIN)),
             // The answer that is on its way should find nothing held back.
-            News::None | News::OfWindow if part.is_sent() => unheard,
-            News::None => unheard,
-            News::OfWindow => Telling { due_at: three_quarters, urgent_at: allowance.saturating_add(1) },
-        }
+            NewsAge::OfWindow if is_sent => (0, half.max(URGENT_HITS_MIN)),
+            NewsAge::OfWindow => (three_quarters, allowance.saturating_add(1)),
+        };
+        Telling { due_at, urgent_at, news }
     }
 
-    /// The same hits, but none of them in a hurry.
+    /// None of the hits are in a hurry.
     pub(super) fn with_flush(self) -> Telling {
         Telling { urgent_at: u64::MAX, ..self }
     }

@@ -16,6 +16,8 @@ use crate::engine::table::regional_part::RegionalPart;
 pub(super) struct CheckTurn<'c> {
     /// One of the case's checks.
     pub(super) check: &'c Check<'c>,
+    /// Its place among the checks.
+    pub(super) index: usize,
     /// What the other checks on its key mean for it; of its own hits, those that are in the count already.
     pub(super) twins: Twins,
     /// In shadow: it denies nothing.
@@ -65,6 +67,9 @@ impl Case<'_> {
             return (verdict, Decider::AT_LEISURE);
         }
         let decider = self.decider(turn, &verdict, &mut counts);
+        if let Decider::Memory(telling) = decider {
+            verdict.basis = Basis::Memory(telling.news);
+        }
         if let Decider::Paused { .. } | Decider::Without(_) = decider {
             self.apply_decider(&decider, turn, counts, &mut verdict);
         }
@@ -108,7 +113,7 @@ impl Case<'_> {
     pub(super) fn assumed(&self, check: &Check<'_>, verdict: &Verdict) -> u64 {
         match verdict.basis {
             Basis::Without(..) => OutageDecision::assumed(check, self.live(check)),
-            Basis::Memory | Basis::Store(_) => 0,
+            Basis::Memory(_) | Basis::Store(_) => 0,
         }
     }
 

@@ -6,13 +6,15 @@ use crate::engine::decide::outage::retry_after_outage;
 use crate::engine::decide::store_views::Cause;
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::View;
+pub use crate::engine::table::regional_part::NewsAge;
 use crate::rules::limit::Terms;
 use crate::rules::policy::OnOutage;
 
 /// What a verdict rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
-    Memory,
+    /// What this process knows, which is as current as its news of the key. It is recent where nobody shares the count.
+    Memory(NewsAge),
     /// The store was asked and has decided.
     Store(Store),
     /// The store gave no answer, and the policy decided.
@@ -41,7 +43,7 @@ pub struct Verdict {
 impl Verdict {
     #[inline(always)]
     pub(super) fn within(available: i64, reset_ms: u64) -> Verdict {
-        let basis = Basis::Memory;
+        let basis = Basis::Memory(NewsAge::Recent);
         Verdict { is_over: false, remaining: 0, reset_ms, is_hopeless: false, charged: 0, available, basis }
     }
 

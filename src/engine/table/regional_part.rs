@@ -118,9 +118,9 @@ pub(in crate::engine) struct RegionalPart {
     is_sensitive: bool,
 }
 
-/// When the store last told of a key, as far as it matters to what is told next.
+/// How long ago the store last told of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub enum NewsAge {
     /// A moment ago: the key is in use here and perhaps elsewhere.
     Recent,
     /// In the window that the key is in, but not just now.
@@ -414,6 +414,16 @@ impl RegionalPart {
         }
     }
 
+    /// Hits that the store has charged for a request that is denied all the same: they are in this process's field, and not
+    /// accepted. False if they are not in the newest cell any more.
+    pub(crate) fn take_back(&mut self, hits: u64) -> bool {
+        self.own.change(0, |count| {
+            let own = count.own.checked_sub(hits).filter(|_| count.is_seated());
+            count.own = own.unwrap_or(count.own);
+            own.is_some()
+        })
+    }
+
     /// Adds a refund that the process was asked for; `missing` of it was not there. The origin takes it from what is there,
     /// whatever the view says.
     pub(crate) fn refund(&mut self, hits: u64, missing: u64) {
@@ -444,11 +454,11 @@ impl RegionalPart {
 
     /// When the store last told of the key. `follow` has brought the part up to its counter.
     #[inline]
-    pub(crate) fn news(&self, mono_ms: u64) -> News {
+    pub(crate) fn news(&self, mono_ms: u64) -> NewsAge {
         match self.marks & HEARD {
-            _ if FRESH_MS - self.fresh_for_ms(mono_ms) < RECENT_MS && !self.is_failed => News::Recent,
-            0 => News::None,
-            _ => News::OfWindow,
+            _ if FRESH_MS - self.fresh_for_ms(mono_ms) < RECENT_MS && !self.is_failed => NewsAge::Recent,
+            0 => NewsAge::None,
+            _ => NewsAge::OfWindow,
         }
     }
 

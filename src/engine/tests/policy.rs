@@ -49,20 +49,31 @@ fn shared() -> Process {
     Process { engine: Engine::with(1000, layers).hashed_by(Random::new(seed::seed()).hasher()), rules: ruleset(RULES) }
 }
 
-fn views<'a>(origin: StoreAccess<'a>, owner: StoreAccess<'a>) -> StoreViews<'a> {
-    let view = |asking| StoreView::new(3, asking);
+impl From<StoreAccess> for StoreView<'_> {
+    fn from(access: StoreAccess) -> Self {
+        StoreView::new(3, access)
+    }
+}
+
+impl<'a> From<&'a StoreAnswer> for StoreView<'a> {
+    fn from(answer: &'a StoreAnswer) -> Self {
+        StoreView { answer: Some(answer), ..StoreView::new(3, StoreAccess::Allowed) }
+    }
+}
+
+fn views<'a>(origin: impl Into<StoreView<'a>>, owner: impl Into<StoreView<'a>>) -> StoreViews<'a> {
     StoreViews {
         mono_ms: 5000,
-        origin: view(origin),
-        owner: view(owner),
+        origin: origin.into(),
+        owner: owner.into(),
         is_cut_off: false,
         is_again: false,
         given_back: None,
     }
 }
 
-const OUT: StoreAccess<'static> = StoreAccess::Never(Cause::Outage);
-const HURRIED: StoreAccess<'static> = StoreAccess::Never(Cause::Overload);
+const OUT: StoreAccess = StoreAccess::Never(Cause::Outage);
+const HURRIED: StoreAccess = StoreAccess::Never(Cause::Overload);
 
 impl Process {
     fn attempt(&self, entries: &[&str], views: &StoreViews<'_>) -> Attempt<'_> {
@@ -192,7 +203,7 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Allowed) };
+    let again = StoreViews { is_again: true, ..views(&judged, StoreAccess::Allowed) };
     let second = shared.asked(&both, &again);
     assert_eq!((second.store, second.charges, second.is_strict), (Store::Owner, true, true));
     let settle = |is_admitted, answer| StoreAnswer {
@@ -201,13 +212,12 @@ fn the_nearer_store_judges_and_the_farther_one_charges() {
         checks: smallvec![CheckAnswer::NotAsked, answer],
     };
     let denied = settle(false, CheckAnswer::Over);
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&denied)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &denied) };
     let decision = shared.decided(&both, &again);
     assert!(decision.is_over && decision.statuses[1].is_over && !decision.statuses[0].is_over);
     assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 9", "a denial charged nothing nearer");
     let admitted = settle(true, CheckAnswer::Fits);
-    let again =
-        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &admitted) };
     assert_eq!(shared.decided(&both, &again).decided_by(), DecidedBy::Owner);
     assert_eq!(said(&shared.decided(&["local=a"], &views(OUT, OUT))), "OK: OK 7", "what was admitted is charged");
 }
@@ -223,7 +233,7 @@ fn nobody_is_asked_after_the_owner_has_charged() {
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
     for origin in [StoreAccess::Allowed, OUT] {
-        let again = StoreViews { is_again: true, ..views(origin, StoreAccess::Answered(&admitted)) };
+        let again = StoreViews { is_again: true, ..views(origin, &admitted) };
         let decision = shared.decided(&both, &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "within_limit"));
     }
@@ -303,7 +313,7 @@ fn without_the_owner_the_policy_decides_what_the_origin_has_judged() {
         is_charged: false,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), OUT) };
+    let again = StoreViews { is_again: true, ..views(&judged, OUT) };
     let verdicts: Vec<bool> = (0..4).map(|_| shared.decided(&both, &again).is_over).collect();
     assert_eq!(verdicts, [false, false, false, true], "three of the strict limit, from memory");
 }
@@ -348,7 +358,7 @@ fn a_policy_holds_beside_a_store_that_answers() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again = StoreViews { is_again: true, ..views(OUT, StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(OUT, &admitted) };
     for _ in 0..3 {
         let decision = shared.decided(&["bucket=a", "strict=a"], &again);
         assert_eq!((decision.is_over, decision.reason().word()), (false, "outage_share"));
@@ -360,7 +370,7 @@ fn a_policy_holds_beside_a_store_that_answers() {
         is_charged: true,
         checks: smallvec![CheckAnswer::Fits, CheckAnswer::NotAsked],
     };
-    let again = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
+    let again = StoreViews { is_again: true, ..views(&admitted, OUT) };
     let decision = shared.decided(&["share=a", "strict=b"], &again);
     assert_eq!((decision.is_over, decision.decided_by()), (false, DecidedBy::Outage));
 }
@@ -379,8 +389,7 @@ fn what_a_farther_store_has_admitted_is_told_at_once() {
         is_charged: true,
         checks: smallvec![CheckAnswer::NotAsked, CheckAnswer::Fits],
     };
-    let again =
-        StoreViews { is_again: true, ..views(StoreAccess::Answered(&judged), StoreAccess::Answered(&admitted)) };
+    let again = StoreViews { is_again: true, ..views(&judged, &admitted) };
     for _ in 0..2 {
         drop(shared.decided(&["local=a", "strict=a"], &again));
         assert!(shared.engine.table().ledger(Store::Origin).is_any_urgent());
@@ -395,7 +404,7 @@ fn a_retry_under_share_passes_when_it_was_told_to_and_not_before() {
         let shared = shared();
         // All hits come before the outage, so that memory denies too.
         let admitted = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-        let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&admitted), OUT) };
+        let before = StoreViews { is_again: true, ..views(&admitted, OUT) };
         (0..used).for_each(|_| drop(shared.decided(&[entries], &before)));
         let denied = shared.outage_at(START_MS + 100, entries, 1);
         assert!(denied.is_over, "{entries}");
@@ -412,7 +421,7 @@ fn hits_that_fit_without_the_outage_are_not_hopeless() {
     let wait = |hits| shared.outage_at(START_MS, "share=a", hits).retry_after_ms();
     assert_eq!((wait(7), wait(11)), (Some(1000), None), "a part of three, a limit of ten");
     let before = StoreAnswer { is_admitted: true, is_charged: false, checks: smallvec![CheckAnswer::Fits] };
-    let before = StoreViews { is_again: true, ..views(StoreAccess::Answered(&before), OUT) };
+    let before = StoreViews { is_again: true, ..views(&before, OUT) };
     (0..10).for_each(|_| drop(shared.decided(&["minute=b"], &before)));
     let denied = shared.outage_at(START_MS + 100, "minute=b", 7);
     assert!(denied.retry_after_ms() > Some(1000), "memory knows of a longer wait");

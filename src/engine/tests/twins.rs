@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::clock::Now;
-use crate::engine::decide::{Store, StoreAccess, StoreView, StoreViews};
+use crate::engine::decide::{Store, StoreView, StoreViews};
 use crate::engine::reach::{Layers, RegionIndex};
 use crate::engine::{Attempt, StoreRequest};
 use crate::regional::breaker::BreakerOptions;
@@ -155,10 +155,7 @@ impl Fleet {
             let view = |store: Store| {
                 let view = self.stores[store as usize].region.view();
                 match &heard[store as usize] {
-                    Some(AskOutcome::Answered(settled)) => {
-                        let asking = StoreAccess::Answered(settled);
-                        StoreView { asking, strict: asking, ..view }
-                    }
+                    Some(AskOutcome::Answered(settled)) => StoreView { answer: Some(settled), ..view },
                     Some(AskOutcome::NoAnswer) => panic!("the origin always answers"),
                     Some(AskOutcome::Again | AskOutcome::Read(_)) | None => view,
                 }

@@ -92,7 +92,9 @@ fn account(decision: &Decision<'_>, is_cut_off: bool) -> Value {
     if let Some(status) = decisive {
         set("rule", string(status.rule.map_or(crate::rules::OVERRIDE_RULE_ID, |rule| &*rule.id)));
         let (scope, layer, by) = match &status.kind {
-            StatusKind::Limited(limited) => (limited.scope, limited.layer(is_cut_off), limited.decided_by().word()),
+            StatusKind::Limited(limited) => {
+                (limited.scope, limited.layer(is_cut_off), limited.decided_by().word_for_clients())
+            }
             StatusKind::Unmatched | StatusKind::Unlimited => (Scope::Local, Scope::Local, "memory"),
         };
         set("scope", string(scope.word()));
