@@ -1,5 +1,5 @@
-//! The requests: at times of chance, of users of chance, at processes of chance. From one seed come always the same ones, so
-//! that everybody gets them all.
+//! The requests: at times of chance, of users of chance, at processes of chance. One seed always gives the same
+//! requests, so everybody gets all of them.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ const PROCESSES: usize = 9;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// When it is due, from the first one on.
+    /// The time at which it is due, counted from the begin of the plan.
     pub after: Duration,
-    /// Whose limit it counts against.
+    /// The user who sends it, and whose limit it counts against.
     pub user: usize,
-    /// The user's.
+    /// The class of that user.
     pub class: Class,
-    /// Which process is asked: this number, modulo how many there are.
+    /// The process that is asked: this number, modulo the size of the fleet.
     pub process: usize,
 }
 

@@ -12,11 +12,11 @@ use crate::arrivals::{Arrival, Arrivals};
 use crate::redis_server::RedisServer;
 use crate::users::Users;
 
-/// What all clients send, and when.
+/// The requests that all clients send, and the times at which they do.
 pub struct Plan<'a> {
-    /// Who asks.
+    /// The users who ask.
     pub users: &'a Users,
-    /// What each user may have in a window.
+    /// Hits that each user may have in a window.
     pub limit: u32,
     /// Windows begin at multiples of it, by the wall clock.
     pub window_ms: u64,
@@ -24,11 +24,11 @@ pub struct Plan<'a> {
     pub requests_per_s: f64,
     /// Of the arrivals.
     pub seed: u64,
-    /// When the first request may be due.
+    /// The moment from which requests are due.
     pub began: Instant,
-    /// What is sent from then on is measured, by the wall clock.
+    /// The client measures requests that it sends from then on, by the wall clock.
     pub measured_from_ms: u64,
-    /// Nothing is sent from then on.
+    /// The client stops then.
     pub measured_until_ms: u64,
 }
 

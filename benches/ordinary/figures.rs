@@ -1,4 +1,4 @@
-//! What came of a fleet under the traffic of a limit, and what should.
+//! The figures of a fleet under the traffic of one limit, and the bounds that they should keep.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ const SLACK: f64 = 0.1;
 pub struct Figures {
     /// In the fleet.
     pub processes: usize,
-    /// What each user may have in a window.
+    /// Hits that each user may have in a window.
     pub limit: u32,
     /// Of the limit, and as long as was measured.
     pub window: Duration,
-    /// How many there are.
+    /// Number of users.
     pub users: usize,
     /// Those of them who ask for more than their limit.
     pub users_above: usize,
@@ -27,7 +27,7 @@ pub struct Figures {
     pub requests: u64,
     /// Requests that were answered without Redis because it took too long.
     pub outages: u64,
-    /// What came of it.
+    /// The figures, in the order of the table.
     pub lines: Vec<Line>,
 }
 
@@ -41,7 +41,7 @@ pub struct Line {
     pub unit: Unit,
     /// Unknown where nothing was asked.
     pub figure: Option<f64>,
-    /// What the figure should be.
+    /// The bound that the figure should keep.
     pub bound: Option<Bound>,
 }
 
@@ -179,7 +179,7 @@ impl Figures {
     }
 }
 
-/// What Redis may use, against INCRBY and EXPIRE. A larger limit leaves more to memory.
+/// The CPU that Redis may use, against INCRBY and EXPIRE. A larger limit leaves more to memory.
 fn redis_bound(processes: usize, limit: u32) -> f64 {
     match (processes, limit) {
         (..=3, 1000..) => 0.3,

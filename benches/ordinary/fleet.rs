@@ -22,7 +22,7 @@ use crate::reply::{Decider, Reply};
 use crate::tidegate_server::TidegateServer;
 use crate::users::Class;
 
-/// Neighbours on a busy machine must not turn into outages of Redis, which others measure.
+/// Long enough that a busy machine does not look like an outage of Redis, whose policy would then decide.
 const ORIGIN_DEADLINE: &str = "500ms";
 
 pub struct Fleet {
@@ -30,7 +30,7 @@ pub struct Fleet {
     redis: Option<RedisServer>,
 }
 
-/// What the client saw of a fleet: in the measured time, where nothing else is said.
+/// The client's view of a fleet, in the measured time unless it says otherwise.
 pub struct Seen {
     /// Of all requests, also those of the warm-up.
     pub ledger: Ledger,
@@ -40,9 +40,9 @@ pub struct Seen {
     waited: [u64; Class::ALL.len()],
     /// Requests that were answered without Redis because it took too long.
     pub outages: u64,
-    /// How long answers took, in microseconds.
+    /// Times from request to answer, in microseconds.
     pub latency: Histogram<u64>,
-    /// What the fleet's Redis used; nothing without one.
+    /// CPU time of the fleet's Redis; 0 without one.
     pub redis_cpu: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What the Go service asks of Redis: INCRBY and EXPIRE for every request, both in one round trip.
+//! The load that the Go service puts on Redis: INCRBY and EXPIRE for every request, both in one round trip.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::arrivals::Arrival;
 use crate::client::Plan;
 use crate::redis_server::RedisServer;
 
-/// As many as three of its processes have in their pools. Few requests are under way at a time, so that hardly two of them
-/// ever share one.
+/// Three of its processes have as many in their pools. Few requests are under way at a time, so two of them hardly ever
+/// share one.
 const CONNECTIONS: usize = 30;
 
 pub struct Increments {

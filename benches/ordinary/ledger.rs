@@ -1,8 +1,8 @@
-//! What each user asked for and was given, by the client's own count, and what follows: how far a limit was exceeded, and
-//! who was denied without reason.
+//! The client's own count of every user's requests and of those that were admitted. It shows how far a limit was exceeded,
+//! and whether a user was denied without reason.
 //!
-//! Hits count from when they were sent for what was asked, and from when the answer came for what was given. A process
-//! decides in between, so that neither is ever made worse than it was.
+//! A request counts as asked from the moment it is sent, and as admitted from the moment its answer comes. The process decides
+//! in between, so neither moment makes a process look worse than it is.
 
 /// The hits of a user in a window and the one before it.
 #[derive(Clone, Copy, Debug, Default)]

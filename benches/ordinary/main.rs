@@ -1,11 +1,10 @@
-//! What ordinary traffic costs: many users, nearly all of them far below their limit, over 3 and over 9 processes.
+//! The cost of ordinary traffic: many users, nearly all of them far below their limit, over 3 and over 9 processes.
 //!
 //! `cargo bench --bench ordinary`. A fleet of 3 processes and one of 9, each with a Redis of its own, and a process without
-//! Redis get the same requests, and another Redis gets for each of them what the Go service sends. All of this happens at
+//! Redis get the same requests. For each of them, another Redis gets the commands of the Go service. All of this happens at
 //! the same time, so a machine that gets slower does so for all. From outside in: `traffic` brings everybody together,
 //! `users` and `arrivals` say who asks when, `client` asks, `fleet` and `increments` are asked, `reply` and `ledger` say
-//! what was answered and whether it was right, `figures` and `report` what came of it. `benches/rls` has what starts
-//! servers and draws charts.
+//! whether the answers were right, `figures` and `report` show the result. `benches/rls` starts servers and draws charts.
 //!
 //! It fails when a server fails or answers wrongly, never because of a figure: machines are noisy.
 
@@ -28,7 +27,7 @@ mod machine;
 #[path = "../rls/plot.rs"]
 mod plot;
 #[path = "../rls/process.rs"]
-#[allow(dead_code)] // All servers here say what is to be known on the same stream.
+#[allow(dead_code)] // All servers here say their addresses on the same stream.
 mod process;
 #[path = "../rls/redis_server.rs"]
 mod redis_server;
@@ -69,7 +68,7 @@ struct Options {
     #[command(flatten)]
     results: Results,
 
-    /// What cargo says to every bench
+    /// Passed by cargo to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -1,4 +1,4 @@
-//! What an answer says of the one limit that was asked about.
+//! The verdict of an answer, and who decided it.
 
 use anyhow::{Context, bail, ensure};
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -9,7 +9,7 @@ use tidegate::proto::google::protobuf::value::Kind;
 pub struct Reply {
     /// Whether the request is denied.
     pub is_over: bool,
-    /// Who says so.
+    /// The decider of this verdict.
     pub decider: Decider,
 }
 

@@ -19,16 +19,16 @@ const SEED: u64 = 21;
 /// Until then everybody is connected.
 const BEGINS_AFTER: Duration = Duration::from_millis(300);
 
-/// What is asked.
+/// The requests of all users of one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
-    /// Of each user, for a window.
+    /// Hits that each user may have in a window.
     pub limit: u32,
     /// In whole seconds.
     pub window: Duration,
-    /// There are fewer if so many would ask too often.
+    /// There are fewer users if this many would exceed the rate.
     pub users_max: u64,
-    /// Requests per second of all users.
+    /// Most requests per second of all users together.
     pub rate_max: f64,
 }
 
@@ -78,8 +78,8 @@ impl Traffic {
         parts * f64::from(self.limit) / self.window.as_secs_f64()
     }
 
-    /// A whole window is measured, because every user is new at its begin. About one passes before it, as what came then
-    /// still counts.
+    /// Measures a whole window, because every user is new at its begin. About one window passes before it, because its hits
+    /// still count.
     fn plan<'a>(&self, users: &'a Users) -> Plan<'a> {
         let window_ms = self.window.as_millis() as u64;
         let measured_from_ms = (wall_ms() + window_ms * 9 / 10).next_multiple_of(window_ms);

@@ -1,4 +1,4 @@
-//! Who asks, and how often: most users are far below their limit, some near it, a few far above it.
+//! The users and how often they ask: most are far below their limit, some near it, a few far above it.
 
 use anyhow::Context;
 use rand::rngs::SmallRng;
@@ -6,9 +6,9 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::weighted::WeightedAliasIndex;
 use rand_distr::{Distribution, LogNormal};
 
-/// Each so many of them is far above its limit: half a percent.
+/// One user in so many is far above its limit: half a percent.
 const ONE_HEAVY_IN: usize = 200;
-/// How many limits such a one asks for in a window.
+/// Limits that such a user asks for in a window.
 const HEAVY: std::ops::Range<f64> = 2.0..10.0;
 /// Of the others, half ask for less than this part of their limit, and one in a hundred for more than 60 %.
 const MEDIAN: f64 = 0.03;
@@ -37,9 +37,9 @@ impl Class {
 
 pub struct Users {
     classes: Vec<Class>,
-    /// Who asks next: each in proportion to how often it asks.
+    /// Picks the next user, each in proportion to its rate.
     choice: WeightedAliasIndex<f64>,
-    /// How many limits all of them ask for in a window, on average.
+    /// Limits that all of them together ask for in a window, on average.
     parts: f64,
 }
 
@@ -71,7 +71,7 @@ impl Users {
         self.classes[user]
     }
 
-    /// How many limits all of them ask for in a window, on average.
+    /// Limits that all of them together ask for in a window, on average.
     pub fn parts(&self) -> f64 {
         self.parts
     }

@@ -1,4 +1,4 @@
-//! Whose figures they are.
+//! The machine that the figures come from.
 
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

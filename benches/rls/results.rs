@@ -1,4 +1,4 @@
-//! Where the figures of a bench go: to the screen, and into a file for programs and one with a chart.
+//! The places that the figures of a bench go to: the screen, a file for programs and one with a chart.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub enum Output {
 }
 
 impl Results {
-    /// Says of which program, when and where they are, too.
+    /// Adds the version of the program, the time and the machine.
     pub fn save_figures(&self, bench: &str, results: Value) -> anyhow::Result<()> {
         let document = json!({
             "version": env!("CARGO_PKG_VERSION"),

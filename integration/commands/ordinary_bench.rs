@@ -1,4 +1,4 @@
-//! The parts of `benches/ordinary` that only calculate: who asks when, and what the client's own count says.
+//! The parts of `benches/ordinary` that only calculate: users, arrivals and the client's own count.
 
 #[path = "../../benches/ordinary/arrivals.rs"]
 mod arrivals;
@@ -18,7 +18,7 @@ use users::{Class, Users};
 const LIMIT: u32 = 10;
 const WINDOW_MS: u64 = 1000;
 
-/// What counts against the limit with the last of these hits, from all of them.
+/// The count against the limit with the last of these hits, by the formula of the sliding window.
 fn effective(hits_ms: &[u64]) -> u32 {
     let now_ms = hits_ms[hits_ms.len() - 1];
     let in_window = |sequence: u64| hits_ms.iter().filter(|hit_ms| **hit_ms / WINDOW_MS == sequence).count() as u64;
