@@ -45,7 +45,7 @@ deny: ## Licenses, sources and duplicates of dependencies, by cargo-deny, which 
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --locked check bans licenses sources
 
-bench: redis mariadb h2load valgrind ## Install what the benches need, then run all of them: the gRPC port, decide, matching, reload, growth, pauses, bytes per key, instructions
+bench: redis mariadb h2load valgrind ## Install what the benches need, then run all of them: the gRPC port, ordinary traffic, decide, matching, reload, growth, pauses, bytes per key, instructions
 	cargo bench --locked
 
 # Of what people run: the release build, whose functions are inlined wherever they are.

@@ -92,28 +92,3 @@ impl Spread {
         Spread::of(runs.iter().zip(to).map(ratio))
     }
 }
-
-/// The bound that a ratio should keep.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Bound {
-    pub fn is_met(self, ratio: f64) -> bool {
-        match self {
-            Bound::AtLeast(least) => ratio >= least,
-            Bound::AtMost(most) => ratio <= most,
-        }
-    }
-}
-
-impl std::fmt::Display for Bound {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Bound::AtLeast(least) => write!(out, ">= {least}"),
-            Bound::AtMost(most) => write!(out, "<= {most}"),
-        }
-    }
-}

@@ -8,29 +8,36 @@
 //!
 //! It fails when a server fails or answers wrongly, never because of a figure: machines are noisy.
 
+mod bound;
 mod client;
 mod constant;
 mod figures;
+mod machine;
 mod plot;
 mod process;
+mod redis_server;
 mod report;
+mod results;
 mod rounds;
 mod scenario;
 mod servers;
 mod stores;
+mod tidegate_server;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use serde_json::{Value, json};
 
 use crate::constant::Constant;
 use crate::figures::{Figure, Run, Spread};
-use crate::plot::{Bar, Group};
+use crate::machine::{cores, cpu_model};
+use crate::plot::{Bar, Chart, Group, Row};
 use crate::report::Outcome;
+use crate::results::{Output, Results};
 use crate::rounds::Rounds;
 use crate::scenario::{SCENARIOS, Scenario};
 use crate::servers::{Kind, Server, TONIC};
@@ -63,17 +70,8 @@ struct Options {
     #[arg(long, value_name = "NAME=PID", value_parser = named)]
     peer_pid: Vec<(String, String)>,
 
-    /// Where all figures go [default: target/bench/rls.json]
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
-    /// Where the chart goes [default: target/bench/rls.svg]
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-
-    /// What is printed
-    #[arg(long, value_enum, default_value = "text")]
-    output: Output,
+    #[command(flatten)]
+    results: Results,
 
     /// Show the scenarios
     #[arg(long)]
@@ -82,12 +80,6 @@ struct Options {
     /// What cargo says to every bench
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Text,
-    Json,
 }
 
 fn scenario(name: &str) -> Result<&'static Scenario, String> {
@@ -129,12 +121,12 @@ fn run(options: &Options) -> anyhow::Result<()> {
     let mut outcomes = Vec::new();
     for scenario in SCENARIOS.iter().filter(|scenario| is_chosen(options, scenario)) {
         let outcome = rounds.take(scenario)?;
-        if options.output == Output::Text {
+        if options.results.output == Output::Text {
             outcome.print();
         }
         outcomes.push(outcome);
     }
-    if options.output == Output::Text {
+    if options.results.output == Output::Text {
         println!(
             "\nmedians (ranges) of {} alternating rounds of {:?}; ratios are taken round by round",
             options.rounds, options.duration
@@ -163,40 +155,23 @@ fn start_servers(options: &Options, rules: &Path) -> anyhow::Result<Vec<Server>>
 }
 
 fn save(options: &Options, outcomes: &[Outcome]) -> anyhow::Result<()> {
-    let document = document(options, outcomes);
-    if options.output == Output::Json {
-        println!("{document:#}");
-    }
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench");
-    write(&options.json.clone().unwrap_or_else(|| target.join("rls.json")), &format!("{document:#}\n"))?;
+    options.results.save_figures("rls", document(options, outcomes))?;
     let groups: Vec<Group> = outcomes.iter().filter(|it| CHARTED.contains(&it.scenario.name)).map(group).collect();
-    if !groups.is_empty() {
-        let footer = format!(
-            "{}, {} cores; medians of {} alternating rounds, ratios to {TONIC} of the same round",
-            cpu_model(),
-            cores(),
-            options.rounds
-        );
-        write(&options.svg.clone().unwrap_or_else(|| target.join("rls.svg")), &plot::draw(&groups, &footer))?;
+    if groups.is_empty() {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn write(file: &Path, text: &str) -> anyhow::Result<()> {
-    if let Some(directory) = file.parent() {
-        std::fs::create_dir_all(directory)?;
-    }
-    std::fs::write(file, text).with_context(|| format!("can't write {}", file.display()))?;
-    eprintln!("wrote {}", file.display());
-    Ok(())
+    let footer = format!(
+        "{}, {} cores; medians of {} alternating rounds, ratios to {TONIC} of the same round",
+        cpu_model(),
+        cores(),
+        options.rounds
+    );
+    let heads = ["requests/s: longer is better".into(), "server CPU µs/request: shorter is better".into()];
+    options.results.save_chart("rls", &Chart { heads, groups, footer })
 }
 
 fn document(options: &Options, outcomes: &[Outcome]) -> Value {
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "date": humantime::format_rfc3339_seconds(tidegate::clock::wall_time()).to_string(),
-        "machine": { "cpu": cpu_model(), "cores": cores() },
-        "command": std::env::args().skip(1).collect::<Vec<_>>(),
         "rounds": options.rounds,
         "duration_ms": options.duration.as_millis() as u64,
         "rules": scenario::rule_file(),
@@ -204,29 +179,26 @@ fn document(options: &Options, outcomes: &[Outcome]) -> Value {
     })
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn cpu_model() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("unknown CPU", |(_, name)| name).to_owned()
-}
-
 fn group(outcome: &Outcome) -> Group {
     let to: &[Run] = outcome.measured(TONIC).map_or(&[], |tonic| &tonic.runs);
-    let bars = outcome.servers.iter().filter_map(|server| {
+    let rows = outcome.servers.iter().filter_map(|server| {
         let median = |figure| Spread::of_runs(&server.runs, figure).map(|spread| spread.median);
         let ratio = |figure| Spread::of_ratios(&server.runs, to, figure).map(|spread| spread.median);
-        Some(Bar {
-            server: server.name.clone(),
+        let requests_per_s = median(Figure::RequestsPerS)?;
+        let thousands = labelled(&format!("{:.0}k", requests_per_s / 1e3), ratio(Figure::RequestsPerS));
+        let server_us = median(Figure::ServerUs).map(|micros| {
+            let label = labelled(&format!("{micros:.1}"), ratio(Figure::ServerUs));
+            Bar { figure: micros, label }
+        });
+        Some(Row {
+            name: server.name.clone(),
             is_ours: server.kind == Kind::Tidegate,
-            requests_per_s: median(Figure::RequestsPerS)?,
-            requests_ratio: ratio(Figure::RequestsPerS),
-            server_us: median(Figure::ServerUs),
-            server_us_ratio: ratio(Figure::ServerUs),
+            bars: [Some(Bar { figure: requests_per_s, label: thousands }), server_us],
         })
     });
-    Group { title: outcome.scenario.title.into(), bars: bars.collect() }
+    Group { title: outcome.scenario.title.into(), rows: rows.collect() }
+}
+
+fn labelled(figure: &str, ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| figure.to_owned(), |ratio| format!("{figure} · {ratio:.2}x"))
 }

@@ -1,24 +1,43 @@
-//! A chart of requests per second and CPU per request, as SVG.
+//! A chart with two columns of bars, as SVG.
 //!
 //! It has no background, and its greys can be read on white and on black: pages show it in light and dark themes, and an image
 //! does not know in which one it is.
 
 use std::fmt::Write;
 
-/// A scenario: its bars are drawn one below the other.
-pub struct Group {
-    pub title: String,
-    pub bars: Vec<Bar>,
+pub struct Chart {
+    /// The words above the columns.
+    pub heads: [String; 2],
+    /// From top to bottom.
+    pub groups: Vec<Group>,
+    /// A line about all figures.
+    pub footer: String,
 }
 
-/// One server. Its ratios are to the server that all are compared with.
-pub struct Bar {
-    pub server: String,
+/// A scenario: its bars are drawn one below the other.
+pub struct Group {
+    /// The words above its rows.
+    pub title: String,
+    /// From top to bottom.
+    pub rows: Vec<Row>,
+}
+
+/// One server, with a bar in each column where its figure is known.
+pub struct Row {
+    /// The words before its bars.
+    pub name: String,
+    /// Ours stand out.
     pub is_ours: bool,
-    pub requests_per_s: f64,
-    pub requests_ratio: Option<f64>,
-    pub server_us: Option<f64>,
-    pub server_us_ratio: Option<f64>,
+    /// One for each column.
+    pub bars: [Option<Bar>; 2],
+}
+
+/// The largest figure of a column has the longest bar.
+pub struct Bar {
+    /// Its length, in whatever unit the column has.
+    pub figure: f64,
+    /// The words beside it.
+    pub label: String,
 }
 
 const WIDTH: u32 = 900;
@@ -36,31 +55,31 @@ const OURS: &str = "#1f883d";
 const OTHERS: &str = "#8c959f";
 
 /// Draws the chart. Equal figures always give equal bytes.
-pub fn draw(groups: &[Group], footer: &str) -> String {
-    let lines: u32 = groups.iter().map(|group| 1 + group.bars.len() as u32).sum();
+pub fn draw(chart: &Chart) -> String {
+    let Chart { heads, groups, footer } = chart;
+    let lines: u32 = groups.iter().map(|group| 1 + group.rows.len() as u32).sum();
     let height = 2 * MARGIN + 2 * LINE + lines * LINE + GROUP_GAP * (1 + groups.len() as u32);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
          viewBox=\"0 0 {WIDTH} {height}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"{TEXT}\">\n"
     );
     let mut y = MARGIN + LINE;
-    let columns = [MARGIN + NAMES, MARGIN + NAMES + COLUMN];
-    text(&mut svg, columns[0], y, true, "requests/s: longer is better");
-    text(&mut svg, columns[1], y, true, "server CPU µs/request: shorter is better");
-    let bars = || groups.iter().flat_map(|group| &group.bars);
-    let requests_max = bars().map(|bar| bar.requests_per_s).fold(0.0, f64::max);
-    let server_us_max = bars().filter_map(|bar| bar.server_us).fold(0.0, f64::max);
+    let columns = [0, 1].map(|column| (column as usize, MARGIN + NAMES + column * COLUMN));
+    columns.iter().for_each(|(column, x)| text(&mut svg, *x, y, true, &heads[*column]));
+    let figures = |column: usize| groups.iter().flat_map(|group| &group.rows).filter_map(move |row| row.figure(column));
+    let longest = [0, 1].map(|column| figures(column).fold(0.0, f64::max));
     for group in groups {
         y += GROUP_GAP + LINE;
         text(&mut svg, MARGIN, y, true, &group.title);
-        for bar in &group.bars {
+        for row in &group.rows {
             y += LINE;
-            text(&mut svg, MARGIN, y, bar.is_ours, &bar.server);
-            let label = labelled(&format!("{:.0}k", bar.requests_per_s / 1e3), bar.requests_ratio);
-            bar_with_label(&mut svg, (columns[0], y), bar.requests_per_s / requests_max, bar.is_ours, &label);
-            if let Some(micros) = bar.server_us {
-                let label = labelled(&format!("{micros:.1}"), bar.server_us_ratio);
-                bar_with_label(&mut svg, (columns[1], y), micros / server_us_max, bar.is_ours, &label);
+            text(&mut svg, MARGIN, y, row.is_ours, &row.name);
+            for (column, x) in columns {
+                if let Some(bar) = &row.bars[column] {
+                    // Where all figures are 0, so are all bars.
+                    let share = if longest[column] > 0.0 { bar.figure / longest[column] } else { 0.0 };
+                    bar_with_label(&mut svg, (x, y), share, row.is_ours, &bar.label);
+                }
             }
         }
     }
@@ -68,8 +87,10 @@ pub fn draw(groups: &[Group], footer: &str) -> String {
     svg + "</svg>\n"
 }
 
-fn labelled(figure: &str, ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| figure.to_owned(), |ratio| format!("{figure} · {ratio:.2}x"))
+impl Row {
+    fn figure(&self, column: usize) -> Option<f64> {
+        self.bars[column].as_ref().map(|bar| bar.figure)
+    }
 }
 
 fn bar_with_label(svg: &mut String, (x, y): (u32, u32), share: f64, is_ours: bool, label: &str) {

@@ -2,8 +2,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct Process(Child);
 
@@ -26,7 +29,17 @@ impl Process {
         first(self.0.stderr.take().context("its log is not read")?, find)
     }
 
-    pub fn has_ended(&mut self) -> bool {
+    /// Waits for a sign of life.
+    pub fn wait_until(&mut self, what: &str, is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while !is_so() {
+            ensure!(!self.has_ended() && began.elapsed() < STARTS_WITHIN, "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn has_ended(&mut self) -> bool {
         !matches!(self.0.try_wait(), Ok(None))
     }
 }

@@ -1,6 +1,7 @@
 //! What is asked of the servers, and the results that we aim at.
 
-use crate::figures::{Bound, Figure};
+use crate::bound::Bound;
+use crate::figures::Figure;
 use crate::servers::{TIDEGATE, TIDEGATE_WITH_STORES, TONIC};
 
 /// As many keys as Tidegate holds by default.

@@ -1,10 +1,7 @@
 //! The servers that take turns, each a process of its own.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use prost::Message;
@@ -18,13 +15,13 @@ use crate::constant::{self, Constant};
 use crate::process::Process;
 use crate::scenario::Rule;
 use crate::stores::Stores;
+use crate::tidegate_server::TidegateServer;
 
 /// The server that all others are compared with.
 pub const TONIC: &str = "tonic";
 pub const TIDEGATE: &str = "tidegate";
 pub const TIDEGATE_WITH_STORES: &str = "tidegate, Redis and MySQL";
 
-const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
 /// By how many bytes a constant answer may differ from a real one, for each descriptor: numbers take as many as they need.
 const ANSWER_BYTES_APART_MAX: usize = 4;
 /// More than half of the limit that is never reached. Beyond half of it, a region tells the others about the key through MySQL
@@ -46,9 +43,8 @@ pub struct Server {
     /// The process whose CPU time is measured. `None`: it is elsewhere, or nobody has named it.
     pub pid: Option<u32>,
     pub stores: Option<Stores>,
-    /// The address of Tidegate's HTTP port.
-    http: Option<String>,
-    _process: Option<Process>,
+    _constant: Option<Process>,
+    tidegate: Option<TidegateServer>,
 }
 
 impl Server {
@@ -63,32 +59,26 @@ impl Server {
             address,
             pid: Some(process.pid()),
             stores: None,
-            http: None,
-            _process: Some(process),
+            _constant: Some(process),
+            tidegate: None,
         })
     }
 
     /// Starts Tidegate with all defaults, except for free ports.
     pub fn tidegate(rules: &Path, stores: Option<Stores>) -> anyhow::Result<Server> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
-        command.args(["--debug-port", "0", "--rules"]).arg(rules).env_clear().stderr(Stdio::piped());
-        if let Some(stores) = &stores {
-            command.envs(stores.settings());
-        }
-        let mut process = Process::start(&mut command)?;
-        let (address, http) = process.first_on_stderr(addresses)?;
-        let server = Server {
+        let tidegate = match &stores {
+            Some(stores) => TidegateServer::start(rules, &stores.settings(), &["regional", "global"])?,
+            None => TidegateServer::start(rules, &[], &[])?,
+        };
+        Ok(Server {
             name: if stores.is_some() { TIDEGATE_WITH_STORES } else { TIDEGATE }.into(),
             kind: Kind::Tidegate,
-            address,
-            pid: Some(process.pid()),
+            address: tidegate.address().to_owned(),
+            pid: Some(tidegate.pid()),
             stores,
-            http: Some(http),
-            _process: Some(process),
-        };
-        server.wait_for_stores()?;
-        Ok(server)
+            _constant: None,
+            tidegate: Some(tidegate),
+        })
     }
 
     pub fn peer(name: &str, address: &str, pid: Option<u32>) -> Server {
@@ -98,37 +88,15 @@ impl Server {
             address: address.into(),
             pid,
             stores: None,
-            http: None,
-            _process: None,
+            _constant: None,
+            tidegate: None,
         }
-    }
-
-    fn wait_for_stores(&self) -> anyhow::Result<()> {
-        let began = Instant::now();
-        while let Some(lost) = self.lost_store()? {
-            ensure!(began.elapsed() < CONNECTS_WITHIN, "{} does not reach its stores: {lost}", self.name);
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
     }
 
     /// What the server says about a store that is not up; `None` if all that it should have are up.
     pub fn lost_store(&self) -> anyhow::Result<Option<String>> {
-        let (Some(http), Some(_)) = (&self.http, &self.stores) else { return Ok(None) };
-        let mut stream = TcpStream::connect(http)?;
-        stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said)?;
-        let is_lost = |layer: &&str| !said.contains(&format!("[+] {layer}: up"));
-        let line = |layer: &str| said.lines().find(|line| line.contains(layer)).unwrap_or(layer).to_owned();
-        Ok(["regional", "global"].iter().find(|layer| is_lost(layer)).map(|layer| line(layer)))
+        self.tidegate.as_ref().map_or(Ok(None), TidegateServer::lost_layer)
     }
-}
-
-/// Reads the addresses in `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
-fn addresses(line: &str) -> Option<(String, String)> {
-    let before = |mark: &str| Some(line.split(mark).next()?.rsplit(' ').next()?.to_owned());
-    (line.contains(" (gRPC)") && line.contains(" (HTTP)")).then(|| Some((before(" (gRPC)")?, before(" (HTTP)")?)))?
 }
 
 /// Asks every server, so that none is measured that answers something else than the others.

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
 use crate::process::Process;
+use crate::redis_server::RedisServer;
 
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
 const DATABASE: &str = "tidegate";
 
 /// Settings that are quick rather than safe from power failures, because the disk is not what is measured.
@@ -25,7 +24,7 @@ const MARIADB: [&str; 8] = [
 ];
 
 pub struct Stores {
-    redis: Process,
+    redis: RedisServer,
     mariadb: Process,
     directory: TempDir,
 }
@@ -33,7 +32,7 @@ pub struct Stores {
 impl Stores {
     pub fn start() -> anyhow::Result<Stores> {
         let directory = tempfile::tempdir()?;
-        let redis = start_redis(&directory.path().join("redis.sock"))?;
+        let redis = RedisServer::start(directory.path().join("redis.sock"))?;
         let mariadb = start_mariadb(directory.path())?;
         let stores = Stores { redis, mariadb, directory };
         let mut migrate = Command::new(env!("CARGO_BIN_EXE_tidegate"));
@@ -49,20 +48,12 @@ impl Stores {
     pub fn settings(&self) -> [(&'static str, String); 4] {
         let path = |name: &str| self.directory.path().join(name).display().to_string();
         [
-            ("REDIS_URL", format!("unix://{}", path("redis.sock"))),
+            ("REDIS_URL", self.redis.url()),
             ("MYSQL_URL", format!("mysql://root@localhost/{DATABASE}?socket={}", path("mariadb.sock"))),
             ("REGION", "here".into()),
             ("TIDEGATE_REGIONS", "here,there".into()),
         ]
     }
-}
-
-fn start_redis(socket: &Path) -> anyhow::Result<Process> {
-    let mut command = Command::new("redis-server");
-    command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(socket);
-    let mut process = Process::start(command.stdout(Stdio::null()))?;
-    until("Redis answers", &mut process, || socket.exists())?;
-    Ok(process)
 }
 
 fn start_mariadb(directory: &Path) -> anyhow::Result<Process> {
@@ -87,7 +78,7 @@ fn start_mariadb(directory: &Path) -> anyhow::Result<Process> {
         client.args(["--no-defaults", "--user=root", "--protocol=socket", &flag("socket", "mariadb.sock")]);
         complete(client.args(["--execute", &format!("CREATE DATABASE {DATABASE}")])).is_ok()
     };
-    until("MariaDB answers", &mut process, create)?;
+    process.wait_until("MariaDB answers", create)?;
     Ok(process)
 }
 
@@ -95,15 +86,6 @@ fn start_mariadb(directory: &Path) -> anyhow::Result<Process> {
 fn mariadbd() -> PathBuf {
     let debian = PathBuf::from("/usr/sbin/mariadbd");
     if debian.exists() { debian } else { "mariadbd".into() }
-}
-
-fn until(what: &str, process: &mut Process, is_so: impl Fn() -> bool) -> anyhow::Result<()> {
-    let began = Instant::now();
-    while !is_so() {
-        ensure!(!process.has_ended() && began.elapsed() < STARTS_WITHIN, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
 fn complete(command: &mut Command) -> anyhow::Result<()> {

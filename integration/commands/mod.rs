@@ -7,6 +7,7 @@ mod closed_pipe;
 mod extra_tags;
 mod generate;
 mod mysql;
+mod ordinary_bench;
 mod rls_bench;
 mod rules;
 mod status;

@@ -1,13 +1,16 @@
 //! The parts of `benches/rls` that only calculate and draw. A bench has no tests of its own that anybody would run.
 
+#[path = "../../benches/rls/bound.rs"]
+mod bound;
 #[path = "../../benches/rls/figures.rs"]
 #[allow(dead_code)] // The bench uses the rest.
 mod figures;
 #[path = "../../benches/rls/plot.rs"]
 mod plot;
 
-use figures::{Bound, Figure, Run, Spread};
-use plot::{Bar, Group, draw};
+use bound::Bound;
+use figures::{Figure, Run, Spread};
+use plot::{Bar, Chart, Group, Row, draw};
 
 fn runs(requests_per_s: &[f64]) -> Vec<Run> {
     requests_per_s.iter().map(|&requests_per_s| Run { requests_per_s, ..Run::default() }).collect()
@@ -39,18 +42,17 @@ fn a_bound_holds_at_its_edge() {
     }
 }
 
-fn groups() -> Vec<Group> {
-    let bar = |server: &str, requests_per_s, server_us| Bar {
-        server: server.into(),
-        is_ours: server == "tidegate",
-        requests_per_s,
-        requests_ratio: Some(requests_per_s / 100_000.0),
-        server_us,
-        server_us_ratio: None,
+fn chart() -> Chart {
+    let bar = |figure: f64| Bar { figure, label: format!("{figure} & <more>") };
+    let row = |name: &str, requests_per_s, server_us: Option<f64>| Row {
+        name: name.into(),
+        is_ours: name == "tidegate",
+        bars: [Some(bar(requests_per_s)), server_us.map(bar)],
     };
-    let bars =
-        vec![bar("tonic", 100_000.0, Some(16.0)), bar("tidegate", 210_000.0, Some(7.0)), bar("a<b & c", 1.0, None)];
-    vec![Group { title: "one hot key".into(), bars }]
+    let rows =
+        vec![row("tonic", 100_000.0, Some(16.0)), row("tidegate", 210_000.0, Some(7.0)), row("a<b & c", 1.0, None)];
+    let groups = vec![Group { title: "one hot key".into(), rows }];
+    Chart { heads: ["requests/s".into(), "server CPU".into()], groups, footer: "2 cores".into() }
 }
 
 /// The names of elements that are open at the end, or an error where one is closed that is not the last opened.
@@ -72,17 +74,17 @@ fn open_elements(svg: &str) -> Result<Vec<&str>, String> {
 
 #[test]
 fn a_chart_is_well_formed_and_always_the_same() {
-    let svg = draw(&groups(), "2 cores");
+    let svg = draw(&chart());
     assert_eq!(open_elements(&svg), Ok(Vec::new()), "{svg}");
     assert!(svg.contains(">a&lt;b &amp; c</text>"), "names are text: {svg}");
-    assert_eq!(svg, draw(&groups(), "2 cores"));
+    assert_eq!(svg, draw(&chart()));
     assert_eq!(svg.matches("<rect").count(), 5, "a bar for each figure that is known");
-    assert!(svg.contains(">210k · 2.10x</text>"), "{svg}");
+    assert!(svg.contains(">210000 &amp; &lt;more&gt;</text>"), "labels are text: {svg}");
 }
 
 #[test]
 fn the_longest_bar_has_the_largest_figure_and_stays_inside() {
-    let svg = draw(&groups(), "");
+    let svg = draw(&chart());
     let widths: Vec<u32> = svg
         .lines()
         .filter(|line| line.starts_with("<rect"))
@@ -90,4 +92,13 @@ fn the_longest_bar_has_the_largest_figure_and_stays_inside() {
         .collect();
     // Requests and CPU of tonic, those of tidegate, and requests of the third.
     assert_eq!(widths, [107, 225, 225, 98, 0]);
+}
+
+#[test]
+fn where_all_figures_are_0_no_bar_has_a_length() {
+    let mut chart = chart();
+    for bar in chart.groups.iter_mut().flat_map(|group| &mut group.rows).flat_map(|row| &mut row.bars).flatten() {
+        bar.figure = 0.0;
+    }
+    assert_eq!(draw(&chart).matches(" width=\"0\"").count(), 5);
 }
