@@ -112,7 +112,8 @@ impl CallKey {
         let Terms { limit, window_ms, algorithm, burst } = *terms;
         let measure = match algorithm {
             Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - update.now_ms % window_ms },
-            Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
+            Algorithm::FixedWindow => Measure::Sum,
+            Algorithm::ExactWindow => Measure::Exact,
             Algorithm::Gcra => Measure::Gcra { limit, burst },
         };
         CallKey { key, window_ms, measure, cells: update.cells }
@@ -122,13 +123,16 @@ impl CallKey {
 /// How a part's cells count against a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// All of them in full: one cell of a fixed window, seventeen of an exact one.
+    /// All of them in full: one cell of a fixed window.
     Sum,
     /// The first in full, of the second `floor(count * left / window)`.
     Sliding { left_ms: u64 },
     /// A bucket that drains by the limit in a window, by the origin's clock. The limit of its needs is the burst. What goes
     /// above [`crate::engine::count::gcra::DEBT_TIMES`] times both is forgiven.
     Gcra { limit: u32, burst: u32 },
+    /// All seventeen sub-cells of an exact window in full. The newest is told, and of the others those with news; all are
+    /// answered.
+    Exact,
 }
 
 /// A request's question: do all of these fit?

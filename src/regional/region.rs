@@ -318,7 +318,8 @@ impl Region {
     /// A call that does what others do, in little: it writes a cell of its own that is gone a moment later. For probes.
     pub fn trial(&self) -> Call {
         let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
-        let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
+        let shape = CellShape::Window(window);
+        let cell = CellUpdate { is_seated: true, own: 1, shape, ..CellUpdate::default() };
         let part = CallKey {
             key: OriginKey([0; 20]),
             window_ms: TRIAL_TTL_MS,

@@ -46,6 +46,16 @@ impl CellUpdate {
     }
 }
 
+/// Where a store holds what a process has told of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldAt {
+    /// The cell of a window, by its number.
+    Cell(u64),
+    /// So many sub-cells of an exact window as a window has, by the number of the block.
+    Block(u64),
+    Bucket,
+}
+
 /// What kind of cell an update is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellShape {
