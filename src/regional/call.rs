@@ -6,20 +6,23 @@
 //!
 //! # What the origin holds
 //!
-//! For every cell a hash: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` its refunds, `k` the most that a process has known, `n` how many processes hold the key, and for every
-//! process that holds the key a field named after it: `own`, or `own:asked` when it has asked for refunds, each the highest
-//! total that the process has told. The cell's hits are `f + a`, or `h` if that is more: floors that came in between two
-//! losses may each lack what the other knew; or `k` if that is more still. An epoch is the origin's time in
-//! milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on it is times 64 and the
-//! nonce cut off to as much: so it stays below 2^53 for centuries.
+//! For every cell: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all processes together
+//! have told, `r` its refunds, `k` the most that a process has known, and a record of each process that has told anything:
+//! `own` and `asked`, the highest totals of hits and of refunds that it has told. The cell's hits are `f + a`, or `h` if that
+//! is more: floors that came in between two losses may each lack what the other knew; or `k` if that is more still. An
+//! epoch is the origin's time in milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from
+//! 2030 on it is times 64 and the nonce cut off to as much: so it stays below 2^53 for centuries.
+//!
+//! A cell is made when there is something to keep in it, and ends when its time is over. Reading makes nothing. Sixteen
+//! sub-cells of an exact window that follow each other are a block: they have one epoch, and are made, lost and ended
+//! together. A call names the newest sub-cell of an exact window and those with news; the answer has all seventeen.
 //!
 //! # How a cell is brought up to date
 //!
-//! With `field` = the process's field, or 0:
+//! With `field` = the process's `own` there, or 0:
 //! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy. If the floor
 //!   that it is told is then more than it holds, it lacks what processes had told that are gone: `k` becomes the floor,
-//!   followed by the refunds that are known (`k:refunds`). It is a bound, and nothing is ever added to it.
+//!   and beside it stand the refunds that are known. It is a bound, and nothing is ever added to it.
 //! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
 //!   adds `own - max(field, acked)`.
 //! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, then the same is added.
@@ -27,8 +30,7 @@
 //! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
 //! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
 //! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
-//! field, and counts its `own` on top only while it judges. The field is made if it is missing: a process that reads holds the key. Of
-//! the older cells only those are made that have something to keep.
+//! field, and counts its `own` on top only while it judges.
 //!
 //! # How a bucket forgets processes
 //!
@@ -102,7 +104,8 @@ pub struct CallKey {
     pub window_ms: u64,
     /// How its cells count against a limit.
     pub measure: Measure,
-    /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
+    /// The newest first, each sequence one below the one before it, but for an exact window, which leaves out sub-cells without
+    /// news. A bucket has one, with sequence 0.
     pub cells: SmallVec<[CellUpdate; 2]>,
 }
 
@@ -156,7 +159,7 @@ pub struct Need {
 /// What the origin answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// For each part, for each of its cells.
+    /// For each part, for each of its cells; of an exact window for all that count.
     pub parts: Vec<SmallVec<[CellState; 2]>>,
     /// For each ask.
     pub verdicts: Vec<AskVerdict>,

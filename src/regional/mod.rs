@@ -9,7 +9,7 @@
 //! same state machines against [`model`].
 
 pub(crate) mod breaker;
-pub(crate) mod call;
+pub mod call;
 pub(crate) mod consultation;
 pub(crate) mod driver;
 pub(crate) mod key_names;

@@ -110,7 +110,7 @@ pub struct CellState {
     pub asked: u64,
     /// The cell's refunds, of all processes. 0 of a bucket, whose level is without them.
     pub refunds: u64,
-    /// Processes that hold the key.
+    /// Processes that have told anything of the cell, or of its block.
     pub holders: u32,
     /// The level of a bucket, all zero for a window's cell.
     pub level: BucketLevel,

@@ -22,7 +22,7 @@ use crate::engine::table::foreign::Counts;
 use crate::regional::call::{AskVerdict, COUNT_MAX, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
 
 /// Serves a [`Call`].
-pub(crate) static ORIGIN: &str = include_str!("scripts/origin.lua");
+pub static ORIGIN: &str = include_str!("scripts/origin.lua");
 
 /// Serves heartbeats.
 pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
@@ -32,9 +32,6 @@ pub(crate) static LEAVE: &str = include_str!("scripts/leave.lua");
 
 /// Stands in the names of all keys. It changes with what the scripts keep under them.
 pub(crate) const VERSION: u32 = 2;
-
-/// Added to how far back a sub-cell is when refunds come after it in an answer.
-const HAS_REFUNDS: u64 = 32;
 
 /// Where a store keeps the live processes. The owner of strict limits may be a region's origin too.
 pub(crate) fn processes_key(store: Store) -> String {
@@ -51,8 +48,10 @@ pub(crate) fn incarnation_key(store: Store) -> String {
 
 /// What a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Invocation {
+pub struct Invocation {
+    /// What it reads and writes.
     pub keys: Vec<Vec<u8>>,
+    /// What it is told besides.
     pub args: Vec<Vec<u8>>,
 }
 
@@ -72,8 +71,10 @@ pub struct BeatReply {
 /// The origin answered something that no script of ours answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the origin answered {found} instead of {expected}")]
-pub(crate) struct BadReply {
+pub struct BadReply {
+    /// What would be right.
     pub expected: &'static str,
+    /// What was there instead.
     pub found: String,
 }
 
@@ -150,7 +151,7 @@ pub(crate) fn bounded_update(update: &CellUpdate, window_ms: u64) -> CellUpdate 
 }
 
 /// Writes a call for [`ORIGIN`].
-pub(crate) fn encode(call: &Call) -> Invocation {
+pub fn encode(call: &Call) -> Invocation {
     let mut keys = Vec::with_capacity(2 * call.parts.len());
     let mut packed = Packed(Vec::with_capacity(64 * (1 + call.parts.len())));
     packed.push(2, call.nonce.into());
@@ -265,7 +266,7 @@ impl Packed {
 }
 
 /// Reads what [`ORIGIN`] answered to a call.
-pub(crate) fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
+pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     let mut answer = ReplyReader::new(value)?;
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
@@ -326,24 +327,56 @@ fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<Cell
 /// All sub-cells of an exact window, whatever was told of them.
 fn decode_blocks(answer: &mut ReplyReader<'_>, part: &CallKey) -> Result<SmallVec<[CellState; 2]>, BadReply> {
     let newest = part.cells.first().map_or(0, CellUpdate::sequence);
-    let blocks = [(answer.count()?, answer.holders()?), (answer.count()?, answer.holders()?)];
-    let mut cells: SmallVec<[CellState; 2]> = (0..=BLOCK)
-        .map(|back| {
-            let (epoch, holders) = blocks[usize::from(back > newest % BLOCK)];
-            let sequence = newest.saturating_sub(back);
-            CellState { sequence, epoch, holders, ..CellState::default() }
-        })
-        .collect();
-    for _ in 0..answer.below("no more sub-cells than there are", BLOCK + 2)? {
-        let said = answer.below("how far back a sub-cell is", 2 * HAS_REFUNDS)?;
-        let place = (said % HAS_REFUNDS) as usize;
-        let cell = cells.get_mut(place).ok_or_else(|| bad("how far back a sub-cell is", said))?;
-        (cell.sum, cell.field) = (answer.count()?, answer.count()?);
-        if said >= HAS_REFUNDS {
-            (cell.asked, cell.refunds) = (answer.count()?, answer.count()?);
+    let blocks = [decode_block(answer)?, decode_block(answer)?];
+    let of_block = |back: u64| {
+        let sequence = newest.saturating_sub(back);
+        let block = &blocks[usize::from(back > newest % BLOCK)];
+        CellState { sequence, ..block[(sequence % BLOCK) as usize] }
+    };
+    Ok((0..=BLOCK).map(of_block).collect())
+}
+
+/// The sub-cells of a block, as the script keeps them.
+fn decode_block(answer: &mut ReplyReader<'_>) -> Result<[CellState; BLOCK as usize], BadReply> {
+    const PLACES: usize = BLOCK as usize;
+    let (head, record, holders) = (answer.bytes()?, answer.bytes()?, answer.holders()?);
+    let mut cells = [CellState { holders, ..CellState::default() }; PLACES];
+    let Some((kind, head)) = head.split_first() else { return Ok(cells) };
+    let (per_cell, told) = match kind {
+        1 => (1, 1),
+        2 => (6, 2),
+        other => return Err(bad("a kind of block", other)),
+    };
+    let is_whole = record.is_empty() || record.len() == 8 + 7 * PLACES * told;
+    if head.len() != 7 * (1 + PLACES * per_cell) || !is_whole {
+        return Err(bad("a block", "one of another length"));
+    }
+    let (head, record) = (counts(head)?, counts(record.get(8..).unwrap_or_default())?);
+    for (place, cell) in cells.iter_mut().enumerate() {
+        cell.epoch = head[0];
+        match head[1 + place * per_cell..][..per_cell] {
+            [floor, added, told, refunds, known, given_back] => {
+                cell.sum = bounded((floor + added).max(told).max(known));
+                cell.refunds = refunds.max(given_back);
+            }
+            ref short => cell.sum = short[0],
+        }
+        if let Some(of_process) = record.get(place * told..).filter(|rest| !rest.is_empty()) {
+            cell.field = of_process[0];
+            cell.asked = if told == 2 { of_process[1] } else { 0 };
         }
     }
     Ok(cells)
+}
+
+/// Numbers of seven bytes each, the lowest first.
+fn counts(packed: &[u8]) -> Result<Vec<u64>, BadReply> {
+    let count = |bytes: &[u8]| bytes.iter().rev().fold(0, |count, byte| count << 8 | u64::from(*byte));
+    let all: Vec<u64> = packed.chunks(7).map(count).collect();
+    match all.iter().find(|count| **count > COUNT_MAX) {
+        Some(count) => Err(bad("a count", count)),
+        None => Ok(all),
+    }
 }
 
 /// Reads what [`BEAT`] answered.
@@ -379,6 +412,14 @@ impl<'a> ReplyReader<'a> {
                 Some(Err(epoch)).filter(|_| epoch <= COUNT_MAX).ok_or_else(|| bad("an epoch", number))
             }
             _ => self.count().map(Ok),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], BadReply> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            Some(other) => Err(bad("bytes", kind(other))),
+            None => Err(bad("bytes", "too few numbers")),
         }
     }
 

@@ -610,3 +610,36 @@ fn no_answer_panics() {
         assert!(decode_beat(&Value::Array(vec![Value::Int(1), Value::Int(1), Value::Int(1), other])).is_err());
     }
 }
+
+#[test]
+fn no_block_panics() {
+    let call = Call { asks: Vec::new(), ..check(CallKey { measure: Measure::Exact, ..sliding(4) }, 0, 0) };
+    let packed =
+        |counts: &[u64]| counts.iter().flat_map(|count| count.to_le_bytes()[..7].to_vec()).collect::<Vec<u8>>();
+    let short = [vec![1], packed(&[9]), packed(&[3; 16])].concat();
+    let long = [vec![2], packed(&[9]), packed(&[4, 5, 2, 1, 8, 0].repeat(16))].concat();
+    let record = |counts: usize| [b"process ".to_vec(), packed(&vec![2; counts])].concat();
+    let heard = |blocks: [&[u8]; 4]| {
+        let [head, told, before, told_before] = blocks.map(|bytes| Value::BulkString(bytes.to_vec()));
+        decode(&call, &Value::Array(vec![head, told, Value::Int(1), before, told_before, Value::Int(1)]))
+    };
+    let cells = heard([&short, &record(16), &long, &record(32)]).unwrap().parts[0].clone();
+    // The newest is the ninth of its block.
+    let state = CellState { epoch: 9, sum: 3, field: 2, holders: 1, ..CellState::default() };
+    assert_eq!(cells[8], CellState { sequence: 0, ..state });
+    assert_eq!(cells[9], CellState { sum: 9, refunds: 1, asked: 2, ..cells[8] });
+    let cells = heard([&[], &[], &long, &[]]).unwrap().parts[0].clone();
+    assert_eq!((cells[0].epoch, cells[0].sum, cells[9].sum, cells[9].field), (0, 0, 9, 0));
+    for bytes in [&short, &long] {
+        for length in 1..bytes.len() {
+            heard([&bytes[..length], &[], &[], &[]]).expect_err("it is cut off");
+        }
+    }
+    for length in 1..record(16).len() {
+        heard([&short, &record(16)[..length], &[], &[]]).expect_err("it is cut off");
+    }
+    heard([&[3], &[], &[], &[]]).expect_err("no kind of block");
+    heard([&[255; 120], &[], &[], &[]]).expect_err("no kind of block");
+    let full = [vec![1], vec![255; 119]].concat();
+    heard([&full, &[], &[], &[]]).expect_err("above any count");
+}

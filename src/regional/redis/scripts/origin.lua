@@ -20,11 +20,11 @@
 --              for each need: part (from 1) I2, limit I7, hits I7, quota + 1 or 0 I3
 --          What is not told is 0. The first cell of a part is told. An exact window names the cells that it has news of.
 --
--- Answers a flat array of whole numbers:
+-- Answers a flat array of whole numbers, but for the blocks of an exact window:
 --            for a cell of a window that is as the process knows it but for others' hits: sum, holders
 --            for any other: -1 - epoch (-1: it is not there), sum, field, asked, refunds, holders
---            for an exact window: epoch and holders of both blocks, number of sub-cells that hold something, and for each:
---                           how far back, with 32 on top if there are refunds, sum, field, then only asked, refunds
+--            for an exact window, of both blocks: the string without its records, the process's record, either empty if it is
+--                           not there, holders
 --            for a bucket: epoch, sum, field, asked, 0, holders, ahead_ms, whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
@@ -199,6 +199,62 @@ local function say(held, epoch, e, sum, own, field, mine)
   answer[length + 1], answer[length + 2], answer[length + 3] = -1 - e, sum, field
   answer[length + 4], answer[length + 5], answer[length + 6] = 0, 0, holders
   length = length + 6
+end
+
+-- Answers what a block holds, and of that the process's record.
+local function say_block(held)
+  local head, record, holders = '', '', 0
+  if held then
+    local size, span = 120, 120
+    if byte(held) == LONG then
+      size, span = 680, 232
+    end
+    local mine = record_at(held, size, span)
+    head, record, holders = sub(held, 1, size), mine and sub(held, mine, mine + span - 1) or '', (#held - size) / span
+  end
+  answer[length + 1], answer[length + 2], answer[length + 3] = head, record, holders
+  length = length + 3
+end
+
+-- What most calls tell of an exact window: more hits of the newest sub-cell, in a block that is there. Writes and answers it,
+-- or says that it is not so.
+local function tell_block(key, held, place, at)
+  if not held then
+    return false
+  end
+  local own, epoch, floor = unpack_numbers('<I7I7I7', text, at)
+  local kind, e = unpack_numbers('<I1I7', held)
+  if kind ~= SHORT or (epoch ~= e and epoch ~= 0) then
+    return false
+  end
+  local shift = 7 * place
+  local sum, mine = unpack_numbers('<I7', held, shift + 2), record_at(held, 120, 120)
+  local field = mine and unpack_numbers('<I7', held, mine + shift + 1) or 0
+  if own > field then
+    sum = sum + (own - field)
+  end
+  if sum >= MAX or (epoch == e and floor > sum) then
+    return false
+  end
+  if own <= field then
+    say_block(held)
+    return true
+  end
+  local packed_sum, packed_own = pack('<I7', sum), pack('<I7', own)
+  local holders, record = (#held - 120) / 120, nil
+  call('SETRANGE', key, shift + 1, packed_sum)
+  if mine then
+    call('SETRANGE', key, mine + shift, packed_own)
+    record = sub(held, mine, mine + shift) .. packed_own .. sub(held, mine + shift + 8, mine + 119)
+  else
+    record = process .. string.rep('\0', shift - 7) .. packed_own .. string.rep('\0', 112 - shift)
+    call('SETRANGE', key, #held, record)
+    holders = holders + 1
+  end
+  answer[length + 1] = sub(held, 1, shift + 1) .. packed_sum .. sub(held, shift + 9, 120)
+  answer[length + 2], answer[length + 3] = record, holders
+  length = length + 3
+  return true
 end
 
 -- How all other parts are brought up to date, judged, charged, written and answered.
@@ -480,55 +536,6 @@ local function prepare()
     length = length + 6
   end
 
-  -- Answers what the blocks of an exact window hold.
-  local function say_blocks(part)
-    local newest, before, newest_place = part.blocks[1], part.blocks[2], part.newest_place
-    answer[length + 1], answer[length + 2] = newest.e or 0, newest.holders
-    answer[length + 3], answer[length + 4] = before.e or 0, before.holders
-    local count_at = length + 5
-    length = count_at
-    local said = 0
-    for number = 1, 2 do
-      local cell = part.blocks[number]
-      local held, is_plain, at = cell.held, not cell.is_long, cell.at
-      local first, last, back = newest_place, 1, newest_place
-      if number == 2 then
-        first, last, back = BLOCK, newest_place, newest_place + BLOCK
-      end
-      if not cell.e then
-        first = 0
-      end
-      local sums, fields
-      for place = first, last, -1 do
-        local it = cell[place]
-        if not it and is_plain then
-          sums = sums or { unpack_numbers('<I7I7I7I7I7I7I7I7I7I7I7I7I7I7I7I7', held, 9) }
-          local sum = sums[place]
-          if sum > 0 then
-            fields = fields or at and { unpack_numbers('<I7I7I7I7I7I7I7I7I7I7I7I7I7I7I7I7', held, at + 8) } or {}
-            said = said + 1
-            answer[length + 1], answer[length + 2], answer[length + 3] = back - place, sum, at and fields[place] or 0
-            length = length + 3
-          end
-        else
-          it = it or sub_cell(cell, place)
-          local sum, asked, refunds = hits_of(it), it.asked, refunds_of(it)
-          if sum > 0 or asked > 0 or it.field > 0 then
-            said = said + 1
-            answer[length + 1], answer[length + 2], answer[length + 3] = back - place, sum, it.field
-            if asked > 0 or refunds > 0 then
-              answer[length + 1] = back - place + 32
-              answer[length + 4], answer[length + 5] = asked, refunds
-              length = length + 2
-            end
-            length = length + 3
-          end
-        end
-      end
-    end
-    answer[count_at] = said
-  end
-
   -- Lowers a bucket's level by what drains in `dt` milliseconds.
   local function drain(w, q, dt, limit, window)
     local low = fmod(dt, window)
@@ -792,7 +799,7 @@ local function prepare()
       local before = cell_of(KEYS[key_number + 1], held[key_number + 1], BLOCK)
       key_number = key_number + 2
       part.blocks = { newest, before }
-      part.newest_place = part.measured + 1
+      local newest_place = part.measured + 1
       local told_at = {}
       for number = 1, part.count do
         local flags, back = byte(text, at, at + 1)
@@ -803,7 +810,7 @@ local function prepare()
       for back = 0, BLOCK do
         local told_here = told_at[back]
         if told_here or is_judged then
-          local place = part.newest_place - back
+          local place = newest_place - back
           local it
           if place > 0 then
             it = sub_cell(newest, place)
@@ -873,9 +880,12 @@ local function prepare()
       write_bucket(part.all[1])
       say_bucket(part.all[1])
     elseif part.measure == EXACT then
-      write(part.blocks[1])
-      write(part.blocks[2])
-      say_blocks(part)
+      local newest, before = part.blocks[1], part.blocks[2]
+      write(newest)
+      write(before)
+      local kept = call('MGET', newest.key, before.key)
+      say_block(kept[1])
+      say_block(kept[2])
     else
       for number = 1, part.count do
         local it = part.all[number]
@@ -1001,7 +1011,13 @@ if asks_count == 0 then
   for number = 1, parts_count do
     local measure, window, measured, count = unpack_numbers('<I1I5I5I1', text, at)
     at = at + 12
-    if measure >= BUCKET or (is_rare and is_rare[number]) then
+    local is_plain = not (is_rare and is_rare[number])
+    if measure == EXACT and count == 1 and is_plain
+      and tell_block(KEYS[key_number], held[key_number], measured + 1, at + 2) then
+      say_block(held[key_number + 1])
+      at = at + 1 + TOLD
+      key_number = key_number + 2
+    elseif measure >= BUCKET or not is_plain then
       prepare()
       local part = { measure = measure, window = window, measured = measured, count = count }
       at, key_number = open(part, held, at, key_number, false)
