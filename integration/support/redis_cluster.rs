@@ -130,7 +130,7 @@ fn a_slot_moves_step_by_step() {
     let from = cluster.owner_of(slot);
     let to = (from + 1) % 3;
     for (count, name) in (1u8..).zip(names) {
-        let held = format!("\x01{}{}", "e\0\0\0\0\0\0", format!("{}\0\0\0\0\0\0", char::from(10 * count)));
+        let held = format!("\x01e\0\0\0\0\0\0{}\0\0\0\0\0\0", char::from(10 * count));
         let _: String = cluster.nodes[from].query(&["SET", name, &held]);
     }
     let migration = cluster.begin_migration(slot, to);

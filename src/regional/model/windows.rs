@@ -111,13 +111,13 @@ impl Origin {
         let mut made: BTreeMap<HeldAt, Base> = BTreeMap::new();
         for told in &part.cells {
             let at = held_at(part, told.sequence());
-            if !made.contains_key(&at) {
+            made.entry(at).or_insert_with(|| {
                 let among = part.cells.iter().filter(|other| held_at(part, other.sequence()) == at);
                 let known = among.map(|other| other.epoch).max().unwrap_or(0);
-                let held =
-                    self.block(part, at).next().map(|(_, cell)| Base { fields: BTreeMap::new(), ..cell.base.clone() });
-                made.insert(at, held.unwrap_or_else(|| Base::new(known, call.nonce, time_ms)));
-            }
+                let held = self.block(part, at).next();
+                let as_held = |(_, cell): (u64, &CellHash)| Base { fields: BTreeMap::new(), ..cell.base.clone() };
+                held.map_or_else(|| Base::new(known, call.nonce, time_ms), as_held)
+            });
         }
         for told in &part.cells {
             let make = || CellHash { base: made[&held_at(part, told.sequence())].clone(), ..CellHash::default() };
