@@ -36,9 +36,8 @@ async fn quotas_in_several_slots_of_a_cluster_deny_only_together() {
     let fleet = Fleet::together(2, RULES, &cluster.url(), &[("REDIS_TYPE", "cluster"), PATIENT]);
     let [mut one, mut other] = [fleet.services[0].client().await, fleet.services[1].client().await];
     let slots = || {
-        let name = |cell: &crate::support::redis::Cell| format!("tidegate:{{{}}}:{}", cell.key, cell.sequence);
         let charged = cluster.cells().into_iter().filter(|cell| cell.hits > 0);
-        let mut slots: Vec<u16> = charged.map(|cell| cluster.slot_of(&name(&cell))).collect();
+        let mut slots: Vec<u16> = charged.map(|cell| cluster.slot_of(&cell.name)).collect();
         slots.sort_unstable();
         slots.dedup();
         slots.len()

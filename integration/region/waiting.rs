@@ -25,7 +25,7 @@ const BURSTS: usize = 30;
 /// Others that live for the rest of the test, as far as anybody can tell.
 fn add_others(redis: &RedisServer) {
     for number in 0..OTHERS {
-        let _: u64 = redis.query(&["ZADD", "tidegate:processes", "9007199254740991", &format!("{number:016x}")]);
+        let _: u64 = redis.query(&["ZADD", "tidegate:2:processes", "9007199254740991", &format!("{number:016x}")]);
     }
 }
 
@@ -56,8 +56,9 @@ pub async fn spacing() -> Vec<Promise> {
     let mut client = fleet.services[0].client().await;
     answer(&mut client, ask_one("asked=x")).await;
     for cell in redis.cells() {
-        let name = format!("tidegate:{{{}}}:{}", cell.key, cell.sequence);
-        let _: u64 = redis.query(&["HSET", &name, "n", &(OTHERS + 1).to_string()]);
+        // Each has told of nothing.
+        let records: String = (0..OTHERS).map(|number| format!("{number:08}\0\0\0\0\0\0\0")).collect();
+        let _: u64 = redis.query(&["APPEND", &cell.name, &records]);
     }
     // The answer to this one tells of them.
     answer(&mut client, ask_one("asked=x")).await;

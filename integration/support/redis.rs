@@ -32,12 +32,14 @@ const FILLER_BYTES: usize = 1100;
 /// A cell as the origin holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
+    /// Under which it is held.
+    pub name: String,
     pub key: String,
     pub sequence: u64,
     pub hits: u64,
     pub refunds: u64,
-    /// What each process has told, by the name of the process.
-    pub fields: BTreeMap<String, String>,
+    /// The hits and refunds that each process has told, by its name.
+    pub fields: BTreeMap<String, (u64, u64)>,
 }
 
 impl RedisServer {
@@ -258,21 +260,18 @@ impl RedisServer {
     /// All cells, in the order of their keys.
     pub fn cells(&self) -> Vec<Cell> {
         let mut connection = self.connect().expect("Redis answers");
-        let keys = self.keys(&mut connection, "tidegate:{*}:*");
+        let keys = self.keys(&mut connection, "tidegate:2:{*}:*");
         if keys.is_empty() {
             return Vec::new();
         }
-        let hashes: Vec<BTreeMap<String, String>> = if self.args.iter().any(|arg| arg == "--cluster-enabled") {
+        let held: Vec<Option<Vec<u8>>> = if self.args.iter().any(|arg| arg == "--cluster-enabled") {
             keys.iter().map(|key| read_in_cluster(&mut connection, key)).collect()
         } else {
-            let mut reads = ::redis::pipe();
-            for key in &keys {
-                reads.cmd("HGETALL").arg(key);
-            }
-            reads.query(&mut connection).expect("cells are hashes")
+            // What is no string, a bucket, is left out.
+            cmd("MGET").arg(&keys).query(&mut connection).expect("Redis answers")
         };
-        // A cell that ended between the two is empty.
-        keys.iter().zip(hashes).filter(|(_, hash)| !hash.is_empty()).map(|(key, hash)| Cell::of(key, hash)).collect()
+        // One that ended between the two is empty.
+        keys.iter().zip(held).filter_map(|(key, held)| Some(Cell::all_of(key, &held?))).flatten().collect()
     }
 
     /// The hits of all cells, minus refunds.
@@ -302,32 +301,59 @@ impl RedisServer {
     }
 }
 
-/// Reads a cell at a node to which its slot may be moving. A cell that has moved away is empty.
-fn read_in_cluster(connection: &mut Connection, key: &[u8]) -> BTreeMap<String, String> {
+/// Reads a cell at a node to which its slot may just be moving. One that has moved on is not here.
+fn read_in_cluster(connection: &mut Connection, key: &[u8]) -> Option<Vec<u8>> {
     let _: String = cmd("ASKING").query(connection).expect("Redis answers");
-    cmd("HGETALL").arg(key).query(connection).unwrap_or_default()
+    cmd("MGET").arg(key).query::<Vec<Option<Vec<u8>>>>(connection).ok()?.remove(0)
+}
+
+/// Takes so many bytes from the front.
+fn front<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
+    let (taken, rest) = bytes.split_at(count);
+    *bytes = rest;
+    taken
+}
+
+/// The next number of seven bytes, the lowest first.
+fn number(bytes: &mut &[u8]) -> u64 {
+    front(bytes, 7).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 impl Cell {
-    fn of(name: &[u8], mut hash: BTreeMap<String, String>) -> Cell {
+    /// Those that are held under one name: one, or of an exact window the sixteen of a block.
+    fn all_of(name: &[u8], mut held: &[u8]) -> Vec<Cell> {
         let name = std::str::from_utf8(name).expect("names of cells are text");
-        let (key, sequence) = name.rsplit_once(':').expect("a cell has a sequence");
-        let mut count =
-            |field: &str| hash.remove(field).map_or(0, |count| count.parse::<f64>().expect("a count") as u64);
-        let _epoch = count("e");
-        let (hits, refunds) = ((count("f") + count("a")).max(count("h")), count("r"));
-        let _holders = count("n");
-        // The known hits, a colon, and the known refunds.
-        let known = hash.remove("k").unwrap_or_default();
-        let known = known.split(':').next().and_then(|hits| hits.parse().ok());
-        let hits = hits.max(known.unwrap_or(0));
-        Cell {
-            key: key.trim_start_matches("tidegate:{").trim_end_matches('}').to_owned(),
-            sequence: sequence.parse().expect("a number"),
-            hits,
-            refunds,
-            fields: hash,
+        let (key, place) = name.rsplit_once(':').expect("a cell has a sequence");
+        let (first, size): (u64, u64) = match place.strip_prefix('x') {
+            Some(block) => (16 * block.parse::<u64>().expect("a number"), 16),
+            None => (place.parse().expect("a number"), 1),
+        };
+        let is_long = front(&mut held, 1) == [2];
+        let _epoch = number(&mut held);
+        let mut cells: Vec<Cell> = (first..first + size)
+            .map(|sequence| {
+                let mut counts = || number(&mut held);
+                let (hits, refunds) = if is_long {
+                    let [floor, added, told, refunds, known, given_back] = std::array::from_fn(|_| counts());
+                    ((floor + added).max(told).max(known), refunds.max(given_back))
+                } else {
+                    (counts(), 0)
+                };
+                let key = key.trim_start_matches("tidegate:2:{").trim_end_matches('}').to_owned();
+                Cell { name: name.to_owned(), key, sequence, hits, refunds, fields: BTreeMap::new() }
+            })
+            .collect();
+        while !held.is_empty() {
+            let process: String = front(&mut held, 8).iter().map(|byte| format!("{byte:02x}")).collect();
+            for cell in &mut cells {
+                let (own, asked) = (number(&mut held), if is_long { number(&mut held) } else { 0 });
+                if (own, asked) != (0, 0) {
+                    cell.fields.insert(process.clone(), (own, asked));
+                }
+            }
         }
+        cells.retain(|cell| size == 1 || cell.hits > 0);
+        cells
     }
 }
 
@@ -365,14 +391,20 @@ pub fn replica_of(master: SocketAddr) -> RedisServer {
 #[test]
 fn cells_are_read_as_they_were_written() {
     let redis = RedisServer::start();
-    let words = ["HSET", "tidegate:{abc_-}:17", "e", "8192", "f", "10", "a", "5", "r", "3", "00ff00ff00ff00ff", "9:2"];
-    let _: u64 = redis.query(&words);
-    let _: u64 = redis.query(&["HSET", "tidegate:{abc_-}:18", "f", "0", "a", "7"]);
+    // Epochs, and what is below, begin with a letter and end with six bytes of 0.
+    let counts = |letters: &str| letters.chars().map(|letter| format!("{letter}\0\0\0\0\0\0")).collect::<String>();
+    let long = format!("\x02{}PROCESS1{}", counts("e\x0a\x05\x0f\x03\0\0"), counts("\x09\x02"));
+    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:17", &long]);
+    let short = format!("\x01{}", counts("e\x07"));
+    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:18", &short]);
+    let block = format!("\x01{}PROCESS2{}", counts(&format!("e{}\x04", "\0".repeat(15))), counts(&"\x01".repeat(16)));
+    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:x2", &block]);
     let cells = redis.cells();
     assert_eq!((cells[0].key.as_str(), cells[0].sequence, cells[0].hits, cells[0].refunds), ("abc_-", 17, 15, 3));
-    assert_eq!(cells[0].fields, BTreeMap::from([("00ff00ff00ff00ff".to_owned(), "9:2".to_owned())]));
-    assert_eq!(redis.total_hits(), 19);
-    assert!(redis.calls_of("hset") == 2 && redis.calls_of("evalsha") == 0);
+    assert_eq!(cells[0].fields, BTreeMap::from([("50524f4345535331".to_owned(), (9, 2))]));
+    assert_eq!((cells.len(), cells[2].sequence, cells[2].hits, cells[2].fields.len()), (3, 47, 4, 1));
+    assert_eq!(redis.total_hits(), 23);
+    assert!(redis.calls_of("set") == 3 && redis.calls_of("evalsha") == 0);
     assert!(redis.commands_processed() > 2);
 }
 

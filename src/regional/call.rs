@@ -6,32 +6,32 @@
 //!
 //! # What the origin holds
 //!
-//! Each cell of a window is a hash: `e` is its epoch, `f` the floor, `a` what was added since, `h` what all fields
-//! together have told, `r` the refunds, `k` the most that a process has known, and `n` how many processes hold the key.
-//! Each of these processes has a field named after it: `own`, or `own:asked` when it has asked for refunds. Both are
-//! the highest totals that the process has told. The cell's hits are the largest of `f + a`, `h` and `k`: floors that
-//! came in between two losses may each lack what the other knew, and then `h` is more than `f + a`. An epoch is the
-//! origin's time in milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from 2030 on,
-//! the milliseconds count times 64 and the nonce modulo 64, so that epochs stay below 2^53 for centuries.
+//! For every cell: `e` the epoch that was made with it, `f` the floor, `a` what was added since, `h` what all processes together
+//! have told, `r` its refunds, `k` the most that a process has known, and a record of each process that has told anything:
+//! `own` and `asked`, the highest totals of hits and of refunds that it has told. The cell's hits are `f + a`, or `h` if that
+//! is more: floors that came in between two losses may each lack what the other knew; or `k` if that is more still. An
+//! epoch is the origin's time in milliseconds times 4096 plus the call's nonce, so a later one is larger. Of the time from
+//! 2030 on it is times 64 and the nonce cut off to as much: so it stays below 2^53 for centuries.
+//!
+//! A cell is made when there is something to keep in it, and ends when its time is over. Reading makes nothing. Sixteen
+//! sub-cells of an exact window that follow each other are a block: they have one epoch, and are made, lost and ended
+//! together. A call names the newest sub-cell of an exact window and those with news; the answer has all seventeen.
 //!
 //! # How a cell is brought up to date
 //!
-//! With `field` = the process's field, or 0:
-//! - Told no epoch (0), or its own: it adds `own - field`. That also heals a failover to an older copy. If its own
-//!   epoch comes with a floor above its hits, it lacks what processes told that are gone: `k` becomes that floor,
-//!   followed by the refunds that the process knows of (`k:refunds`). `k` is a bound, and nothing is ever added to it.
+//! With `field` = the process's `own` there, or 0:
+//! - Told no epoch (0), or the one it has: it adds `own - field`. That also heals a failover to an older copy. If the floor
+//!   that it is told is then more than it holds, it lacks what processes had told that are gone: `k` becomes the floor,
+//!   and beside it stand the refunds that are known. It is a bound, and nothing is ever added to it.
 //! - Told an older epoch: the origin has lost the cell and made it anew. `f` becomes the highest floor it is told, and it
 //!   adds `own - max(field, acked)`.
 //! - Told a newer epoch: an older copy came back. The sum rises to the floor if it is below, and then it adds the same
 //!   `own - max(field, acked)`.
 //!
-//! Refunds work likewise. On another epoch, `r` rises to `refunds_floor`. Newly asked for are `asked - asked_field`, or
-//! on another epoch `asked - max(asked_field, asked_acked)`. The origin takes these from the cell and then from the
-//! older cells of the part, never more than is there.
-//!
-//! A process that is not seated does not know its field. The origin adds nothing for it, tells it the field, and counts
-//! its `own` on top only while it judges. It makes the field if it is missing, because a process that reads holds the
-//! key. It makes an older cell only if there is something to keep in it.
+//! Refunds likewise: on another epoch `r` rises to `refunds_floor`, and what is newly asked for, `asked - asked_field`
+//! (there `asked - max(asked_field, asked_acked)`), is taken from the cell and then from the older ones of the part, never
+//! more than is there. A process that is not seated does not know its field: the origin adds nothing for it, tells it the
+//! field, and counts its `own` on top only while it judges.
 //!
 //! # How a bucket forgets processes
 //!
@@ -112,7 +112,8 @@ pub struct CallKey {
     pub window_ms: u64,
     /// How its cells count against a limit.
     pub measure: Measure,
-    /// The newest first, each sequence one below the one before it. A bucket has one, with sequence 0.
+    /// The newest first, each sequence one below the one before it, but for an exact window, which leaves out sub-cells without
+    /// news. A bucket has one, with sequence 0.
     pub cells: SmallVec<[CellUpdate; 2]>,
 }
 
@@ -122,7 +123,8 @@ impl CallKey {
         let Terms { limit, window_ms, algorithm, burst } = *terms;
         let measure = match algorithm {
             Algorithm::SlidingWindow => Measure::Sliding { left_ms: window_ms - update.now_ms % window_ms },
-            Algorithm::FixedWindow | Algorithm::ExactWindow => Measure::Sum,
+            Algorithm::FixedWindow => Measure::Sum,
+            Algorithm::ExactWindow => Measure::Exact,
             Algorithm::Gcra => Measure::Gcra { limit, burst },
         };
         CallKey { key, window_ms, measure, cells: update.cells }
@@ -132,7 +134,7 @@ impl CallKey {
 /// How a part's cells count against a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// All cells count in full: one of a fixed window, seventeen of an exact one.
+    /// All of them in full: one cell of a fixed window.
     Sum,
     /// The first cell counts in full, the second as `floor(count * left / window)`. `left_ms` is what is left of the
     /// window now.
@@ -140,6 +142,9 @@ pub enum Measure {
     /// A bucket that drains `limit` hits in a window, by the origin's clock. Its needs have `burst` as their limit.
     /// Hits above [`crate::engine::count::gcra::DEBT_TIMES`] times the sum of both are forgiven.
     Gcra { limit: u32, burst: u32 },
+    /// All seventeen sub-cells of an exact window in full. The newest is told, and of the others those with news; all are
+    /// answered.
+    Exact,
 }
 
 /// A request's question: do all of these fit?
@@ -166,7 +171,7 @@ pub struct Need {
 /// What the origin answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// What each cell of each part holds, in the order of the call.
+    /// For each part, for each of its cells; of an exact window for all that count.
     pub parts: Vec<SmallVec<[CellState; 2]>>,
     /// One for each ask, in their order.
     pub verdicts: Vec<AskVerdict>,

@@ -10,7 +10,7 @@
 //! [`model`].
 
 pub(crate) mod breaker;
-pub(crate) mod call;
+pub mod call;
 pub(crate) mod consultation;
 pub(crate) mod driver;
 pub(crate) mod gathering;

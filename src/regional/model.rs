@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::engine::count::exact::PARTS as BLOCK;
 use crate::engine::quota::QuotaRule;
-use crate::engine::table::cell::{BucketLevel, CellState, CellUpdate};
+use crate::engine::table::cell::{BucketLevel, CellState, CellUpdate, HeldAt};
 use crate::regional::call::{Ask, AskVerdict, Call, CallKey, Measure, Need, OriginKey, ProcessId, Reply};
 use crate::regional::model::buckets::{BucketHash, level_max};
 use crate::regional::model::windows::{CellHash, window, window_mut};
@@ -37,7 +38,7 @@ pub(crate) struct Origin {
     incarnation: Option<u64>,
 }
 
-/// The fields that every hash has.
+/// What every cell has. Those of a block of an exact window have one epoch, and end together.
 #[derive(Clone, Debug, Default)]
 struct Base {
     /// Names this making of the hash.
@@ -96,9 +97,9 @@ fn new_epoch(known: u64, nonce: u16, time_ms: u64) -> u64 {
 }
 
 impl Base {
-    /// A hash for a process that knew an epoch: its own is later, even if this origin's clock is behind.
-    fn new(told: &CellUpdate, nonce: u16, time_ms: u64) -> Base {
-        let epoch = new_epoch(told.epoch, nonce, time_ms);
+    /// Made for a process that knew an epoch: the new one is later, even if this origin's clock is behind.
+    fn new(known: u64, nonce: u16, time_ms: u64) -> Base {
+        let epoch = new_epoch(known, nonce, time_ms);
         Base { epoch, born: epoch, ..Base::default() }
     }
 
@@ -138,8 +139,27 @@ struct OpenPart {
     part: CallKey,
     /// The process's total in the newest cell, with the asks that were admitted so far.
     running: u64,
-    /// For each cell, whether it has to be written.
-    is_changed: SmallVec<[bool; 2]>,
+    /// A bucket that was not there, and has to be written only if there is something to keep.
+    is_made: bool,
+    /// A bucket that has to be written.
+    is_changed: bool,
+    /// How long the cells that are made now are kept, by their names.
+    ttl_ms: BTreeMap<HeldAt, u64>,
+}
+
+/// Under which of its names a part's cell is held.
+fn held_at(part: &CallKey, sequence: u64) -> HeldAt {
+    match part.measure {
+        Measure::Gcra { .. } => HeldAt::Bucket,
+        Measure::Sum | Measure::Sliding { .. } => HeldAt::Cell(sequence),
+        Measure::Exact => HeldAt::Block(sequence / BLOCK),
+    }
+}
+
+/// All sub-cells of an exact window, the newest first, whatever is told of them.
+fn sub_cells(part: &CallKey) -> impl Iterator<Item = u64> {
+    let newest = part.cells[0].sequence();
+    (0..=BLOCK).map(move |back| newest.saturating_sub(back))
 }
 
 impl Origin {
@@ -156,13 +176,20 @@ impl Origin {
     fn open(&mut self, call: &Call, part: &CallKey, time_ms: u64) -> OpenPart {
         let cells = part.cells.iter().map(|told| bounded_update(told, part.window_ms)).collect();
         let part = CallKey { cells, ..*part };
-        let is_changed = match part.measure {
+        let mut ttl_ms = BTreeMap::new();
+        let (is_made, is_changed) = match part.measure {
             Measure::Gcra { limit, burst } => self.open_bucket(call, &part, (limit, burst), time_ms),
-            Measure::Sum | Measure::Sliding { .. } => self.open_cells(call, &part, time_ms),
+            Measure::Sum | Measure::Sliding { .. } | Measure::Exact => {
+                for told in &part.cells {
+                    ttl_ms.insert(held_at(&part, told.sequence()), window(told).ttl_ms);
+                }
+                self.open_cells(call, &part, time_ms);
+                (false, false)
+            }
         };
         let told = &part.cells[0];
-        let running = if told.is_seated { told.own } else { self.base(&part, 0).fields[&call.process].own };
-        OpenPart { part, running, is_changed }
+        let running = if told.is_seated { told.own } else { self.field(call.process, &part).own };
+        OpenPart { part, running, is_made, is_changed, ttl_ms }
     }
 
     /// Decides an ask and charges it to the newest cells.
@@ -199,9 +226,9 @@ impl Origin {
         if !call.charges || new == 0 {
             return;
         }
-        open.is_changed[0] = true;
-        if let Some(field) = self.base_mut(&open.part, 0).and_then(|base| base.fields.get_mut(&call.process)) {
-            field.own = open.running;
+        open.is_changed = true;
+        if let Some(base) = self.newest_mut(&open.part) {
+            base.fields.entry(call.process).or_default().own = open.running;
         }
         let cell = (open.part.key, open.part.cells[0].sequence());
         match open.part.measure {
@@ -209,7 +236,7 @@ impl Origin {
                 let most = level_max(limit, burst);
                 self.buckets.get_mut(&cell.0).into_iter().for_each(|bucket| bucket.add(new, most));
             }
-            Measure::Sum | Measure::Sliding { .. } => {
+            Measure::Sum | Measure::Sliding { .. } | Measure::Exact => {
                 if let Some(cell) = self.cells.get_mut(&cell) {
                     cell.told = saturating(cell.told, new);
                     cell.add(new);
@@ -234,6 +261,12 @@ impl Origin {
         };
         match part.measure {
             Measure::Sum => part.cells.iter().map(count).fold(0, saturating),
+            Measure::Exact => {
+                let is_untold = |sequence: &u64| part.cells.iter().all(|told| told.sequence() != *sequence);
+                let untold = sub_cells(part).filter(is_untold);
+                let held = untold.filter_map(|sequence| self.cells.get(&(part.key, sequence)).map(CellHash::count));
+                part.cells.iter().map(count).chain(held).fold(0, saturating)
+            }
             Measure::Sliding { left_ms } => {
                 let previous = part.cells.get(1).map_or(0, count);
                 let weighed = u128::from(previous) * u128::from(left_ms) / u128::from(part.window_ms);
@@ -246,65 +279,89 @@ impl Origin {
         }
     }
 
-    /// Writes what changed, which also extends its life, and answers what the cells hold.
+    /// Writes what changed and says what the cells hold.
     fn close(&mut self, process: ProcessId, open: &OpenPart, time_ms: u64) -> SmallVec<[CellState; 2]> {
-        let OpenPart { part, is_changed, .. } = open;
-        let is_bucket = matches!(part.measure, Measure::Gcra { .. });
-        let mut heard = SmallVec::new();
-        for (place, (told, is_changed)) in part.cells.iter().zip(is_changed).enumerate() {
-            let ttl_ms = match part.measure {
-                Measure::Gcra { limit, .. } => self.buckets[&part.key].ttl_ms(time_ms, limit, part.window_ms),
-                Measure::Sum | Measure::Sliding { .. } => window(told).ttl_ms,
-            };
-            if let Some(base) = self.base_mut(part, place).filter(|_| *is_changed) {
-                base.expires_at_ms = time_ms + ttl_ms;
-            }
-            let base = self.base(part, place);
-            let field = base.fields[&process];
-            let (sum, refunds, level) = match part.measure {
-                Measure::Gcra { .. } => {
-                    let BucketHash { whole, rest, at_ms, ever_added, .. } = self.buckets[&part.key];
-                    (ever_added, 0, BucketLevel { ahead_ms: at_ms - time_ms, whole, rest })
-                }
-                Measure::Sum | Measure::Sliding { .. } => {
-                    let cell = &self.cells[&(part.key, told.sequence())];
-                    (cell.hits(), cell.refunds(), BucketLevel::default())
-                }
-            };
-            let before = if is_bucket { self.buckets[&part.key].before.left } else { 0 };
-            let holders = u32::try_from(base.fields.len() + before).unwrap_or(u32::MAX);
-            let ProcessField { own, asked } = field;
-            let (sequence, epoch) = (told.sequence(), base.epoch);
-            let said = CellState { sequence, epoch, sum, field: own, asked, refunds, holders, level };
-            // A cell with nothing to keep was there for this call only.
-            let is_there = base.expires_at_ms > 0;
-            if !is_there {
-                self.cells.remove(&(part.key, told.sequence()));
-            }
-            heard.push(if is_there { said } else { CellState { epoch: 0, holders: 0, ..said } });
-        }
-        heard
-    }
-
-    fn base(&self, part: &CallKey, place: usize) -> &Base {
+        let part = &open.part;
         match part.measure {
-            Measure::Gcra { .. } => &self.buckets[&part.key].base,
-            Measure::Sum | Measure::Sliding { .. } => &self.cells[&(part.key, part.cells[place].sequence())].base,
+            Measure::Gcra { limit, .. } => SmallVec::from_iter([self.close_bucket(process, open, limit, time_ms)]),
+            Measure::Sum | Measure::Sliding { .. } => {
+                let sequences = part.cells.iter().map(CellUpdate::sequence);
+                sequences.map(|sequence| self.close_cell(process, open, sequence, time_ms)).collect()
+            }
+            Measure::Exact => {
+                let mut heard: SmallVec<[CellState; 2]> =
+                    sub_cells(part).map(|sequence| self.close_cell(process, open, sequence, time_ms)).collect();
+                // Only now all of them are made that are.
+                for cell in &mut heard {
+                    let block = held_at(part, cell.sequence);
+                    cell.epoch = self.block_epoch(part, block).unwrap_or(0);
+                    cell.holders = self.block_holders(part, block);
+                }
+                heard
+            }
         }
     }
 
-    fn base_mut(&mut self, part: &CallKey, place: usize) -> Option<&mut Base> {
+    fn close_bucket(&mut self, process: ProcessId, open: &OpenPart, limit: u32, time_ms: u64) -> CellState {
+        let Some(bucket) = self.buckets.get_mut(&open.part.key) else { return CellState::default() };
+        let ttl_ms = bucket.ttl_ms(time_ms, limit, open.part.window_ms);
+        let ProcessField { own, asked } = bucket.base.fields[&process];
+        let level = BucketLevel { ahead_ms: bucket.at_ms - time_ms, whole: bucket.whole, rest: bucket.rest };
+        if open.is_made && (bucket.whole, bucket.rest, bucket.ever_added, own, asked) == (0, 0, 0, 0, 0) {
+            // It was only read.
+            self.buckets.remove(&open.part.key);
+            return CellState { level, ..CellState::default() };
+        }
+        if open.is_changed {
+            bucket.base.expires_at_ms = time_ms + ttl_ms;
+        }
+        let holders = u32::try_from(bucket.base.fields.len() + bucket.before.left).unwrap_or(u32::MAX);
+        let (epoch, sum) = (bucket.base.epoch, bucket.ever_added);
+        CellState { sequence: 0, epoch, sum, field: own, asked, refunds: 0, holders, level }
+    }
+
+    /// A cell is kept if there is something to keep.
+    fn close_cell(&mut self, process: ProcessId, open: &OpenPart, sequence: u64, time_ms: u64) -> CellState {
+        let part = &open.part;
+        let Some(cell) = self.cells.get_mut(&(part.key, sequence)) else {
+            return CellState { sequence, ..CellState::default() };
+        };
+        cell.base.fields.retain(|_, field| *field != ProcessField::default());
+        if cell.is_blank() {
+            self.cells.remove(&(part.key, sequence));
+            return CellState { sequence, ..CellState::default() };
+        }
+        if cell.base.expires_at_ms == 0 {
+            cell.base.expires_at_ms = time_ms + open.ttl_ms.get(&held_at(part, sequence)).copied().unwrap_or_default();
+        }
+        let ProcessField { own, asked } = cell.base.fields.get(&process).copied().unwrap_or_default();
+        CellState {
+            sequence,
+            epoch: cell.base.epoch,
+            sum: cell.hits(),
+            field: own,
+            asked,
+            refunds: cell.refunds(),
+            holders: u32::try_from(cell.base.fields.len()).unwrap_or(u32::MAX),
+            level: BucketLevel::default(),
+        }
+    }
+
+    /// What a part's newest cell has in common with all others.
+    fn newest_mut(&mut self, part: &CallKey) -> Option<&mut Base> {
         match part.measure {
             Measure::Gcra { .. } => self.buckets.get_mut(&part.key).map(|bucket| &mut bucket.base),
-            Measure::Sum | Measure::Sliding { .. } => {
-                self.cells.get_mut(&(part.key, part.cells[place].sequence())).map(|cell| &mut cell.base)
-            }
+            _ => self.cells.get_mut(&(part.key, part.cells[0].sequence())).map(|cell| &mut cell.base),
         }
     }
 
     /// What the process has in a part's newest cell.
     fn field(&self, process: ProcessId, part: &CallKey) -> ProcessField {
-        self.base(part, 0).fields.get(&process).copied().unwrap_or_default()
+        let base = match part.measure {
+            Measure::Gcra { .. } => self.buckets.get(&part.key).map(|bucket| &bucket.base),
+            _ => self.cells.get(&(part.key, part.cells[0].sequence())).map(|cell| &cell.base),
+        };
+        base.and_then(|base| base.fields.get(&process)).copied().unwrap_or_default()
     }
 
     fn expire(&mut self, time_ms: u64) {
@@ -323,14 +380,20 @@ impl Origin {
         BeatReply { was_known, live: self.processes.len() as u64, time_ms, incarnation }
     }
 
-    /// Forgets a process that stops, and its fields in the cells that it held. A bucket's sequence is 0. The sums stay.
-    pub(crate) fn leave(&mut self, process: ProcessId, cells: &[(OriginKey, u64)]) {
+    /// Forgets a process that stops, and its fields where it held a key. The sums stay.
+    pub(crate) fn leave(&mut self, process: ProcessId, held: &[(OriginKey, HeldAt)]) {
         self.processes.remove(&process);
-        for (key, sequence) in cells {
-            let cell = self.cells.get_mut(&(*key, *sequence)).map(|cell| &mut cell.base);
-            let bucket = self.buckets.get_mut(key).filter(|_| *sequence == 0).map(|bucket| &mut bucket.base);
-            for base in cell.into_iter().chain(bucket) {
-                base.fields.remove(&process);
+        for (key, at) in held {
+            let sequences = match at {
+                HeldAt::Bucket => {
+                    self.buckets.get_mut(key).and_then(|bucket| bucket.base.fields.remove(&process));
+                    continue;
+                }
+                HeldAt::Cell(sequence) => *sequence..=*sequence,
+                HeldAt::Block(number) => number * BLOCK..=number * BLOCK + BLOCK - 1,
+            };
+            for sequence in sequences {
+                self.cells.get_mut(&(*key, sequence)).and_then(|cell| cell.base.fields.remove(&process));
             }
         }
     }

@@ -25,6 +25,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::task::AbortHandle;
 
+pub use crate::regional::redis::codec::{BadReply, Invocation, ORIGIN, decode, encode};
 pub use crate::regional::redis::error::OriginError;
 pub use crate::regional::redis::lanes::{ConnectionStatus, Lane, LastError};
 pub use crate::regional::redis::script::Script;

@@ -369,7 +369,8 @@ impl Region {
     /// A small call for probes that does what others do: it writes a cell of its own, which is gone a moment later.
     pub fn trial(&self) -> Call {
         let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
-        let cell = CellUpdate { shape: CellShape::Window(window), ..CellUpdate::default() };
+        let shape = CellShape::Window(window);
+        let cell = CellUpdate { is_seated: true, own: 1, shape, ..CellUpdate::default() };
         let part = CallKey {
             key: OriginKey([0; 20]),
             window_ms: TRIAL_TTL_MS,

@@ -153,6 +153,14 @@ impl Counter {
         (back < cells).then_some(back)
     }
 
+    /// Whether anything is known of a cell, counted back from the newest.
+    pub(crate) fn has_hits(&self, back: usize) -> bool {
+        match self {
+            Counter::Windowed(_) | Counter::Gcra(_) => true,
+            Counter::Exact(cells) => cells.cell(self.sequence().saturating_sub(back as u64)).hits > 0,
+        }
+    }
+
     /// How many cells a decision takes into account.
     pub(crate) fn cells_that_count(&self, terms: &Terms) -> usize {
         match (self, weighing(terms)) {

@@ -8,7 +8,7 @@ use crate::engine::count::window::Cell;
 use crate::engine::table::weight::heap_bytes;
 
 /// Sub-cells in a window.
-const PARTS: u64 = 16;
+pub(crate) const PARTS: u64 = 16;
 /// Sub-cells that count: the current one and a whole window before it.
 pub(crate) const CELLS: usize = PARTS as usize + 1;
 

@@ -46,6 +46,16 @@ impl CellUpdate {
     }
 }
 
+/// Where a store holds what a process has told of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldAt {
+    /// The cell of a window, by its number.
+    Cell(u64),
+    /// So many sub-cells of an exact window as a window has, by the number of the block.
+    Block(u64),
+    Bucket,
+}
+
 /// What kind of cell an update is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellShape {
@@ -101,7 +111,7 @@ pub struct CellState {
     pub asked: u64,
     /// The cell's refunds, of all processes. 0 for a bucket, whose level is without them.
     pub refunds: u64,
-    /// Processes that hold the key.
+    /// Processes that have told anything of the cell, or of its block.
     pub holders: u32,
     /// The level of a bucket, all zero for a window's cell.
     pub level: BucketLevel,

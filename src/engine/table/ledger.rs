@@ -10,9 +10,10 @@ use smallvec::SmallVec;
 
 use crate::clock::Now;
 use crate::engine::count::counter::Counter;
+use crate::engine::count::exact::PARTS;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
-use crate::engine::table::cell::{CellState, CellUpdate};
+use crate::engine::table::cell::{CellState, CellUpdate, HeldAt};
 use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
@@ -313,17 +314,25 @@ impl<'t> Ledger<'t> {
         self.with_key(key, terms, now, |entry| entry.part.unreadable(now.mono_ms()));
     }
 
-    /// Visits every cell in which this process has a field at the store, with its key and its sequence, `None` for a bucket.
-    pub(crate) fn each_field(&self, mut visit: impl FnMut(&OwnedKey, Option<u64>)) {
+    /// Visits every key that this process has told its store of, with each place where that may hold it.
+    pub(crate) fn each_field(&self, mut visit: impl FnMut(&OwnedKey, HeldAt)) {
         self.table.each(|entry| {
             if entry.part.holders() == 0 || entry.part.store() != self.store {
                 return;
             }
             let (key, counter) = (entry.key(), &entry.slot.counter);
-            let is_bucket = counter.is_bucket();
-            for back in 0..counter.cells_that_count(&entry.slot.terms()) {
-                let sequence = counter.sequence().saturating_sub(back as u64);
-                visit(&key, (!is_bucket).then_some(sequence));
+            let newest = counter.sequence();
+            match counter {
+                Counter::Gcra(_) => visit(&key, HeldAt::Bucket),
+                Counter::Exact(_) => {
+                    let block = newest / PARTS;
+                    visit(&key, HeldAt::Block(block));
+                    visit(&key, HeldAt::Block(block.saturating_sub(1)));
+                }
+                Counter::Windowed(_) => {
+                    let cells = counter.cells_that_count(&entry.slot.terms()) as u64;
+                    (0..cells).for_each(|back| visit(&key, HeldAt::Cell(newest.saturating_sub(back))));
+                }
             }
         });
     }

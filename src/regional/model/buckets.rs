@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use smallvec::SmallVec;
-
 use crate::engine::count::gcra::DEBT_TIMES;
 use crate::engine::table::cell::{BucketUpdate, CellShape, CellUpdate};
 use crate::regional::call::{Call, CallKey, ProcessId};
@@ -162,13 +160,14 @@ impl BucketHash {
 }
 
 impl Origin {
+    /// Says whether the bucket was not there, and whether it has changed.
     pub(super) fn open_bucket(
         &mut self,
         call: &Call,
         part: &CallKey,
         (limit, burst): (u32, u32),
         time_ms: u64,
-    ) -> SmallVec<[bool; 2]> {
+    ) -> (bool, bool) {
         let told = &part.cells[0];
         let most = level_max(limit, burst);
         // If it was empty for a while, what it was told has drained everywhere: the fields of all processes that ever
@@ -179,8 +178,7 @@ impl Origin {
             self.buckets.remove(&part.key);
         }
         let is_made = !self.buckets.contains_key(&part.key);
-        let later = CellUpdate { epoch: told.epoch.max(before), ..*told };
-        let base = || Base::new(&later, call.nonce, time_ms);
+        let base = || Base::new(told.epoch.max(before), call.nonce, time_ms);
         let make = || BucketHash { base: base(), at_ms: time_ms, began_ms: time_ms, ..BucketHash::default() };
         let bucket = self.buckets.entry(part.key).or_insert_with(make);
         // The new time is written even if nothing else is: a change of the limit must only affect what drains from then
@@ -196,6 +194,6 @@ impl Origin {
         bucket.ever_added = saturating(bucket.ever_added, news.hits.saturating_sub(left));
         bucket.refund(news.refunds);
         let is_changed = is_made || is_met || is_drained || is_raised || news.is_field_new;
-        SmallVec::from_elem(is_changed, 1)
+        (is_made && before == 0, is_changed)
     }
 }

@@ -1,7 +1,7 @@
 //! The rules of the origin, one at a time.
 
 use super::*;
-use crate::engine::table::cell::{BucketUpdate, CellShape, WindowUpdate};
+use crate::engine::table::cell::{BucketUpdate, CellShape, HeldAt, WindowUpdate};
 use crate::engine::table::foreign::Counts;
 use crate::regional::call::COUNT_MAX;
 use crate::regional::model::buckets::BUCKET_LINGERS_MS;
@@ -195,7 +195,7 @@ fn without_a_seat_nothing_is_added_but_counted_while_it_is_judged() {
     let read = heard(&mut origin, &replay(A, fixed(cold)));
     assert_eq!((read.sum, read.field, read.holders), (5, 5, 1));
     let holder = heard(&mut origin, &replay(B, fixed(cold)));
-    assert_eq!((holder.sum, holder.field, holder.holders), (5, 0, 2));
+    assert_eq!((holder.sum, holder.field, holder.holders), (5, 0, 1), "who only reads leaves no trace");
     assert_eq!(admitted(&mut origin, &check(A, fixed(cold), &[ask(&[need(3, 10)])])), [false]);
     assert_eq!(admitted(&mut origin, &check(A, fixed(cold), &[ask(&[need(2, 10)])])), [true]);
     let after = heard(&mut origin, &replay(A, fixed(cold)));
@@ -468,11 +468,58 @@ fn what_is_only_read_is_not_made() {
     let mut origin = Origin::default();
     let reading = |own| sliding(CellUpdate { is_seated: false, ..told(0) }, told(own), 1000);
     let heard = origin.call(&replay(A, reading(0)), TIME_MS).parts[0].clone();
-    assert_eq!((heard[0].holders, heard[1].holders, heard[1].epoch), (1, 0, 0));
-    assert_eq!((origin.total(&KEY, 10), origin.total(&KEY, 9)), (Some((0, 0)), None));
+    assert_eq!((heard[0].holders, heard[0].epoch, heard[1].holders, heard[1].epoch), (0, 0, 0, 0));
+    assert_eq!((origin.total(&KEY, 10), origin.total(&KEY, 9)), (None, None));
     let heard = origin.call(&replay(A, reading(3)), TIME_MS).parts[0].clone();
     assert_eq!((heard[1].sum, heard[1].holders), (3, 1));
-    assert_eq!(origin.total(&KEY, 9), Some((3, 0)));
+    assert_eq!((origin.total(&KEY, 10), origin.total(&KEY, 9)), (None, Some((3, 0))));
+    let heard = origin.call(&replay(A, bucket(CellUpdate { is_seated: false, ..told(0) })), TIME_MS).parts[0][0];
+    assert_eq!((heard.holders, heard.epoch), (0, 0));
+    assert_eq!(origin.levels(), (0, 0));
+}
+
+/// The sub-cells of an exact window that a process tells: how far back, and what it has accepted there.
+fn exact(newest: u64, cells: &[(u64, CellUpdate)]) -> CallKey {
+    let told =
+        |(back, told): &(u64, CellUpdate)| of_window(*told, WindowUpdate { sequence: newest - back, ..window(told) });
+    CallKey { key: KEY, window_ms: 60_000, measure: Measure::Exact, cells: cells.iter().map(told).collect() }
+}
+
+#[test]
+fn an_exact_window_tells_what_is_new_and_hears_all() {
+    let mut origin = Origin::default();
+    origin.call(&replay(A, exact(40, &[(0, told(3)), (9, told(4))])), TIME_MS);
+    let heard = origin.call(&replay(B, exact(41, &[(0, told(2))])), TIME_MS).parts[0].clone();
+    assert_eq!(heard.len(), 17);
+    let hits: Vec<(u64, u64, u64)> = heard.iter().map(|cell| (cell.sequence, cell.sum, cell.field)).collect();
+    assert!([(41, 2, 2), (40, 3, 0), (31, 4, 0)].iter().all(|cell| hits.contains(cell)), "{hits:?}");
+    assert_eq!(hits.iter().map(|(_, sum, _)| sum).sum::<u64>(), 9);
+    // Two blocks: 32 to 47, and 16 to 31 before it.
+    assert_eq!((heard[0].epoch, heard[0].holders), (heard[9].epoch, heard[9].holders));
+    assert_eq!((heard[0].holders, heard[10].holders), (2, 1));
+    let asks = |hits| check(A, exact(41, &[(0, told(0))]), &[ask(&[need(hits, 10)])]);
+    assert_eq!(admitted(&mut origin, &asks(2)), [false], "what is not told counts");
+    assert_eq!(admitted(&mut origin, &asks(1)), [true]);
+    let refunded = exact(41, &[(0, CellUpdate { asked: 8, ..told(1) })]);
+    let heard = origin.call(&replay(A, refunded), TIME_MS).parts[0].clone();
+    let refunds: Vec<u64> = [0, 1, 10].map(|back: usize| heard[back].refunds).to_vec();
+    assert_eq!(refunds, [3, 3, 2], "from the newest, then from those that nothing is told of");
+}
+
+#[test]
+fn a_lost_block_is_made_anew_with_one_epoch() {
+    let mut origin = Origin::default();
+    let first = origin.call(&replay(A, exact(40, &[(0, told(3)), (1, told(4))])), TIME_MS).parts[0].clone();
+    origin.clear();
+    let fresh = origin.call(&replay(B, exact(40, &[(0, told(1))])), TIME_MS + 1).parts[0].clone();
+    assert!(fresh[0].epoch > first[0].epoch);
+    let known = |own| CellUpdate { epoch: first[0].epoch, acked: own, floor: own, ..told(own) };
+    for _ in 0..2 {
+        let again = replay(A, exact(40, &[(0, known(3)), (1, known(4))]));
+        let heard = origin.call(&again, TIME_MS + 1).parts[0].clone();
+        assert_eq!((heard[0].sum, heard[1].sum), (3 + 1, 4));
+        assert_eq!((heard[0].epoch, heard[1].epoch), (fresh[0].epoch, fresh[0].epoch));
+    }
 }
 
 #[test]
@@ -515,7 +562,7 @@ fn cells_expire_and_who_stops_leaves() {
     let beat = |was_known, live, time_ms| BeatReply { was_known, live, time_ms, incarnation: TIME_MS * 1000 };
     assert_eq!(origin.beat(A, TIME_MS), beat(false, 1, TIME_MS));
     assert_eq!(origin.beat(B, TIME_MS + 3000), beat(false, 2, TIME_MS + 3000));
-    origin.leave(A, &[(KEY, 10)]);
+    origin.leave(A, &[(KEY, HeldAt::Cell(10))]);
     assert_eq!(origin.beat(B, TIME_MS + 3000), beat(true, 1, TIME_MS + 3000));
     let heard = heard(&mut origin, &replay(B, fixed(told(5))));
     assert_eq!((heard.sum, heard.holders), (10, 1));

@@ -1,10 +1,11 @@
 //! The cells of windows: how the origin takes what it is told about them.
 
-use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
-use crate::regional::call::{COUNT_MAX, Call, CallKey};
-use crate::regional::model::{Base, Origin, OtherEpoch, ProcessField, saturating};
+use crate::engine::count::exact::PARTS as BLOCK;
+use crate::engine::table::cell::{CellShape, CellUpdate, HeldAt, WindowUpdate};
+use crate::regional::call::{COUNT_MAX, Call, CallKey, Measure, ProcessId};
+use crate::regional::model::{Base, Origin, OtherEpoch, ProcessField, held_at, saturating, sub_cells};
 
 /// A cell of a window.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +44,12 @@ impl CellHash {
         self.told_hits().max(self.known.own)
     }
 
-    /// The hits that this copy was told of.
+    /// Whether there is nothing to keep.
+    pub(super) fn is_blank(&self) -> bool {
+        self.hits() == 0 && self.base.fields.is_empty()
+    }
+
+    /// What was told to this copy.
     pub(super) fn told_hits(&self) -> u64 {
         saturating(self.floor, self.added).max(self.told)
     }
@@ -104,14 +110,23 @@ impl CellHash {
 }
 
 impl Origin {
-    pub(super) fn open_cells(&mut self, call: &Call, part: &CallKey, time_ms: u64) -> SmallVec<[bool; 2]> {
-        let mut is_changed = SmallVec::new();
+    pub(super) fn open_cells(&mut self, call: &Call, part: &CallKey, time_ms: u64) {
         let mut refunds = Vec::new();
-        for (place, told) in part.cells.iter().enumerate() {
-            let is_made = !self.cells.contains_key(&(part.key, told.sequence()));
-            let make = || CellHash { base: Base::new(told, call.nonce, time_ms), ..CellHash::default() };
+        // Once for all cells of a block: one epoch, later than all that is told.
+        let mut made: BTreeMap<HeldAt, Base> = BTreeMap::new();
+        for told in &part.cells {
+            let at = held_at(part, told.sequence());
+            made.entry(at).or_insert_with(|| {
+                let among = part.cells.iter().filter(|other| held_at(part, other.sequence()) == at);
+                let known = among.map(|other| other.epoch).max().unwrap_or(0);
+                let held = self.block(part, at).next();
+                let as_held = |(_, cell): (u64, &CellHash)| Base { fields: BTreeMap::new(), ..cell.base.clone() };
+                held.map_or_else(|| Base::new(known, call.nonce, time_ms), as_held)
+            });
+        }
+        for told in &part.cells {
+            let make = || CellHash { base: made[&held_at(part, told.sequence())].clone(), ..CellHash::default() };
             let cell = self.cells.entry((part.key, told.sequence())).or_insert_with(make);
-            let before = (cell.floor, cell.added, cell.refunds, cell.known);
             let news = cell.base.hear(call.process, told);
             if let Some(other_epoch) = news.other_epoch {
                 cell.raise(told, other_epoch);
@@ -119,22 +134,39 @@ impl Origin {
             cell.told = saturating(cell.told, news.raised);
             cell.add(news.hits);
             cell.know(told);
-            refunds.push(news.refunds);
-            let is_counted = before != (cell.floor, cell.added, cell.refunds, cell.known);
-            // An older cell is not kept only to know its holders.
-            let is_only_read = is_made && place > 0 && cell.base.fields[&call.process] == ProcessField::default();
-            is_changed.push(is_counted || (!is_only_read && (is_made || news.is_field_new)));
+            refunds.push((told.sequence(), news.refunds));
         }
-        // Refunds come last, because they take from all cells of the part.
-        for (newest, mut left) in refunds.into_iter().enumerate() {
-            for (told, is_changed) in part.cells.iter().zip(&mut is_changed).skip(newest) {
-                if let Some(cell) = self.cells.get_mut(&(part.key, told.sequence())) {
-                    let before = left;
+        // Only now, because they take from all cells of the part.
+        let all: Vec<u64> = match part.measure {
+            Measure::Exact => sub_cells(part).collect(),
+            _ => part.cells.iter().map(CellUpdate::sequence).collect(),
+        };
+        for (newest, mut left) in refunds {
+            for sequence in all.iter().filter(|sequence| **sequence <= newest) {
+                if let Some(cell) = self.cells.get_mut(&(part.key, *sequence)) {
                     left = cell.refund(left);
-                    *is_changed |= left != before;
                 }
             }
         }
-        is_changed
+    }
+
+    /// The cells that are held under one name.
+    fn block(&self, part: &CallKey, at: HeldAt) -> impl Iterator<Item = (u64, &CellHash)> {
+        let (first, last) = match at {
+            HeldAt::Block(number) => (number * BLOCK, number * BLOCK + BLOCK - 1),
+            HeldAt::Cell(sequence) => (sequence, sequence),
+            HeldAt::Bucket => (1, 0),
+        };
+        (first..=last).filter_map(|sequence| Some((sequence, self.cells.get(&(part.key, sequence))?)))
+    }
+
+    pub(super) fn block_epoch(&self, part: &CallKey, at: HeldAt) -> Option<u64> {
+        self.block(part, at).next().map(|(_, cell)| cell.base.epoch)
+    }
+
+    pub(super) fn block_holders(&self, part: &CallKey, at: HeldAt) -> u32 {
+        let processes: BTreeSet<ProcessId> =
+            self.block(part, at).flat_map(|(_, cell)| cell.base.fields.keys().copied()).collect();
+        u32::try_from(processes.len()).unwrap_or(u32::MAX)
     }
 }

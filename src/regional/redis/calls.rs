@@ -48,16 +48,11 @@ impl Redis {
 
     /// Takes a process's fields out, so that others divide what is left among fewer.
     pub async fn take_out(&self, process: ProcessId, fields: &[CellField], until: Instant) -> Result<(), OriginError> {
-        let name = |(key, sequence): &CellField| match sequence {
-            Some(sequence) => codec::cell_key(key, *sequence),
-            None => codec::bucket_key(key),
-        };
-        // In a Cluster the keys are in many slots, so each goes by itself.
+        // Keys of a Cluster are in many slots.
         let chunk = if self.is_cluster() { 1 } else { LEAVE_CHUNK };
-        let args = [process.to_string().into_bytes()];
         for chunk in fields.chunks(chunk) {
             let left = until.saturating_duration_since(Instant::now());
-            let keys: Vec<Vec<u8>> = chunk.iter().map(name).collect();
+            let Invocation { keys, args } = codec::encode_take_out(process, chunk);
             self.script(Lane::Replays, &LEAVE, &keys, &args, left).await?;
         }
         Ok(())

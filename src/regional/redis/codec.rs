@@ -1,8 +1,11 @@
 //! How calls are written for the origin's scripts, and how their answers are read.
 //!
-//! A call becomes the keys of its cells and two arguments: the process, and all numbers in one JSON array, which a script
-//! reads in one step and an operator can read in `MONITOR`. The answer is a flat array of whole numbers, whose shape
-//! follows from the call. `scripts/origin.lua` documents both.
+//! A call becomes the keys of its cells and two arguments: the process, and all numbers packed into one string, seven bytes
+//! each as a rule, because that is what a script reads fastest. A number that is 0 in most calls is left out of those. The
+//! answer is a flat array of whole numbers. `scripts/origin.lua` documents both.
+//!
+//! The names of all keys carry a [`VERSION`]: a process of another version keeps counts of its own under other names while
+//! a fleet is updated, and no script ever meets a cell that it can't read.
 //!
 //! Numbers are bounded here, where they leave: a script counts exactly only up to [`COUNT_MAX`]. Every answer is
 //! checked: an origin that answers anything else is an error, never a panic.
@@ -12,13 +15,14 @@ use std::fmt::{self, Write};
 use redis::Value;
 use smallvec::SmallVec;
 
+use crate::engine::count::exact::PARTS as BLOCK;
 use crate::engine::reach::Store;
-use crate::engine::table::cell::{BucketLevel, BucketUpdate, CellShape, CellState, CellUpdate, WindowUpdate};
+use crate::engine::table::cell::{BucketLevel, BucketUpdate, CellShape, CellState, CellUpdate, HeldAt, WindowUpdate};
 use crate::engine::table::foreign::Counts;
 use crate::regional::call::{AskVerdict, COUNT_MAX, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
 
 /// Serves a [`Call`].
-pub(crate) static ORIGIN: &str = include_str!("scripts/origin.lua");
+pub static ORIGIN: &str = include_str!("scripts/origin.lua");
 
 /// Serves heartbeats.
 pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
@@ -26,31 +30,28 @@ pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
 /// Takes a process's fields out.
 pub(crate) static LEAVE: &str = include_str!("scripts/leave.lua");
 
-/// The key under which an origin keeps the live processes.
-pub(crate) const PROCESSES_KEY: &str = "tidegate:processes";
+/// Stands in the names of all keys. It changes with what the scripts keep under them.
+pub(crate) const VERSION: u32 = 2;
 
-/// The key under which the owner of strict limits keeps them. Another one, because the owner may be a region's origin
-/// too.
-pub(crate) const STRICT_PROCESSES_KEY: &str = "tidegate:strict:processes";
-
-fn processes_key(store: Store) -> &'static str {
+/// Where a store keeps the live processes. The owner of strict limits may be a region's origin too.
+pub(crate) fn processes_key(store: Store) -> String {
     match store {
-        Store::Origin => PROCESSES_KEY,
-        Store::Owner => STRICT_PROCESSES_KEY,
+        Store::Origin => format!("tidegate:{VERSION}:processes"),
+        Store::Owner => format!("tidegate:{VERSION}:strict:processes"),
     }
 }
 
 /// The key under which a store keeps its incarnation. In a Cluster it is in the slot that the processes are in.
 pub(crate) fn incarnation_key(store: Store) -> String {
-    format!("tidegate:incarnation:{{{}}}", processes_key(store))
+    format!("tidegate:{VERSION}:incarnation:{{{}}}", processes_key(store))
 }
 
 /// The keys and arguments that a script is called with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Invocation {
-    /// The script's KEYS, in the order of the call's parts and cells.
+pub struct Invocation {
+    /// What it reads and writes.
     pub keys: Vec<Vec<u8>>,
-    /// The script's ARGV.
+    /// What it is told besides.
     pub args: Vec<Vec<u8>>,
 }
 
@@ -72,26 +73,31 @@ pub struct BeatReply {
 /// The origin answered something that no script of ours answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the origin answered {found} instead of {expected}")]
-pub(crate) struct BadReply {
-    /// What the script answers at this place, in words for the log.
+pub struct BadReply {
+    /// What would be right.
     pub expected: &'static str,
-    /// A number that is out of bounds, or the kind of value.
+    /// What was there instead.
     pub found: String,
 }
 
 /// The key of a window's cell. The braces are a Cluster's hash tag: all cells of a key are in one slot.
 pub(crate) fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
-    format!("tidegate:{{{}}}:{sequence}", Base64Key(key)).into_bytes()
+    format!("tidegate:{VERSION}:{{{}}}:{sequence}", Base64Key(key)).into_bytes()
+}
+
+/// The key of the block of an exact window that a sub-cell is in.
+pub(crate) fn block_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
+    format!("tidegate:{VERSION}:{{{}}}:x{}", Base64Key(key), sequence / BLOCK).into_bytes()
 }
 
 /// The key of a bucket.
 pub(crate) fn bucket_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{{{}}}:g", Base64Key(key)).into_bytes()
+    format!("tidegate:{VERSION}:{{{}}}:g", Base64Key(key)).into_bytes()
 }
 
 /// The key of a bucket's previous generation of fields.
 pub(crate) fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{{{}}}:b", Base64Key(key)).into_bytes()
+    format!("tidegate:{VERSION}:{{{}}}:b", Base64Key(key)).into_bytes()
 }
 
 /// An origin key in base64url without padding: 27 characters.
@@ -147,46 +153,89 @@ pub(crate) fn bounded_update(update: &CellUpdate, window_ms: u64) -> CellUpdate 
 }
 
 /// Writes a call for [`ORIGIN`].
-pub(crate) fn encode(call: &Call) -> Invocation {
-    let mut keys = Vec::new();
-    let mut numbers = Numbers::new();
-    numbers.extend([call.nonce.into(), call.charges.into(), call.parts.len() as u64]);
+pub fn encode(call: &Call) -> Invocation {
+    let mut keys = Vec::with_capacity(2 * call.parts.len());
+    let mut packed = Packed(Vec::with_capacity(64 * (1 + call.parts.len())));
+    packed.push(2, call.nonce.into());
+    packed.push(1, call.charges.into());
+    packed.push(2, call.parts.len() as u64);
     for part in &call.parts {
-        encode_part(part, &mut keys, &mut numbers);
+        encode_part(part, &mut keys, &mut packed);
     }
-    numbers.push(call.asks.len() as u64);
+    packed.push(2, call.asks.len() as u64);
     for ask in &call.asks {
-        numbers.push(ask.needs.len() as u64);
+        packed.push(2, ask.needs.len() as u64);
         for need in &ask.needs {
-            let quota = need.quota.map_or(0, |quota| u64::from(quota) + 1);
-            numbers.extend([need.part as u64 + 1, bounded(need.limit), bounded(need.hits), quota]);
+            packed.push(2, need.part as u64 + 1);
+            packed.counts([bounded(need.limit), bounded(need.hits)]);
+            packed.push(3, need.quota.map_or(0, |quota| u64::from(quota) + 1));
         }
     }
-    Invocation { keys, args: vec![call.process.to_string().into_bytes(), numbers.into_json()] }
+    Invocation { keys, args: vec![process_name(call.process), packed.0] }
 }
 
-fn encode_part(part: &CallKey, keys: &mut Vec<Vec<u8>>, numbers: &mut Numbers) {
+/// A process as a script and a cell name it.
+fn process_name(process: ProcessId) -> Vec<u8> {
+    process.0.to_be_bytes().to_vec()
+}
+
+fn encode_part(part: &CallKey, keys: &mut Vec<Vec<u8>>, packed: &mut Packed) {
+    let newest = part.cells.first().map_or(0, CellUpdate::sequence);
     let (measure, measured, burst) = match part.measure {
         Measure::Sum => (0, 0, 0),
         Measure::Sliding { left_ms } => (1, left_ms, 0),
         Measure::Gcra { limit, burst } => (2, limit.into(), burst.into()),
+        Measure::Exact => (3, newest % BLOCK, 0),
     };
-    numbers.extend([measure, part.window_ms, measured, part.cells.len() as u64]);
-    for update in &part.cells {
-        let cell = bounded_update(update, part.window_ms);
-        numbers.extend([cell.is_seated.into(), cell.own, cell.acked, cell.epoch, cell.floor]);
-        numbers.extend([cell.asked, cell.asked_acked]);
-        match cell.shape {
-            CellShape::Window(WindowUpdate { sequence, refunds_floor, ttl_ms, row, foreign }) => {
-                keys.push(cell_key(&part.key, sequence));
-                numbers.extend([refunds_floor, ttl_ms, row.hits, row.refunds, foreign]);
-            }
-            CellShape::Bucket(BucketUpdate { floor_rest, level }) => {
-                keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]);
-                numbers.extend([floor_rest, level, burst, 0, 0]);
-            }
+    packed.push(1, measure);
+    packed.push(5, part.window_ms);
+    packed.push(5, measured);
+    packed.push(1, part.cells.len() as u64);
+    match part.measure {
+        Measure::Gcra { .. } => keys.extend([bucket_key(&part.key), bucket_before_key(&part.key)]),
+        Measure::Exact => {
+            keys.extend([block_key(&part.key, newest), block_key(&part.key, newest.saturating_sub(BLOCK))]);
+        }
+        Measure::Sum | Measure::Sliding { .. } => {
+            keys.extend(part.cells.iter().map(|update| cell_key(&part.key, update.sequence())));
         }
     }
+    for (place, update) in part.cells.iter().enumerate() {
+        let cell = bounded_update(update, part.window_ms);
+        let (rare, kept) = match cell.shape {
+            CellShape::Window(WindowUpdate { refunds_floor, ttl_ms, row, foreign, .. }) => {
+                ([cell.asked, cell.asked_acked, refunds_floor, row.hits, row.refunds, foreign], ttl_ms)
+            }
+            CellShape::Bucket(BucketUpdate { floor_rest, level }) => {
+                ([cell.asked, cell.asked_acked, floor_rest, burst, 0, 0], level)
+            }
+        };
+        let told = [cell.own, cell.epoch, cell.floor, cell.acked];
+        let is_rare = rare.iter().any(|number| *number > 0);
+        let is_told = is_rare || place == 0 || told.iter().any(|number| *number > 0);
+        packed.push(1, u64::from(cell.is_seated) | u64::from(is_told) << 1 | u64::from(is_rare) << 2);
+        if part.measure == Measure::Exact {
+            packed.push(1, newest.saturating_sub(update.sequence()));
+        }
+        if is_told {
+            packed.counts(told);
+            packed.counts([kept]);
+        }
+        if is_rare {
+            packed.counts(rare);
+        }
+    }
+}
+
+/// Writes for [`LEAVE`] where a process's records are.
+pub(crate) fn encode_take_out(process: ProcessId, held: &[(OriginKey, HeldAt)]) -> Invocation {
+    let name = |(key, at): &(OriginKey, HeldAt)| match at {
+        HeldAt::Cell(sequence) => (cell_key(key, *sequence), b'c'),
+        HeldAt::Block(number) => (block_key(key, number * BLOCK), b'x'),
+        HeldAt::Bucket => (bucket_key(key), b'g'),
+    };
+    let (keys, kinds) = held.iter().map(name).unzip();
+    Invocation { keys, args: vec![process_name(process), kinds] }
 }
 
 /// Writes a heartbeat for [`BEAT`].
@@ -200,41 +249,35 @@ pub(crate) fn encode_leave(store: Store, process: ProcessId) -> Invocation {
 }
 
 fn encode_sign(store: Store, process: ProcessId, what: &str) -> Invocation {
-    let keys = vec![processes_key(store).into(), incarnation_key(store).into_bytes()];
+    let keys = vec![processes_key(store).into_bytes(), incarnation_key(store).into_bytes()];
     Invocation { keys, args: vec![process.to_string().into_bytes(), what.into()] }
 }
 
-/// A JSON array of numbers, while it is written.
-struct Numbers(String);
+/// Whole numbers, one after the other, with the lowest byte first.
+struct Packed(Vec<u8>);
 
-impl Numbers {
-    fn new() -> Numbers {
-        Numbers(String::with_capacity(256))
+impl Packed {
+    /// What does not fit into so many bytes is bounded where it is made.
+    fn push(&mut self, bytes: usize, number: u64) {
+        self.0.extend_from_slice(&number.to_le_bytes()[..bytes]);
     }
 
-    fn push(&mut self, number: u64) {
-        let before = if self.0.is_empty() { '[' } else { ',' };
-        // Writing to a string does not fail.
-        let _ = write!(self.0, "{before}{number}");
-    }
-
-    fn extend<const N: usize>(&mut self, numbers: [u64; N]) {
-        numbers.into_iter().for_each(|number| self.push(number));
-    }
-
-    fn into_json(mut self) -> Vec<u8> {
-        self.0.push(']');
-        self.0.into_bytes()
+    fn counts<const N: usize>(&mut self, counts: [u64; N]) {
+        counts.into_iter().for_each(|count| self.push(7, count));
     }
 }
 
 /// Reads what [`ORIGIN`] answered to a call.
-pub(crate) fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
+pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
     let mut answer = ReplyReader::new(value)?;
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
-        let states = part.cells.iter().map(|update| decode_cell(&mut answer, update));
-        parts.push(states.collect::<Result<SmallVec<_>, _>>()?);
+        parts.push(match part.measure {
+            Measure::Exact => decode_blocks(&mut answer, part)?,
+            _ => {
+                part.cells.iter().map(|update| decode_cell(&mut answer, update)).collect::<Result<SmallVec<_>, _>>()?
+            }
+        });
     }
     let mut verdicts = Vec::with_capacity(call.asks.len());
     for ask in &call.asks {
@@ -251,21 +294,91 @@ pub(crate) fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
 }
 
 fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<CellState, BadReply> {
-    Ok(CellState {
-        sequence: update.sequence(),
-        epoch: answer.count()?,
-        sum: answer.count()?,
-        field: answer.count()?,
-        asked: answer.count()?,
-        refunds: answer.count()?,
-        holders: answer.below("a number of holders", 1 << 32)? as u32,
-        level: match update.shape {
-            CellShape::Window(_) => BucketLevel::default(),
-            CellShape::Bucket(_) => {
-                BucketLevel { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? }
+    let sequence = update.sequence();
+    if let CellShape::Bucket(_) = update.shape {
+        return Ok(CellState {
+            sequence,
+            epoch: answer.count()?,
+            sum: answer.count()?,
+            field: answer.count()?,
+            asked: answer.count()?,
+            refunds: answer.count()?,
+            holders: answer.holders()?,
+            level: BucketLevel { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? },
+        });
+    }
+    let level = BucketLevel::default();
+    match answer.count_or_epoch()? {
+        Ok(sum) => {
+            let (epoch, field) = (bounded(update.epoch), bounded(update.own));
+            Ok(CellState { sequence, epoch, sum, field, asked: 0, refunds: 0, holders: answer.holders()?, level })
+        }
+        Err(epoch) => Ok(CellState {
+            sequence,
+            epoch,
+            sum: answer.count()?,
+            field: answer.count()?,
+            asked: answer.count()?,
+            refunds: answer.count()?,
+            holders: answer.holders()?,
+            level,
+        }),
+    }
+}
+
+/// All sub-cells of an exact window, whatever was told of them.
+fn decode_blocks(answer: &mut ReplyReader<'_>, part: &CallKey) -> Result<SmallVec<[CellState; 2]>, BadReply> {
+    let newest = part.cells.first().map_or(0, CellUpdate::sequence);
+    let blocks = [decode_block(answer)?, decode_block(answer)?];
+    let of_block = |back: u64| {
+        let sequence = newest.saturating_sub(back);
+        let block = &blocks[usize::from(back > newest % BLOCK)];
+        CellState { sequence, ..block[(sequence % BLOCK) as usize] }
+    };
+    Ok((0..=BLOCK).map(of_block).collect())
+}
+
+/// The sub-cells of a block, as the script keeps them.
+fn decode_block(answer: &mut ReplyReader<'_>) -> Result<[CellState; BLOCK as usize], BadReply> {
+    const PLACES: usize = BLOCK as usize;
+    let (head, record, holders) = (answer.bytes()?, answer.bytes()?, answer.holders()?);
+    let mut cells = [CellState { holders, ..CellState::default() }; PLACES];
+    let Some((kind, head)) = head.split_first() else { return Ok(cells) };
+    let (per_cell, told) = match kind {
+        1 => (1, 1),
+        2 => (6, 2),
+        other => return Err(bad("a kind of block", other)),
+    };
+    let is_whole = record.is_empty() || record.len() == 8 + 7 * PLACES * told;
+    if head.len() != 7 * (1 + PLACES * per_cell) || !is_whole {
+        return Err(bad("a block", "one of another length"));
+    }
+    let (head, record) = (counts(head)?, counts(record.get(8..).unwrap_or_default())?);
+    for (place, cell) in cells.iter_mut().enumerate() {
+        cell.epoch = head[0];
+        match head[1 + place * per_cell..][..per_cell] {
+            [floor, added, told, refunds, known, given_back] => {
+                cell.sum = bounded((floor + added).max(told).max(known));
+                cell.refunds = refunds.max(given_back);
             }
-        },
-    })
+            ref short => cell.sum = short[0],
+        }
+        if let Some(of_process) = record.get(place * told..).filter(|rest| !rest.is_empty()) {
+            cell.field = of_process[0];
+            cell.asked = if told == 2 { of_process[1] } else { 0 };
+        }
+    }
+    Ok(cells)
+}
+
+/// Numbers of seven bytes each, the lowest first.
+fn counts(packed: &[u8]) -> Result<Vec<u64>, BadReply> {
+    let count = |bytes: &[u8]| bytes.iter().rev().fold(0, |count, byte| count << 8 | u64::from(*byte));
+    let all: Vec<u64> = packed.chunks(7).map(count).collect();
+    match all.iter().find(|count| **count > COUNT_MAX) {
+        Some(count) => Err(bad("a count", count)),
+        None => Ok(all),
+    }
 }
 
 /// Reads what [`BEAT`] answered.
@@ -290,6 +403,30 @@ impl<'a> ReplyReader<'a> {
             Value::Array(values) => Ok(ReplyReader(values.iter())),
             other => Err(bad("an array", kind(other))),
         }
+    }
+
+    /// A count, or as an error the epoch that is said instead.
+    fn count_or_epoch(&mut self) -> Result<Result<u64, u64>, BadReply> {
+        match self.0.as_slice().first() {
+            Some(Value::Int(number @ ..=-1)) => {
+                let epoch = number.unsigned_abs() - 1;
+                self.0.next();
+                Some(Err(epoch)).filter(|_| epoch <= COUNT_MAX).ok_or_else(|| bad("an epoch", number))
+            }
+            _ => self.count().map(Ok),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], BadReply> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            Some(other) => Err(bad("bytes", kind(other))),
+            None => Err(bad("bytes", "too few numbers")),
+        }
+    }
+
+    fn holders(&mut self) -> Result<u32, BadReply> {
+        Ok(self.below("a number of holders", 1 << 32)? as u32)
     }
 
     fn below(&mut self, expected: &'static str, bound: u64) -> Result<u64, BadReply> {

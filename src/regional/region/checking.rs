@@ -340,7 +340,7 @@ fn judged_limit(asked: &StoreQuestion, part: &CallKey) -> u64 {
     let newest = &part.cells[0];
     let own = match (part.measure, newest.shape) {
         (_, CellShape::Bucket(bucket)) => newest.own.min(bucket.level),
-        (Measure::Sum, _) => part.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.own)),
+        (Measure::Sum | Measure::Exact, _) => part.cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(cell.own)),
         (Measure::Sliding { .. } | Measure::Gcra { .. }, _) => newest.own,
     };
     let after = asked.counted_after.min(i64::try_from(own).unwrap_or(i64::MAX));

@@ -9,6 +9,7 @@ use crate::clock::Now;
 use crate::engine::decide::Why;
 use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
+use crate::engine::table::cell::HeldAt;
 use crate::engine::table::ledger::UnsentKey;
 use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{CallKey, OriginKey, Reply};
@@ -24,8 +25,8 @@ const SURVEY_INTERVAL_US: u64 = 1_000_000;
 /// Messages without an answer may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
 
-/// A cell that this process has a field in, by key and sequence; a bucket has no sequence.
-pub(crate) type CellField = (OriginKey, Option<u64>);
+/// A place where the store may hold something that this process has told of a key.
+pub(crate) type CellField = (OriginKey, HeldAt);
 
 impl Region {
     /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide
@@ -36,8 +37,8 @@ impl Region {
             return Vec::new();
         }
         let mut fields = Vec::new();
-        self.ledger().each_field(|key, sequence| {
-            fields.push((self.origin_key(&key.as_key(), key.is_sensitive), sequence));
+        self.ledger().each_field(|key, at| {
+            fields.push((self.origin_key(&key.as_key(), key.is_sensitive), at));
         });
         fields
     }

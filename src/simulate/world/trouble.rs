@@ -69,8 +69,7 @@ impl World {
             for store in [Store::Origin, Store::Owner] {
                 let Some(region) = self.processes[to.process].store(store) else { continue };
                 let (id, fields) = (region.process(), region.fields(now));
-                let cells: Vec<_> = fields.iter().map(|(key, sequence)| (*key, sequence.unwrap_or(0))).collect();
-                self.redis_mut(to.process, store).origin.leave(id, &cells);
+                self.redis_mut(to.process, store).origin.leave(id, &fields);
             }
             self.leaving[to.process] = None;
             self.replace(to.process);

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::engine::count::counter::{Counter, rate};
+use crate::engine::count::exact::PARTS;
 use crate::engine::count::window::Cell;
 use crate::engine::table::cell::{BucketUpdate, CellShape, CellUpdate, WindowUpdate};
 use crate::engine::table::foreign::Counts;
@@ -14,15 +15,17 @@ use crate::rules::limit::Terms;
 const GRACE_MS_MAX: u64 = 60_000;
 
 impl RegionalPart {
-    /// What to tell about all cells that count against the limit, the newest first.
+    /// What is told about all cells that count against the limit, the newest first. Of an exact window those that this process
+    /// has something in, or does not know.
     pub(crate) fn judged_cells(&self, counter: &Counter, terms: &Terms, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
-        self.updates(counter, terms, counter.cells_that_count(terms), now_ms)
+        let counting = counter.cells_that_count(terms);
+        self.updates(counter, terms, counting, now_ms, |at| self.is_told(at) || !self.own.get(at).is_seated())
     }
 
-    /// What to tell about the cells that have news: from the newest down to the oldest with something pending. After a
-    /// rollover the cell before comes along once more, for what others had pending then. All cells come along if the origin
-    /// may have lost them, and always all sub-cells of an exact window: hits of others count just as much in those that this
-    /// process has no news of.
+    /// What is told about the cells that have something to say: from the newest down to the oldest with something
+    /// pending. After a rollover the one before comes along once more, for what others had pending then. All of them if
+    /// the origin may have lost them. Of an exact window only those with something pending: the origin answers all of its
+    /// sub-cells anyway.
     pub(crate) fn pending_cells(
         &self,
         counter: &Counter,
@@ -34,22 +37,45 @@ impl RegionalPart {
         let has_news = |at: usize| self.own.get(at).pending() > 0 || has_refund(at);
         let oldest = (0..self.own.cells()).rev().find(|at| has_news(*at)).unwrap_or(0);
         let counting = counter.cells_that_count(terms);
-        let least = match is_wanted || counter.is_divided() || self.pending_refunds() || !self.is_seated() {
+        let is_all = is_wanted || self.pending_refunds() || !self.is_seated();
+        let least = match is_all {
             true => counting,
             false if self.marks & CELLS_SETTLED != 0 => 1,
             false => counting.min(2),
         };
-        self.updates(counter, terms, least.max(oldest + 1), now_ms)
+        let is_known = |at: usize| self.is_told(at) || counter.has_hits(at);
+        self.updates(
+            counter,
+            terms,
+            least.max(oldest + 1),
+            now_ms,
+            |at| if is_all { is_known(at) } else { has_news(at) },
+        )
     }
 
-    fn updates(&self, counter: &Counter, terms: &Terms, cells: usize, now_ms: u64) -> SmallVec<[CellUpdate; 2]> {
+    /// Whether the process has told, or is still to tell, anything of a cell.
+    fn is_told(&self, at: usize) -> bool {
+        self.own.get(at).own > 0 || self.refunds().is_some_and(|all| all[at].asked > 0)
+    }
+
+    /// Of an exact window only the newest sub-cell and those that are worth it.
+    fn updates(
+        &self,
+        counter: &Counter,
+        terms: &Terms,
+        cells: usize,
+        now_ms: u64,
+        is_worth_it: impl Fn(usize) -> bool,
+    ) -> SmallVec<[CellUpdate; 2]> {
+        let is_divided = counter.is_divided();
         let of_cell = |(at, count): (usize, OwnCount)| {
             let Refunds { asked, acked: asked_acked, .. } = self.refunds().map_or(Refunds::default(), |all| all[at]);
             let (floor, shape) = self.known(counter, terms, at, &count, now_ms);
             let (own, acked, epoch) = (count.own, count.acked(), count.epoch);
             CellUpdate { is_seated: count.is_seated(), own, acked, epoch, floor, asked, asked_acked, shape }
         };
-        self.own.all().enumerate().take(cells).map(of_cell).collect()
+        let all = self.own.all().enumerate().take(cells);
+        all.filter(|(at, _)| *at == 0 || !is_divided || is_worth_it(*at)).map(of_cell).collect()
     }
 
     /// What is known of a cell without this process's pending hits: its floor, and what only a window or a bucket has.
@@ -73,7 +99,9 @@ impl RegionalPart {
                 of_window(cell, sequence.saturating_add(2).saturating_mul(terms.window_ms))
             }
             Counter::Exact(cells) => {
-                of_window(&cells.cell(sequence), cells.cell_expires_at_ms(sequence, terms.window_ms))
+                // The block of a sub-cell is kept as long as the last one in it.
+                let last = sequence | (PARTS - 1);
+                of_window(&cells.cell(sequence), cells.cell_expires_at_ms(last, terms.window_ms))
             }
             Counter::Gcra(bucket) => {
                 let rate = rate(terms);

@@ -101,7 +101,9 @@ fn frozen(script: &str) -> String {
     let frozen = script.replace("call('TIME')", "call('MGET', 's', 'us')");
     assert_ne!(frozen, script);
     let frozen = frozen.replace("call('PEXPIRE', cell.key,", "call('HSET', 'expires', cell.key,");
-    frozen.replace("call('PEXPIRE', cell.before_key,", "call('HSET', 'expires', cell.before_key,")
+    let frozen = frozen.replace("call('PEXPIRE', cell.before_key,", "call('HSET', 'expires', cell.before_key,");
+    let noted = "call('SET', key, made) call('HSET', 'expires', key, ttl_ms)";
+    frozen.replace("call('SET', key, made, 'PX', ttl_ms)", noted)
 }
 
 const WINDOW_MS_MAX: u64 = 31_622_400_000;
@@ -138,7 +140,32 @@ impl Chaos {
         }
     }
 
+    /// What most processes tell: a little more than before, of a cell that nobody has lost.
+    fn ordinary(&mut self, key: OriginKey, sequence: u64) -> CellUpdate {
+        let own = self.rng.random_range(0..60);
+        let window = WindowUpdate { sequence, ttl_ms: 10_000 * WINDOW_MS_MAX, ..WindowUpdate::default() };
+        let is_heard_of = self.rng.random_range(0..3) > 0;
+        CellUpdate {
+            is_seated: true,
+            own,
+            acked: own.saturating_sub(self.rng.random_range(0..3)),
+            epoch: self.epochs.get(&(key, sequence)).copied().filter(|_| is_heard_of).unwrap_or_default(),
+            floor: self.rng.random_range(0..100),
+            shape: CellShape::Window(window),
+            ..CellUpdate::default()
+        }
+    }
+
     fn told(&mut self, key: OriginKey, sequence: u64) -> CellUpdate {
+        match self.rng.random_range(0..8) {
+            0..=2 if sequence > 0 => return self.ordinary(key, sequence),
+            3 if sequence > 0 => {
+                let window = WindowUpdate { sequence, ttl_ms: 10_000 * WINDOW_MS_MAX, ..WindowUpdate::default() };
+                let is_seated = self.rng.random_range(0..2) > 0;
+                return CellUpdate { is_seated, shape: CellShape::Window(window), ..CellUpdate::default() };
+            }
+            _ => {}
+        }
         let epoch = match self.rng.random_range(0..8) {
             0 | 1 => 0,
             2 => self.count(),
@@ -171,15 +198,23 @@ impl Chaos {
 
     fn part(&mut self, number: u8) -> CallKey {
         let window_ms = [1000, 60_000, 31_622_400_000, 31_622_399_999, 997][usize::from(number) % 5];
-        let sequence = 100 + self.rng.random_range(0..3);
-        let (measure, cells) = match number % 3 {
-            0 => (Measure::Sum, [1, 1, 2, 17][self.rng.random_range(0..4)]),
-            1 => (Measure::Sliding { left_ms: self.rng.random_range(0..=window_ms) }, 2),
-            _ => (Measure::Gcra { limit: self.limit(), burst: self.limit() }, 1),
-        };
-        let is_bucket = number % 3 == 2;
         let key = OriginKey([number; 20]);
-        let cells = (0..cells).map(|age| self.told(key, if is_bucket { 0 } else { sequence - age })).collect();
+        let newest = 100 + self.rng.random_range(0..3);
+        let (measure, sequences) = match number % 4 {
+            0 => (Measure::Sum, (newest - [0, 0, 1, 16][self.rng.random_range(0..4)]..=newest).rev().collect()),
+            1 => {
+                let left_ms = self.rng.random_range(0..=window_ms);
+                (Measure::Sliding { left_ms }, (newest - self.rng.random_range(0..2)..=newest).rev().collect())
+            }
+            2 => (Measure::Gcra { limit: self.limit(), burst: self.limit() }, vec![0]),
+            _ => {
+                let newest = newest + self.rng.random_range(0..20);
+                let oldest = newest - [0, 1, 16][self.rng.random_range(0..3)];
+                let is_told = |sequence: &u64| *sequence == newest || self.rng.random_range(0..3) > 0;
+                (Measure::Exact, (oldest..=newest).rev().filter(is_told).collect::<Vec<u64>>())
+            }
+        };
+        let cells = sequences.into_iter().map(|sequence| self.told(key, sequence)).collect();
         CallKey { key, window_ms, measure, cells }
     }
 
@@ -196,10 +231,11 @@ impl Chaos {
     }
 
     fn call(&mut self) -> Call {
-        let first = self.rng.random_range(0..15);
-        let parts: Vec<CallKey> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 15)).collect();
+        let first = self.rng.random_range(0..20);
+        let parts: Vec<CallKey> = (0..self.rng.random_range(1..4)).map(|next| self.part((first + next) % 20)).collect();
         let mut asks = Vec::new();
-        for _ in 0..self.rng.random_range(0..4) {
+        let has_asks = self.rng.random_range(0..3) > 0;
+        for _ in 0..if has_asks { self.rng.random_range(0..4) } else { 0 } {
             let mut needs = SmallVec::new();
             for _ in 0..self.rng.random_range(0..4) {
                 let quota = (self.rng.random_range(0..3) == 0).then(|| self.rng.random_range(0..3));
@@ -234,7 +270,7 @@ fn the_script_and_the_model_say_the_same() {
     let mut older = (model.clone(), Vec::new(), BTreeMap::new());
     let mut said: Vec<Call> = Vec::new();
     let (mut admitted, mut denied) = (0, 0);
-    for number in 0..6000u64 {
+    for number in 0..8000u64 {
         chaos.pass_time();
         let time_ms = chaos.time_ms;
         match chaos.rng.random_range(0..200) {
@@ -273,8 +309,7 @@ fn the_script_and_the_model_say_the_same() {
         admitted += reply.verdicts.iter().filter(|verdict| verdict.is_admitted).count();
         denied += reply.verdicts.iter().filter(|verdict| !verdict.is_admitted).count();
         for (part, heard) in call.parts.iter().zip(&reply.parts) {
-            let epochs = part.cells.iter().zip(heard).map(|(told, heard)| ((part.key, told.sequence()), heard.epoch));
-            chaos.epochs.extend(epochs);
+            chaos.epochs.extend(heard.iter().map(|heard| ((part.key, heard.sequence), heard.epoch)));
         }
         said.push(call);
     }
@@ -350,7 +385,7 @@ fn a_bucket_in_use_forgets_processes_that_are_gone() {
             let heard = reply.parts[0][0];
             known = CellUpdate { acked: heard.field, epoch: heard.epoch, ..known };
             level = heard.level;
-            let fields = |names: Vec<String>| names.iter().filter(|name| name.len() > 1).count();
+            let fields = |names: Vec<Vec<u8>>| names.iter().filter(|name| name.len() > 1).count();
             let there = fields(server.command(&[b"HKEYS", &bucket_key(&key)]));
             let before = fields(server.command(&[b"HKEYS", &bucket_before_key(&key)]));
             assert!(there + before <= heard.holders as usize, "{there} and {before} of {heard:?}");
@@ -390,22 +425,42 @@ fn an_epoch_is_the_origins_time() {
 fn a_malformed_call_changes_nothing_and_is_told_why() {
     let mut server = Server::start();
     let good = encode(&check(sliding(4), 1, 10));
-    let numbers = String::from_utf8(good.args[1].clone()).unwrap();
-    let with = |numbers: &str| Invocation { args: vec![b"p".to_vec(), numbers.into()], ..good.clone() };
+    let bytes = &good.args[1];
+    let with = |bytes: &[u8]| Invocation { args: vec![good.args[0].clone(), bytes.to_vec()], ..good.clone() };
+    let changed = |at: usize, to: &[u8]| with(&[&bytes[..at], to, &bytes[at + to.len()..]].concat());
     let twice = Invocation { keys: vec![good.keys[0].clone(); 2], ..good.clone() };
+    let of_others = Invocation { args: vec![b"p".to_vec(), bytes.clone()], ..good.clone() };
+    let exact = encode(&check(CallKey { measure: Measure::Exact, ..sliding(4) }, 1, 10));
+    let of_exact = |at: usize, to: u8| {
+        let mut bytes = exact.args[1].clone();
+        bytes[at] = to;
+        Invocation { args: vec![exact.args[0].clone(), bytes], ..exact.clone() }
+    };
+    // After five bytes of the head come a measure, a window and what it is measured by, each five, and a number of cells.
+    const PART: usize = 5;
+    const CELLS: usize = PART + 12;
+    let need = bytes.len() - 19;
     let cases = [
         (Invocation { args: Vec::new(), ..good.clone() }, "2 arguments expected, not 0"),
-        (with("hello"), "not an array of whole numbers"),
-        (with("[1,-1]"), "not an array of whole numbers"),
-        (with("[1,,1]"), "not JSON"),
-        (with("[2,1]"), "it ends before its parts"),
-        (with("[2,1,1,0,60000]"), "it ends in part 1"),
-        (with(&numbers.replace("[5,1,1,1,60000", "[5,1,1,9,60000")), "the measure of part 1"),
-        (with(&numbers.replace("60000,30000", "60000,60001")), "the measure of part 1"),
-        (with(&numbers.replace("60000,30000", "0,0")), "the measure of part 1"),
-        (with("[2,1,1,0,60000,0,0,0]"), "the cells of part 1"),
-        (with(&numbers.replace("]", ",1]")), "numbers instead of"),
-        (with(&numbers.replace("1,1,10,1,0]", "1,2,10,1,0]")), "a need of ask 1"),
+        (of_others, "a process of 8 bytes expected, not 1"),
+        (with(b"2,1"), "it ends before its parts"),
+        (with(&bytes[..PART + 9]), "it ends in part 1"),
+        (with(&bytes[..CELLS]), "it ends in part 1"),
+        (changed(PART, &[9]), "the measure of part 1"),
+        (changed(PART + 6, &60_001u64.to_le_bytes()[..5]), "the measure of part 1"),
+        (changed(PART + 1, &[0; 10]), "the measure of part 1"),
+        (changed(PART + 1, &[255; 5]), "the measure of part 1"),
+        (changed(PART + 11, &[0]), "the cells of part 1"),
+        (changed(CELLS, &[1]), "the cells of part 1"),
+        (changed(CELLS, &[4]), "the cells of part 1"),
+        (changed(CELLS, &[255]), "the cells of part 1"),
+        (of_exact(PART + 6, 16), "the measure of part 1"),
+        (of_exact(CELLS + 1, 1), "the cells of part 1"),
+        (of_exact(exact.args[1].len() - 24, 0), "the cells of part 1"),
+        (of_exact(exact.args[1].len() - 24, 17), "the cells of part 1"),
+        (with(&[&bytes[..], &[1]].concat()), "bytes instead of"),
+        (changed(need, &[2, 0]), "a need of ask 1"),
+        (changed(need, &[0, 0]), "a need of ask 1"),
         (Invocation { keys: Vec::new(), ..good.clone() }, "0 keys instead of 2"),
         (twice, "comes twice"),
     ];
@@ -413,10 +468,10 @@ fn a_malformed_call_changes_nothing_and_is_told_why() {
         let error = server.eval(ORIGIN, &invocation).expect_err(expected).to_string();
         assert!(error.contains("malformed call") && error.contains(expected), "{error} instead of {expected}");
     }
-    // No beginning of a good call changes anything either.
-    for length in 0..numbers.len() - 1 {
-        let cut = format!("{}]", &numbers[..length]);
-        server.eval(ORIGIN, &with(&cut)).expect_err(&cut);
+    // Nor does any beginning of a good one.
+    for length in 0..bytes.len() {
+        let error = server.eval(ORIGIN, &with(&bytes[..length])).expect_err("it is cut off").to_string();
+        assert!(error.contains("malformed call"), "{error} for {length} bytes");
     }
     let keys: u64 = server.command(&[b"DBSIZE"]);
     assert_eq!(keys, 0);
@@ -444,7 +499,7 @@ fn heartbeats_count_the_live() {
     assert_eq!(tell(13_000, beat(one)), (true, 2));
     assert_eq!(tell(14_000, beat(one)), (true, 2), "three seconds are not too long");
     assert_eq!(tell(14_001, beat(one)), (true, 1), "who was heard of longer ago is gone");
-    let ttl_ms: i64 = server.command(&[b"PTTL", PROCESSES_KEY.as_bytes()]);
+    let ttl_ms: i64 = server.command(&[b"PTTL", processes_key(Store::Origin).as_bytes()]);
     assert!((1..=60_000).contains(&ttl_ms), "{ttl_ms}");
     let now = decode_beat(&server.eval(BEAT, &beat(one)).unwrap()).unwrap();
     assert!(now.time_ms > 1_700_000_000_000, "the origin's own time");
@@ -499,6 +554,7 @@ fn all_cells_of_a_key_are_in_one_slot() {
         let key = OriginKey(std::array::from_fn(|place| number.wrapping_mul(place as u8 + 3)));
         let own = slot(&bucket_key(&key));
         assert!([0, 1, 99, u64::MAX].iter().all(|sequence| slot(&cell_key(&key, *sequence)) == own));
+        assert!([0, 1, 99, u64::MAX].iter().all(|sequence| slot(&block_key(&key, *sequence)) == own));
         assert_eq!(slot(&bucket_before_key(&key)), own);
         slots.push(own);
     }
@@ -510,21 +566,23 @@ fn all_cells_of_a_key_are_in_one_slot() {
 #[test]
 fn keys_are_as_documented() {
     let key = OriginKey(*b"\x00\x10\x83\x10\x51\x87\x20\x92\x8b\x30\xd3\x8f\xfb\xff\xbf\x00\x00\x00\xff\xff");
-    assert_eq!(cell_key(&key, 12), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:12");
-    assert_eq!(bucket_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:g");
-    assert_eq!(bucket_before_key(&key), b"tidegate:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:b");
+    assert_eq!(cell_key(&key, 12), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:12");
+    assert_eq!(block_key(&key, 47), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:x2");
+    assert_eq!(bucket_key(&key), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:g");
+    assert_eq!(bucket_before_key(&key), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:b");
 }
 
 #[test]
 fn no_answer_panics() {
     let call = check(sliding(0), 1, 10);
-    let good = [9, 1, 1, 0, 0, 1, 9, 0, 0, 0, 0, 1, 0, 1, 0].map(Value::Int).to_vec();
+    let good = [-10, 1, 1, 0, 0, 1, 7, 1, 0, 1, 0].map(Value::Int).to_vec();
     let reply = decode(&call, &Value::Array(good.clone())).unwrap();
     assert_eq!(
         reply.parts[0][0],
         CellState { sequence: 8, epoch: 9, sum: 1, field: 1, holders: 1, ..CellState::default() }
     );
     assert_eq!(reply.verdicts[0], AskVerdict { is_admitted: false, over: smallvec![0] });
+    assert_eq!(reply.parts[0][1], CellState { sequence: 7, sum: 7, holders: 1, ..CellState::default() });
     for length in 0..good.len() {
         let error = decode(&call, &Value::Array(good[..length].to_vec())).unwrap_err();
         assert!(error.to_string().contains("too few numbers"), "{error}");
@@ -532,7 +590,7 @@ fn no_answer_panics() {
     let others = [
         Value::Nil,
         Value::Okay,
-        Value::Int(-1),
+        Value::Int(i64::MIN),
         Value::Int(i64::MAX),
         Value::Double(1.0),
         Value::Boolean(true),
@@ -551,4 +609,37 @@ fn no_answer_panics() {
         assert!(decode(&call, &Value::Array(long)).is_err());
         assert!(decode_beat(&Value::Array(vec![Value::Int(1), Value::Int(1), Value::Int(1), other])).is_err());
     }
+}
+
+#[test]
+fn no_block_panics() {
+    let call = Call { asks: Vec::new(), ..check(CallKey { measure: Measure::Exact, ..sliding(4) }, 0, 0) };
+    let packed =
+        |counts: &[u64]| counts.iter().flat_map(|count| count.to_le_bytes()[..7].to_vec()).collect::<Vec<u8>>();
+    let short = [vec![1], packed(&[9]), packed(&[3; 16])].concat();
+    let long = [vec![2], packed(&[9]), packed(&[4, 5, 2, 1, 8, 0].repeat(16))].concat();
+    let record = |counts: usize| [b"process ".to_vec(), packed(&vec![2; counts])].concat();
+    let heard = |blocks: [&[u8]; 4]| {
+        let [head, told, before, told_before] = blocks.map(|bytes| Value::BulkString(bytes.to_vec()));
+        decode(&call, &Value::Array(vec![head, told, Value::Int(1), before, told_before, Value::Int(1)]))
+    };
+    let cells = heard([&short, &record(16), &long, &record(32)]).unwrap().parts[0].clone();
+    // The newest is the ninth of its block.
+    let state = CellState { epoch: 9, sum: 3, field: 2, holders: 1, ..CellState::default() };
+    assert_eq!(cells[8], CellState { sequence: 0, ..state });
+    assert_eq!(cells[9], CellState { sum: 9, refunds: 1, asked: 2, ..cells[8] });
+    let cells = heard([&[], &[], &long, &[]]).unwrap().parts[0].clone();
+    assert_eq!((cells[0].epoch, cells[0].sum, cells[9].sum, cells[9].field), (0, 0, 9, 0));
+    for bytes in [&short, &long] {
+        for length in 1..bytes.len() {
+            heard([&bytes[..length], &[], &[], &[]]).expect_err("it is cut off");
+        }
+    }
+    for length in 1..record(16).len() {
+        heard([&short, &record(16)[..length], &[], &[]]).expect_err("it is cut off");
+    }
+    heard([&[3], &[], &[], &[]]).expect_err("no kind of block");
+    heard([&[255; 120], &[], &[], &[]]).expect_err("no kind of block");
+    let full = [vec![1], vec![255; 119]].concat();
+    heard([&full, &[], &[], &[]]).expect_err("above any count");
 }

@@ -1,28 +1,41 @@
 -- Takes one call of a process: brings its cells up to date, decides its asks, answers what the cells hold.
 --
 -- The rules are those of src/regional/call.rs; src/regional/model.rs says the same in Rust, and a test holds the two
--- together. Everything is read and decided before anything is written, so a call that fails has changed nothing.
+-- together. The shape of a call is checked before anything is written, and a call with asks is decided before. What a process
+-- tells are totals, so a call that an error of the server ends halfway is simply told again.
 --
--- KEYS     the cells, in the order of parts and of their cells; after a bucket that of the generation before; none twice
--- ARGV[1]  the process: the name of its field in every cell
--- ARGV[2]  a JSON array of whole numbers, none above 2^53 - 1, because one C call reads them all:
---            nonce, charges (0 or 1), number of parts
---            for each part: measure (0 sum, 1 sliding, 2 bucket), window_ms,
---                           left_ms of a sliding one, limit of a bucket, else 0, number of cells
---              for each cell: is_seated (0 or 1), own, acked, epoch, floor, asked, asked_acked,
---                             refunds_floor or of a bucket floor_rest, ttl_ms or of a bucket the level at the process,
---                             the hits of the row or of a bucket its burst, the refunds of the row, abroad
---            number of asks
---            for each ask: number of needs
---              for each need: part (from 1), limit, hits, quota + 1 or 0
+-- KEYS     in the order of parts: the cells of windows; of an exact window the block of the newest sub-cell and the block
+--          before; a bucket and its generation before. None twice
+-- ARGV[1]  the process: its eight bytes
+-- ARGV[2]  the call, packed: whole numbers with the lowest byte first, none above 2^53 - 1
+--            nonce I2, charges I1 (0 or 1), number of parts I2
+--            for each part: measure I1 (0 sum, 1 sliding, 2 bucket, 3 exact), window_ms I5, I5: left_ms of a sliding one, limit
+--                           of a bucket, place (0 to 15) of the newest sub-cell in its block, else 0; number of cells I1
+--              for each cell: flags I1: 1 is_seated, 2 told, 4 rare; of an exact window also how far back it is, I1
+--                told:        own, epoch, floor, acked, each I7, and ttl_ms or of a bucket the level at the process, I7
+--                rare:        asked, asked_acked, refunds_floor or of a bucket floor_rest, the hits of the row or of a bucket
+--                             its burst, the refunds of the row, abroad, each I7
+--            number of asks I2
+--            for each ask: number of needs I2
+--              for each need: part (from 1) I2, limit I7, hits I7, quota + 1 or 0 I3
+--          What is not told is 0. The first cell of a part is told. An exact window names the cells that it has news of.
 --
--- Answers a flat array of whole numbers:
---            for each cell: epoch (0: it is not there), sum, field, asked, refunds, holders, and of a bucket also ahead_ms,
---                           whole, rest
+-- Answers a flat array of whole numbers, but for the blocks of an exact window:
+--            for a cell of a window that is as the process knows it but for others' hits: sum, holders
+--            for any other: -1 - epoch (-1: it is not there), sum, field, asked, refunds, holders
+--            for an exact window, of both blocks: the string without its records, the process's record, either empty if it is
+--                           not there, holders
+--            for a bucket: epoch, sum, field, asked, 0, holders, ahead_ms, whole, rest
 --            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
 --
--- A window's cell is a hash of `e f a h r k n` and a field for each holder, a bucket of `e w q t v n` and the same. A bucket
--- drains by this server's clock alone: the clocks of its callers may be apart by any time.
+-- A cell is a string, so that one MGET reads all of them, and one SETRANGE changes one: a kind I1 (1 short, 2 long), `e` I7,
+-- then of each sub-cell `a`, or if it is long `f a h r k l`, each I7; then a record for each process that has told: its eight
+-- bytes, then of each sub-cell `own`, or if it is long `own asked`, each I7. The cell of a window has one sub-cell, the block of
+-- an exact window sixteen. A cell is short as long as `f`, `r`, `k`, `l` and `asked` are 0 and `h` is `a`. It is made when there
+-- is something to keep, with its time to live; nothing that is only read is made.
+--
+-- A bucket is a hash: in `h` nine numbers, each I7, `e w q t v n g b m`, and a field for each process, `own asked`. A bucket drains
+-- by this server's clock alone: the clocks of its callers may be apart by any time.
 --
 -- A bucket that is never empty lives on without end, and the processes that fill it do not. So its fields have generations.
 -- When a new process finds one that is old enough, the hash is set aside under the second key of the bucket, and a new one
@@ -37,14 +50,21 @@ local BUCKET_RENEWED_MS = 5000 -- A bucket that has been empty for longer starts
 -- A generation lasts as long as its hits take to drain, within these: nobody tells about them once more after that.
 local GENERATION_MS_MIN, GENERATION_MS_MAX = 60000, 3600000
 local DEBT_TIMES = 10 -- How many times its burst and its limit a bucket holds at most.
--- From 2030 on an epoch has fewer bits of the nonce: 2^53 would be reached in 2039, so it is in 2649. Up to then it is
--- what it always was, so that processes of all versions agree.
+-- From 2030 on an epoch has fewer bits of the nonce: 2^53 would be reached in 2039, so it is in 2649.
 local EPOCHS_COARSE_MS = 1893456000000
-local SUM, SLIDING, BUCKET = 0, 1, 2
--- How much of a cell has to be written.
-local NOTHING, ADDED, ALL = 0, 1, 2
+local SUM, SLIDING, BUCKET, EXACT = 0, 1, 2, 3
+local SHORT, LONG = 1, 2
+local BLOCK = 16 -- Sub-cells of a block.
+-- What a cell of a call takes, by its flags.
+local BARE, TOLD, ALL = 1, 36, 78
+local LENGTHS = { [0] = BARE, BARE, TOLD, TOLD, nil, nil, ALL, ALL }
+-- So many records go over the line once more to save a command.
+local NEAR = 256
+local AT_ONCE = 4000 -- What a command takes: Lua's stack has an end.
 
-local call, fmod, format, tonumber = redis.call, math.fmod, string.format, tonumber
+local call, fmod, tonumber = redis.call, math.fmod, tonumber
+local byte, find, format, sub = string.byte, string.find, string.format, string.sub
+local pack, unpack_numbers = struct.pack, struct.unpack
 
 local function malformed(what)
   return redis.error_reply('ERR tidegate: malformed call: ' .. what)
@@ -73,8 +93,11 @@ local function weighed(count, left, window)
   return (count - low) / window * left + (divided(low, left, window))
 end
 
+local process, text = ARGV[1], ARGV[2]
+local nonce, charges, parts_count, asks_count
+
 local now_ms
--- The same for the whole call.
+-- One time for the whole call.
 local function time_ms()
   if not now_ms then
     local time = call('TIME')
@@ -84,7 +107,7 @@ local function time_ms()
 end
 
 -- Later than the one that the process knew, even if this origin's clock is behind that of the one before.
-local function new_epoch(told, nonce)
+local function new_epoch(told)
   local time = time_ms()
   local epoch
   if time < EPOCHS_COARSE_MS then
@@ -98,498 +121,991 @@ local function new_epoch(told, nonce)
   return epoch < MAX and epoch or MAX
 end
 
--- A field is `own` or `own:asked`.
-local function read_field(text)
-  local own = tonumber(text)
-  if own then
-    return own, 0
+-- Where the record of the process begins in what is held of a cell.
+local function record_at(held, head, length)
+  local at = find(held, process, head + 1, true)
+  while at and fmod(at - head - 1, length) ~= 0 do
+    at = find(held, process, at + 1, true)
   end
-  local first, second = string.match(text, '^(%d+):(%d+)$')
-  return tonumber(first), tonumber(second)
+  return at
 end
 
-local function write_pair(hits, refunds)
-  if refunds > 0 then
-    return format('%.0f:%.0f', hits, refunds)
+-- Makes a cell.
+local function make(key, made, ttl_ms)
+  call('SET', key, made, 'PX', ttl_ms)
+end
+
+local answer, length = {}, 0
+
+-- What most calls tell of a cell: a process that is seated tells more hits or only reads, and nothing was ever lost, found
+-- too late or given back. Answers nothing if it is not so; else the epoch that it knows, that of the cell, or 0, its hits
+-- with what is told, the process's field, what it tells, and where its record begins.
+local function look(held, flags, at)
+  local own, epoch, floor = 0, 0, 0
+  if flags > 1 then
+    own, epoch, floor = unpack_numbers('<I7I7I7', text, at)
   end
-  return format('%.0f', hits)
+  if not held then
+    if epoch ~= 0 or own >= MAX then
+      return nil
+    end
+    return 0, 0, own, 0, own
+  end
+  local kind, e, sum = unpack_numbers('<I1I7I7', held)
+  if kind ~= SHORT or (epoch ~= e and epoch ~= 0) then
+    return nil
+  end
+  local mine = record_at(held, 15, 15)
+  local field = mine and unpack_numbers('<I7', held, mine + 8) or 0
+  if own > field then
+    sum = sum + (own - field)
+  end
+  if sum >= MAX or (epoch == e and floor > sum) then
+    return nil
+  end
+  return epoch, e, sum, field, own, mine
 end
 
-local function write_field(cell)
-  return write_pair(cell.field, cell.asked)
+-- Writes the hits of such a cell and the process's field, and answers its epoch.
+local function put(key, held, at, e, sum, field, mine)
+  if not held then
+    e = new_epoch(0)
+    make(key, pack('<I1I7I7', SHORT, e, sum) .. process .. pack('<I7', field), (unpack_numbers('<I7', text, at + 28)))
+  else
+    mine = mine or #held + 1
+    if mine == 16 then
+      call('SETRANGE', key, '8', pack('<I7c8I7', sum, process, field))
+    elseif mine <= NEAR then
+      call('SETRANGE', key, '8', pack('<I7', sum) .. sub(held, 16, mine - 1) .. pack('<c8I7', process, field))
+    else
+      call('SETRANGE', key, '8', pack('<I7', sum))
+      call('SETRANGE', key, mine - 1, pack('<c8I7', process, field))
+    end
+  end
+  return e
 end
 
--- The hits of a window's cell: the floor and what was added since, but never less than its processes have told together,
--- or than one of them knows.
-local function hits_of(cell)
-  local sum = cell.f + cell.a
-  sum = sum > cell.h and sum or cell.h
-  sum = sum > cell.k and sum or cell.k
-  return sum < MAX and sum or MAX
+-- Answers what such a cell holds.
+local function say(held, epoch, e, sum, own, field, mine)
+  local holders = held and (#held - 15) / 15 or 0
+  if not mine and field > 0 then
+    holders = holders + 1
+  end
+  if held and epoch == e and own == field then
+    answer[length + 1], answer[length + 2] = sum, holders
+    length = length + 2
+    return
+  end
+  answer[length + 1], answer[length + 2], answer[length + 3] = -1 - e, sum, field
+  answer[length + 4], answer[length + 5], answer[length + 6] = 0, 0, holders
+  length = length + 6
 end
 
--- What was given back of a window's cell, as far as anybody knows.
-local function refunds_of(cell)
-  return cell.r > cell.l and cell.r or cell.l
+-- Answers what a block holds, and of that the process's record.
+local function say_block(held)
+  local head, record, holders = '', '', 0
+  if held then
+    local size, span = 120, 120
+    if byte(held) == LONG then
+      size, span = 680, 232
+    end
+    local mine = record_at(held, size, span)
+    head, record, holders = sub(held, 1, size), mine and sub(held, mine, mine + span - 1) or '', (#held - size) / span
+  end
+  answer[length + 1], answer[length + 2], answer[length + 3] = head, record, holders
+  length = length + 3
 end
 
--- What counts of a window's cell. A full one stays full.
-local function count(cell)
-  local sum = hits_of(cell)
-  return sum < MAX and sum - refunds_of(cell) or MAX
+-- What most calls tell of an exact window: more hits of the newest sub-cell, in a block that is there. Writes and answers it,
+-- or says that it is not so.
+local function tell_block(key, held, place, at)
+  if not held then
+    return false
+  end
+  local own, epoch, floor = unpack_numbers('<I7I7I7', text, at)
+  local kind, e = unpack_numbers('<I1I7', held)
+  if kind ~= SHORT or (epoch ~= e and epoch ~= 0) then
+    return false
+  end
+  local shift = 7 * place
+  local sum, mine = unpack_numbers('<I7', held, shift + 2), record_at(held, 120, 120)
+  local field = mine and unpack_numbers('<I7', held, mine + shift + 1) or 0
+  if own > field then
+    sum = sum + (own - field)
+  end
+  if sum >= MAX or (epoch == e and floor > sum) then
+    return false
+  end
+  if own <= field then
+    say_block(held)
+    return true
+  end
+  local packed_sum, packed_own = pack('<I7', sum), pack('<I7', own)
+  local holders, record = (#held - 120) / 120, nil
+  call('SETRANGE', key, shift + 1, packed_sum)
+  if mine then
+    call('SETRANGE', key, mine + shift, packed_own)
+    record = sub(held, mine, mine + shift) .. packed_own .. sub(held, mine + shift + 8, mine + 119)
+  else
+    record = process .. string.rep('\0', shift - 7) .. packed_own .. string.rep('\0', 112 - shift)
+    call('SETRANGE', key, #held, record)
+    holders = holders + 1
+  end
+  answer[length + 1] = sub(held, 1, shift + 1) .. packed_sum .. sub(held, shift + 9, 120)
+  answer[length + 2], answer[length + 3] = record, holders
+  length = length + 3
+  return true
 end
 
-local process, text = ARGV[1], ARGV[2]
+-- How all other parts are brought up to date, judged, charged, written and answered.
+local open, close, effective, charge
+
+-- Makes these, which a call that tells what most tell does not need.
+local function prepare()
+  if open then
+    return
+  end
+
+  -- The hits of a sub-cell: the floor and what was added since, but never less than its processes have told together, or than
+  -- one of them knows.
+  local function hits_of(it)
+    local sum = it.f + it.a
+    sum = sum > it.h and sum or it.h
+    sum = sum > it.k and sum or it.k
+    return sum < MAX and sum or MAX
+  end
+
+  -- What was given back of a sub-cell, as far as anybody knows.
+  local function refunds_of(it)
+    return it.r > it.l and it.r or it.l
+  end
+
+  -- What counts of a sub-cell. A full one stays full.
+  local function count(it)
+    local sum = hits_of(it)
+    return sum < MAX and sum - refunds_of(it) or MAX
+  end
+
+  -- A cell as it is held, if it is.
+  local function cell_of(key, held, size)
+    if not held then
+      return { key = key, held = false, size = size, is_long = false, e = nil, holders = 0, at = nil, known = 0,
+        ttl_ms = 0, is_changed = false }
+    end
+    local kind, e = unpack_numbers('<I1I7', held)
+    local head, length = 8 + 7 * size, 8 + 7 * size
+    if kind == LONG then
+      head, length = 8 + 42 * size, 8 + 14 * size
+    end
+    return { key = key, held = held, size = size, is_long = kind == LONG, e = e, holders = (#held - head) / length,
+      head = head, length = length, at = record_at(held, head, length), known = 0, ttl_ms = 0, is_changed = false }
+  end
+
+  -- A sub-cell of a cell.
+  local function sub_cell(cell, place)
+    local it = cell[place]
+    if it then
+      return it
+    end
+    local f, a, h, r, k, l, field, asked = 0, 0, 0, 0, 0, 0, 0, 0
+    local held, at = cell.held, cell.at
+    if held and cell.is_long then
+      f, a, h, r, k, l = unpack_numbers('<I7I7I7I7I7I7', held, 42 * place - 33)
+      if at then
+        field, asked = unpack_numbers('<I7I7', held, at + 14 * place - 6)
+      end
+    elseif held then
+      a = unpack_numbers('<I7', held, 7 * place + 2)
+      h = a
+      if at then
+        field = unpack_numbers('<I7', held, at + 7 * place + 1)
+      end
+    end
+    it = { cell = cell, f = f, a = a, h = h, r = r, k = k, l = l, field = field, asked = asked, running = field, top = 0,
+      row = 0, row_refunds = 0, abroad = 0, refund = false, is_changed = false }
+    cell[place] = it
+    return it
+  end
+
+  -- Brings a sub-cell up to what it is told at `at`, but for refunds, which need all cells of the part.
+  local function hear(it, flags, at)
+    local cell = it.cell
+    local is_seated = flags % 2 == 1
+    if flags < 2 then
+      return
+    end
+    local own, epoch, floor, acked, ttl_ms = unpack_numbers('<I7I7I7I7I7', text, at)
+    local asked_told, asked_acked, refunds_floor = 0, 0, 0
+    if flags >= 4 then
+      asked_told, asked_acked, refunds_floor, it.row, it.row_refunds, it.abroad =
+        unpack_numbers('<I7I7I7I7I7I7', text, at + 35)
+    end
+    cell.ttl_ms = ttl_ms
+    if epoch > cell.known then
+      cell.known = epoch
+    end
+    -- One that is made now is later than any that was known.
+    local e, f, a, h, r, k, l = cell.e or MAX, it.f, it.a, it.h, it.r, it.k, it.l
+    local field, asked = it.field, it.asked
+    local is_changed
+
+    local from, asked_from = field, asked
+    if epoch ~= 0 and epoch ~= e then
+      if epoch < e then
+        -- The cell was lost, and is made anew or was.
+        if floor > f then
+          f = floor
+          is_changed = true
+        end
+      elseif floor > f + a and floor > h then
+        -- An older copy came back. As an addition, because a floor from before may still come in.
+        a = floor - f
+        is_changed = true
+      end
+      local sum = f + a > h and f + a or h
+      if refunds_floor > sum then
+        refunds_floor = sum
+      end
+      if refunds_floor > r then
+        r = refunds_floor
+        is_changed = true
+      end
+      if acked > from then
+        from = acked
+      end
+      if asked_acked > asked_from then
+        asked_from = asked_acked
+      end
+    end
+
+    if is_seated then
+      if own > from then
+        a = a + (own - from)
+        if a > MAX then
+          a = MAX
+        end
+      end
+      if own > field then
+        h = h + (own - field) < MAX and h + (own - field) or MAX
+        field = own
+        is_changed = true
+      end
+      if asked_told > asked then
+        asked = asked_told
+        is_changed = true
+        it.refund = asked_told > asked_from and asked_told - asked_from
+      end
+      it.running = own
+    else
+      it.top = own
+      it.running = field
+    end
+    if epoch == e and floor > k and floor > f + a and floor > h then
+      -- An older copy came back, and not everybody who told is still there to tell again. Never added, because who is there
+      -- does: what is known is in what they tell, or it is a part of what is gone.
+      k = floor
+      local pending = asked_told > asked_acked and asked_told - asked_acked or 0
+      local refunds = refunds_floor - pending < k and refunds_floor - pending or k
+      l = refunds > l and refunds or l
+      is_changed = true
+    end
+    if (r > 0 or l > 0) and (f + a >= MAX or h >= MAX or k >= MAX) then
+      -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
+      r, l = 0, 0
+      is_changed = true
+    end
+    it.f, it.a, it.h, it.r, it.k, it.l, it.field, it.asked = f, a, h, r, k, l, field, asked
+    if is_changed then
+      it.is_changed = true
+      cell.is_changed = true
+    end
+  end
+
+  -- Takes refunds from a sub-cell, then from the older ones, never more than is there.
+  local function refund(all, first)
+    local rest = all[first].refund
+    for number = first, #all do
+      local it = all[number]
+      if hits_of(it) < MAX then
+        local taken = hits_of(it) - it.r
+        if taken > rest then
+          taken = rest
+        end
+        if taken > 0 then
+          it.r = it.r + taken
+          it.is_changed = true
+          it.cell.is_changed = true
+          rest = rest - taken
+        end
+      end
+      if rest == 0 then
+        return
+      end
+    end
+  end
+
+  -- What a sub-cell holds, and what the process has told of it, as they are written.
+  local function packed(it, is_long)
+    if is_long then
+      return pack('<I7I7I7I7I7I7', it.f, it.a, it.h, it.r, it.k, it.l), pack('<I7I7', it.field, it.asked)
+    end
+    return pack('<I7', it.a), pack('<I7', it.field)
+  end
+
+  -- Writes a cell as a whole: it is made, or becomes long.
+  local function rewrite(cell, is_long)
+    local size, held = cell.size, cell.held
+    local sums, fields = {}, {}
+    local has_told = cell.at
+    for place = 1, size do
+      local it = sub_cell(cell, place)
+      sums[place], fields[place] = packed(it, is_long)
+      has_told = has_told or it.field > 0 or it.asked > 0
+    end
+    local made = pack('<I1I7', is_long and LONG or SHORT, cell.e) .. table.concat(sums)
+    if held then
+      -- It grows, so nothing is left of what it was.
+      local records = {}
+      for at = cell.head + 1, #held, cell.length do
+        if at ~= cell.at then
+          local record = { sub(held, at, at + 7) }
+          for place = 1, size do
+            record[place + 1] = sub(held, at + 7 * place + 1, at + 7 * place + 7) .. '\0\0\0\0\0\0\0'
+          end
+          records[#records + 1] = table.concat(record)
+        end
+      end
+      made = made .. table.concat(records)
+    end
+    if has_told then
+      made = made .. process .. table.concat(fields)
+      cell.holders = cell.at and cell.holders or cell.holders + 1
+    end
+    if held then
+      call('SETRANGE', cell.key, 0, made)
+    else
+      make(cell.key, made, cell.ttl_ms)
+    end
+  end
+
+  -- Writes what has changed of a cell.
+  local function write(cell)
+    if not cell.is_changed then
+      return
+    end
+    local held, is_long = cell.held, cell.is_long
+    cell.e = cell.e or new_epoch(cell.known)
+    for place = 1, cell.size do
+      local it = cell[place]
+      if it and it.is_changed and not is_long then
+        is_long = it.f > 0 or it.r > 0 or it.k > 0 or it.l > 0 or it.asked > 0 or it.h ~= it.a
+      end
+    end
+    if not held or is_long ~= cell.is_long then
+      return rewrite(cell, is_long)
+    end
+    local key, at = cell.key, cell.at
+    local has_told, fields = false, {}
+    for place = 1, cell.size do
+      local it = cell[place]
+      if it and it.is_changed then
+        local sums, field = packed(it, is_long)
+        call('SETRANGE', key, 8 + #sums * (place - 1), sums)
+        if at then
+          call('SETRANGE', key, at + 7 + #field * (place - 1), field)
+        else
+          has_told = has_told or it.field > 0 or it.asked > 0
+          fields[place] = field
+        end
+      end
+    end
+    if has_told then
+      for place = 1, cell.size do
+        fields[place] = fields[place] or (is_long and '\0\0\0\0\0\0\0\0\0\0\0\0\0\0' or '\0\0\0\0\0\0\0')
+      end
+      call('SETRANGE', key, #held, process .. table.concat(fields))
+      cell.holders = cell.holders + 1
+    end
+  end
+
+  -- Answers what a cell of a window holds.
+  local function say_cell(it)
+    local cell = it.cell
+    answer[length + 1], answer[length + 2], answer[length + 3] = -1 - (cell.e or 0), hits_of(it), it.field
+    answer[length + 4], answer[length + 5], answer[length + 6] = it.asked, refunds_of(it), cell.holders
+    length = length + 6
+  end
+
+  -- Lowers a bucket's level by what drains in `dt` milliseconds.
+  local function drain(w, q, dt, limit, window)
+    local low = fmod(dt, window)
+    local whole, rest = divided(low, limit, window)
+    -- Above 2^53 the sum is rounded, but no level is.
+    whole = whole + (dt - low) / window * limit
+    if whole > w then
+      return 0, 0
+    end
+    w, q = w - whole, q - rest
+    if q < 0 then
+      w, q = w - 1, q + window
+    end
+    if w < 0 then
+      return 0, 0
+    end
+    return w, q
+  end
+
+  -- The level of a bucket with so much more in it. What goes above what it holds is forgiven, what is there stays.
+  local function filled(cell, w, added)
+    local most = cell.most > w and cell.most or w
+    return w + added < most and w + added or most
+  end
+
+  -- A process has no field in a bucket that is there. It may have one in the generation before; or it is new, and the
+  -- generation has lasted. Answers its field there, if any, and whether the generation is over.
+  local function met(cell, now, window, is_new)
+    -- Without it there is none before: what is under that name is of a bucket that is gone.
+    local before = cell.born > 0 and call('HMGET', cell.before_key, process)[1]
+    if before then
+      cell.is_moved = true
+      cell.left = cell.left > 0 and cell.left - 1 or 0
+      return before, false
+    end
+    local lasts = window > GENERATION_MS_MIN and window or GENERATION_MS_MIN
+    lasts = lasts < GENERATION_MS_MAX and lasts or GENERATION_MS_MAX
+    cell.lasts = lasts
+    if now - cell.began >= lasts then
+      return nil, is_new
+    end
+    if now < cell.began then
+      cell.began = now
+    end
+    return nil, false
+  end
+
+  -- Brings a bucket up to what it is told at `at`.
+  local function hear_bucket(key, before_key, flags, at, window, limit)
+    local is_seated = flags % 2 == 1
+    local own, epoch, floor, acked, level = unpack_numbers('<I7I7I7I7I7', text, at)
+    local asked_told, asked_acked, floor_rest, burst = 0, 0, 0, 0
+    if flags >= 4 then
+      asked_told, asked_acked, floor_rest, burst = unpack_numbers('<I7I7I7I7', text, at + 35)
+    end
+    local cell = {
+      key = key, before_key = before_key, top = is_seated and 0 or own, most = DEBT_TIMES * (limit + burst), limit = limit,
+      window = window, left = 0, born = 0,
+    }
+    local held = call('HMGET', key, 'h', process)
+    local header, record = held[1], held[2]
+    local now = time_ms()
+    local e, w, q, t, v, field, asked = nil, 0, 0, now, 0, 0, 0
+    if header then
+      e, w, q, t, v, cell.holders, cell.began, cell.born, cell.left = unpack_numbers('<I7I7I7I7I7I7I7I7I7', header)
+      if now - t > BUCKET_RENEWED_MS then
+        local whole, rest = drain(w, q, now - t - BUCKET_RENEWED_MS, limit, window)
+        -- What was told has drained everywhere: the fields of all who ever held it go, as if the bucket were lost.
+        cell.is_renewed = whole == 0 and rest == 0
+      end
+    end
+    if e and not cell.is_renewed then
+      if t ~= now and not (now < t and now + window >= t) then
+        -- Written even if nothing else is: a limit that changes must change only what drains from then on.
+        cell.is_changed = true
+        -- Behind by more than a window, the clock was wrong before: the time moves and the level stays.
+        if now > t then
+          w, q = drain(w, q, now - t, limit, window)
+        end
+        t = now
+      end
+    else
+      e = new_epoch(e and e > epoch and e or epoch)
+      w, q, t, v = 0, 0, now, 0
+      cell.holders, cell.began, cell.born, cell.left = 0, now, 0, 0
+      cell.is_made = true
+      cell.is_changed = true
+    end
+    if record and not cell.is_renewed then
+      field, asked = unpack_numbers('<I7I7', record)
+    else
+      cell.is_changed = true
+      local before, is_over
+      if not cell.is_made then
+        before, is_over = met(cell, now, window, epoch == 0)
+      end
+      if before then
+        field, asked = unpack_numbers('<I7I7', before)
+      else
+        cell.holders = cell.holders + 1
+      end
+      if is_over then
+        cell.is_over = true
+        cell.born = cell.born > 0 and cell.born or e
+        e = new_epoch(e)
+        v = 0
+        -- Those of the generation before the one that is over are forgotten.
+        cell.holders = cell.holders - cell.left
+        cell.left = cell.holders - 1
+        cell.began = now
+      end
+    end
+
+    local from, asked_from = field, asked
+    if epoch ~= 0 and epoch ~= e then
+      local is_raised
+      if cell.born > 0 and epoch >= cell.born and epoch < e then
+        -- Only the generation is another one: the level is what it was.
+        is_raised = false
+      elseif epoch < e then
+        -- Lost and made anew: to what was added since comes what was there before, unless it is in already.
+        is_raised = floor > 0 or floor_rest > 0
+        floor = floor + v < MAX and floor + v or MAX
+      else
+        is_raised = true
+      end
+      if floor >= cell.most then
+        floor, floor_rest = cell.most, 0
+      end
+      if is_raised and (floor > w or (floor == w and floor_rest > q)) then
+        w, q = floor, floor_rest
+        cell.is_changed = true
+      end
+      if acked > from then
+        from = acked
+      end
+      if asked_acked > asked_from then
+        asked_from = asked_acked
+      end
+    end
+
+    if is_seated then
+      if own > from then
+        local added = own - from
+        -- Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
+        -- level any more.
+        local left = level + (asked_told > asked_from and asked_told - asked_from or 0)
+        left = added < left and added or left
+        w = filled(cell, w, left)
+        v = v + added < MAX and v + added or MAX
+      end
+      if own > field then
+        field = own
+        cell.is_changed = true
+      end
+      if asked_told > asked then
+        if asked_told > asked_from then
+          w = w - (asked_told - asked_from)
+          if w < 0 then
+            w, q = 0, 0
+          end
+        end
+        asked = asked_told
+        cell.is_changed = true
+      end
+      cell.running = own
+    else
+      cell.running = field
+    end
+    cell.e, cell.w, cell.q, cell.t, cell.v, cell.field, cell.asked = e, w, q, t, v, field, asked
+    return cell
+  end
+
+  -- Writes what has changed of a bucket. One that is only read is not made.
+  local function write_bucket(cell)
+    local is_blank = cell.w == 0 and cell.q == 0 and cell.v == 0 and cell.field == 0 and cell.asked == 0
+    if cell.is_made and not cell.is_renewed and is_blank then
+      cell.e, cell.holders = 0, 0
+      return
+    end
+    if not cell.is_changed then
+      return
+    end
+    local empty_ms = cell.t - time_ms()
+    if cell.limit == 0 then
+      -- It never drains, and denies whatever its level: there is nothing to remember.
+      empty_ms = empty_ms + cell.window
+    elseif cell.w > 0 or cell.q > 0 then
+      -- Rounded is good enough for this.
+      empty_ms = empty_ms + math.ceil((cell.w * cell.window + cell.q) / cell.limit)
+    end
+    local ttl_ms = empty_ms + BUCKET_LINGERS_MS
+    if cell.is_renewed then
+      local key = cell.key
+      call('PEXPIRE', key, 0)
+    elseif cell.is_over then
+      -- A user who may not do this keeps the fields. The counts are right, the number of holders is not.
+      redis.pcall('RENAME', cell.key, cell.before_key)
+      call('PEXPIRE', cell.before_key, cell.lasts)
+    elseif cell.is_moved then
+      call('HDEL', cell.before_key, process)
+    end
+    call(
+      'HSET', cell.key, 'h',
+      pack('<I7I7I7I7I7I7I7I7I7', cell.e, cell.w, cell.q, cell.t, cell.v, cell.holders, cell.began, cell.born, cell.left),
+      process, pack('<I7I7', cell.field, cell.asked)
+    )
+    call('PEXPIRE', cell.key, ttl_ms < MAX and ttl_ms or MAX)
+  end
+
+  -- Answers what a bucket holds.
+  local function say_bucket(cell)
+    answer[length + 1], answer[length + 2], answer[length + 3] = cell.e, cell.v, cell.field
+    answer[length + 4], answer[length + 5], answer[length + 6] = cell.asked, 0, cell.holders
+    answer[length + 7], answer[length + 8], answer[length + 9] = cell.t - time_ms(), cell.w, cell.q
+    length = length + 9
+  end
+
+  -- What counts of a sub-cell in all regions, with what a process without a seat has besides.
+  local function in_all_regions(it)
+    local sum = count(it) + it.top
+    local refunds = refunds_of(it)
+    local bound = it.row - (it.row_refunds > refunds and it.row_refunds or refunds)
+    sum = (sum > bound and sum or bound) + it.abroad
+    return sum < MAX and sum or MAX
+  end
+
+  -- What counts against a limit of a part.
+  function effective(part)
+    local all = part.all
+    local newest = all[1]
+    if part.measure == BUCKET then
+      return newest.w + (newest.q > 0 and 1 or 0) + newest.top
+    end
+    local sum = in_all_regions(newest)
+    if part.measure == SLIDING then
+      local previous = all[2]
+      if previous then
+        sum = sum + weighed(in_all_regions(previous), part.measured, part.window)
+      end
+    else
+      for number = 2, #all do
+        sum = sum + in_all_regions(all[number])
+      end
+    end
+    return sum < MAX and sum or MAX
+  end
+
+  -- Brings all cells of a part up to what they are told, and answers where the next part begins. With `is_judged`, also those of an exact window are there that nothing
+  -- is told of.
+  function open(part, held, at, key_number, is_judged)
+    local all, refunds = {}, false
+    part.all = all
+    if part.measure == BUCKET then
+      local key, before_key = KEYS[key_number], KEYS[key_number + 1]
+      all[1] = hear_bucket(key, before_key, byte(text, at), at + 1, part.window, part.measured)
+      return at + LENGTHS[byte(text, at)], key_number + 2
+    end
+    if part.measure == EXACT then
+      local newest = cell_of(KEYS[key_number], held[key_number], BLOCK)
+      local before = cell_of(KEYS[key_number + 1], held[key_number + 1], BLOCK)
+      key_number = key_number + 2
+      part.blocks = { newest, before }
+      local newest_place = part.measured + 1
+      local told_at = {}
+      for number = 1, part.count do
+        local flags, back = byte(text, at, at + 1)
+        told_at[back] = at
+        at = at + 1 + LENGTHS[flags]
+        is_judged = is_judged or flags >= 4
+      end
+      for back = 0, BLOCK do
+        local told_here = told_at[back]
+        if told_here or is_judged then
+          local place = newest_place - back
+          local it
+          if place > 0 then
+            it = sub_cell(newest, place)
+          else
+            it = sub_cell(before, place + BLOCK)
+          end
+          if told_here then
+            hear(it, byte(text, told_here), told_here + 2)
+            refunds = refunds or it.refund
+          end
+          all[#all + 1] = it
+        end
+      end
+    else
+      for number = 1, part.count do
+        local flags = byte(text, at)
+        local it = sub_cell(cell_of(KEYS[key_number], held[key_number], 1), 1)
+        hear(it, flags, at + 1)
+        refunds = refunds or it.refund
+        all[number] = it
+        at = at + LENGTHS[flags]
+        key_number = key_number + 1
+      end
+    end
+    if refunds then
+      for number = 1, #all do
+        if all[number].refund then
+          refund(all, number)
+        end
+      end
+    end
+    return at, key_number
+  end
+
+  -- Adds what was admitted.
+  function charge(part, newest, new)
+    if part.measure == BUCKET then
+      local w = filled(newest, newest.w, new)
+      if w < newest.w + new then
+        part.effective = nil
+      end
+      newest.w = w
+      newest.v = newest.v + new < MAX and newest.v + new or MAX
+      return
+    end
+    newest.cell.is_changed = true
+    newest.a = newest.a + new < MAX and newest.a + new or MAX
+    newest.h = newest.h + new < MAX and newest.h + new or MAX
+    if newest.row > 0 then
+      -- The row is older than what is admitted now.
+      newest.row = newest.row + new < MAX and newest.row + new or MAX
+      part.effective = nil
+    end
+    if newest.k > 0 then
+      -- It may be within what is known.
+      part.effective = nil
+    end
+    if hits_of(newest) >= MAX then
+      newest.r, newest.l = 0, 0
+      part.effective = nil
+    end
+  end
+
+  -- Writes and answers a part.
+  function close(part)
+    if part.measure == BUCKET then
+      write_bucket(part.all[1])
+      say_bucket(part.all[1])
+    elseif part.measure == EXACT then
+      local newest, before = part.blocks[1], part.blocks[2]
+      write(newest)
+      write(before)
+      local kept = call('MGET', newest.key, before.key)
+      say_block(kept[1])
+      say_block(kept[2])
+    else
+      for number = 1, part.count do
+        local it = part.all[number]
+        write(it.cell)
+        say_cell(it)
+      end
+    end
+  end
+end
+
+-- 1. The shape, before anything relies on it.
 if #ARGV ~= 2 then
   return malformed('2 arguments expected, not ' .. #ARGV)
 end
-if not string.find(text, '^%[[%d,]+%]$') then
-  return malformed('the second argument is not an array of whole numbers')
+if #process ~= 8 then
+  return malformed('a process of 8 bytes expected, not ' .. #process)
 end
-local is_json, n = pcall(cjson.decode, text)
-if not is_json then
-  return malformed('the second argument is not JSON')
-end
-
--- The shape, before anything relies on it.
-local nonce, charges, parts_count = n[1], n[2] == 1, n[3]
-if not parts_count then
+local size = #text
+if size < 5 then
   return malformed('it ends before its parts')
 end
-local asks_at, keys_count = 4, 0
+nonce, charges, parts_count = unpack_numbers('<I2I1I2', text)
+charges = charges == 1
+local at, key_number = 6, 1
+local is_rare -- the parts that have more to tell than most
 for number = 1, parts_count do
-  local measure, window, measured, cells = n[asks_at], n[asks_at + 1], n[asks_at + 2], n[asks_at + 3]
-  if not cells then
+  if at + 11 > size then
     return malformed('it ends in part ' .. number)
   end
-  if measure > BUCKET or window < 1 or window > WINDOW_MAX or (measure == SLIDING and measured > window) then
+  local measure, window, measured, cells = unpack_numbers('<I1I5I5I1', text, at)
+  if measure > EXACT or window < 1 or window > WINDOW_MAX or (measure == SLIDING and measured > window)
+    or (measure == EXACT and measured >= BLOCK) then
     return malformed('the measure of part ' .. number)
   end
   if cells < 1 or (measure == BUCKET and cells > 1) then
     return malformed('the cells of part ' .. number)
   end
-  asks_at = asks_at + 4 + 12 * cells
-  keys_count = keys_count + (measure == BUCKET and 2 or cells)
+  at = at + 12
+  local last = -1
+  for place = 1, cells do
+    local flags = byte(text, at)
+    local taken = LENGTHS[flags]
+    if not taken then
+      return malformed(flags and 'the cells of part ' .. number or 'it ends in part ' .. number)
+    end
+    if flags ~= 3 and (flags > 1 or place == 1) then
+      if flags < 2 then
+        return malformed('the cells of part ' .. number)
+      end
+      is_rare = is_rare or {}
+      is_rare[number] = true
+    end
+    if measure == EXACT then
+      local back = byte(text, at + 1)
+      if not back then
+        return malformed('it ends in part ' .. number)
+      end
+      if back > BLOCK or back <= last or (place == 1 and back > 0) then
+        return malformed('the cells of part ' .. number)
+      end
+      last = back
+      taken = taken + 1
+    end
+    at = at + taken
+  end
+  key_number = key_number + (measure < BUCKET and cells or 2)
 end
-if keys_count ~= #KEYS then
-  return malformed(format('%d keys instead of %d', #KEYS, keys_count))
+if key_number - 1 ~= #KEYS then
+  return malformed(format('%d keys instead of %d', #KEYS, key_number - 1))
 end
-local asks_count = n[asks_at]
-if not asks_count then
+if at + 1 > size then
   return malformed('it ends before its asks')
 end
-local ends_at = asks_at + 1
+asks_count = unpack_numbers('<I2', text, at)
+local asks_at = at + 2
+at = asks_at
 for number = 1, asks_count do
-  local needs = n[ends_at]
-  if not needs then
+  if at + 1 > size then
     return malformed('it ends in ask ' .. number)
   end
-  for need_at = ends_at + 1, ends_at + 4 * needs, 4 do
-    local part = n[need_at]
-    if not part or part < 1 or part > parts_count then
+  local needs = unpack_numbers('<I2', text, at)
+  at = at + 2
+  if at + 19 * needs > size + 1 then
+    return malformed('it ends in ask ' .. number)
+  end
+  for need_at = at, at + 19 * (needs - 1), 19 do
+    local part = unpack_numbers('<I2', text, need_at)
+    if part < 1 or part > parts_count then
       return malformed('a need of ask ' .. number)
     end
   end
-  ends_at = ends_at + 1 + 4 * needs
+  at = at + 19 * needs
 end
-if #n ~= ends_at - 1 then
-  return malformed(format('%d numbers instead of %d', #n, ends_at - 1))
+if at - 1 ~= size then
+  return malformed(format('%d bytes instead of %d', size, at - 1))
 end
-
--- Brings one cell of a window up to what it is told at `at`, but for refunds, which need all cells of the part. One that is
--- not there is made if it is the newest, so that it knows who holds the key, or if there is something to keep in it.
-local function window_cell(key, at, is_newest)
-  local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = {
-    key = key, write = NOTHING, ttl_ms = n[at + 8], top = is_seated and 0 or own,
-    row = n[at + 9], row_refunds = n[at + 10], abroad = n[at + 11],
-  }
-  local held = call('HMGET', key, 'e', 'f', 'a', 'h', 'r', 'k', process, 'n')
-  local e, f, a, h, r, field, asked = tonumber(held[1] or nil), 0, 0, 0, 0, 0, 0
-  local k, l = 0, 0
-  if e then
-    f, a, h, r = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    if held[6] then
-      k, l = read_field(held[6])
-    end
-    cell.holders = tonumber(held[8])
-  else
-    e = new_epoch(epoch, nonce)
-    cell.holders = 0
-    cell.is_missing = true
-    cell.write = is_newest and ALL or NOTHING
-  end
-  if held[7] then
-    field, asked = read_field(held[7])
-  else
-    cell.holders = cell.holders + 1
-    if not cell.is_missing then
-      cell.write = ADDED
-    end
-  end
-
-  local from, asked_from = field, asked
-  if epoch ~= 0 and epoch ~= e then
-    local floor, acked, asked_acked, refunds_floor = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
-    if epoch < e then
-      -- The cell was lost and made anew.
-      if floor > f then
-        f = floor
-        cell.write = ALL
-      end
-    elseif floor > f + a and floor > h then
-      -- An older copy came back. As an addition, because a floor from before may still come in.
-      a = floor - f
-      cell.write = ALL
-    end
-    local sum = f + a > h and f + a or h
-    if refunds_floor > sum then
-      refunds_floor = sum
-    end
-    if refunds_floor > r then
-      r = refunds_floor
-      cell.write = ALL
-    end
-    if acked > from then
-      from = acked
-    end
-    if asked_acked > asked_from then
-      asked_from = asked_acked
-    end
-  end
-
-  if is_seated then
-    if own > from then
-      a = a + (own - from)
-      if a > MAX then
-        a = MAX
-      end
-    end
-    if own > field then
-      h = h + (own - field) < MAX and h + (own - field) or MAX
-      field = own
-      cell.write = cell.write == ALL and ALL or ADDED
-    end
-    local asked_told = n[at + 5]
-    if asked_told > asked then
-      asked = asked_told
-      cell.write = cell.write == ALL and ALL or ADDED
-      cell.refund = asked_told > asked_from and asked_told - asked_from or nil
-    end
-    cell.running = own
-  else
-    cell.running = field
-  end
-  local floor = n[at + 4]
-  if epoch == e and floor > k and floor > f + a and floor > h then
-    -- An older copy came back, and not everybody who told is still there to tell again. Never added, because who is there
-    -- does: what is known is in what they tell, or it is a part of what is gone.
-    k = floor
-    local pending = n[at + 5] > n[at + 6] and n[at + 5] - n[at + 6] or 0
-    local refunds = n[at + 7] - pending < k and n[at + 7] - pending or k
-    l = refunds > l and refunds or l
-    cell.write = ALL
-  end
-  if (r > 0 or l > 0) and (f + a >= MAX or h >= MAX or k >= MAX) then
-    -- A full cell stays full: refunds of the past must not make what no longer fits look like nothing.
-    r, l = 0, 0
-    cell.write = ALL
-  end
-  if cell.is_missing and cell.write == ADDED then
-    cell.write = ALL
-  end
-  cell.e, cell.f, cell.a, cell.h, cell.r, cell.field, cell.asked = e, f, a, h, r, field, asked
-  cell.k, cell.l = k, l
-  return cell
-end
-
--- Takes refunds from a cell, then from the older ones, never more than is there.
-local function refund(cells, first)
-  local rest = cells[first].refund
-  for place = first, #cells do
-    local cell = cells[place]
-    if hits_of(cell) < MAX then
-      local taken = hits_of(cell) - cell.r
-      if taken > rest then
-        taken = rest
-      end
-      if taken > 0 then
-        cell.r = cell.r + taken
-        cell.write = ALL
-        rest = rest - taken
-      end
-    end
-    if rest == 0 then
-      return
-    end
-  end
-end
-
--- Lowers a bucket's level by what drains in `dt` milliseconds.
-local function drain(w, q, dt, limit, window)
-  local low = fmod(dt, window)
-  local whole, rest = divided(low, limit, window)
-  -- Above 2^53 the sum is rounded, but no level is.
-  whole = whole + (dt - low) / window * limit
-  if whole > w then
-    return 0, 0
-  end
-  w, q = w - whole, q - rest
-  if q < 0 then
-    w, q = w - 1, q + window
-  end
-  if w < 0 then
-    return 0, 0
-  end
-  return w, q
-end
-
--- The level of a bucket with so much more in it. What goes above what it holds is forgiven, what is there stays.
-local function filled(cell, w, added)
-  local most = cell.most > w and cell.most or w
-  return w + added < most and w + added or most
-end
-
--- A process has no field in a bucket that is there. It may have one in the generation before; or it is new, and the
--- generation has lasted. Answers its field there, if any, and whether the generation is over.
-local function met(cell, now, window, is_new)
-  local held = call('HMGET', cell.key, 'g', 'b', 'm')
-  local began = tonumber(held[1] or nil)
-  cell.left = tonumber(held[3] or 0)
-  cell.born = tonumber(held[2] or nil)
-  -- Without it there is none before: what is under that name is of a bucket that is gone.
-  local before = cell.born and call('HMGET', cell.before_key, process)[1]
-  if before then
-    cell.is_moved = true
-    cell.left = cell.left > 0 and cell.left - 1 or 0
-    return before, false
-  end
-  local lasts = window > GENERATION_MS_MIN and window or GENERATION_MS_MIN
-  lasts = lasts < GENERATION_MS_MAX and lasts or GENERATION_MS_MAX
-  cell.lasts = lasts
-  if began and now - began >= lasts then
-    return nil, is_new
-  end
-  if not began or now < began then
-    cell.began = now
-  end
-  return nil, false
-end
-
--- The same as `window_cell` for a bucket.
-local function bucket(key, before_key, at, window, limit)
-  local is_seated, own, epoch = n[at] == 1, n[at + 1], n[at + 3]
-  local cell = {
-    key = key, before_key = before_key, write = NOTHING, top = is_seated and 0 or own,
-    most = DEBT_TIMES * (limit + n[at + 9]),
-  }
-  local held = call('HMGET', key, 'e', 'w', 'q', 't', 'v', process, 'n')
-  local now = time_ms()
-  local e, w, q, t, v, field, asked = tonumber(held[1] or nil), 0, 0, now, 0, 0, 0
-  if e and now - tonumber(held[4]) > BUCKET_RENEWED_MS then
-    local since = now - tonumber(held[4]) - BUCKET_RENEWED_MS
-    local whole, rest = drain(tonumber(held[2]), tonumber(held[3]), since, limit, window)
-    if whole == 0 and rest == 0 then
-      -- What was told has drained everywhere: the fields of all who ever held it go, as if the bucket were lost.
-      cell.is_renewed = true
-    end
-  end
-  if e and not cell.is_renewed then
-    w, q, t, v = tonumber(held[2]), tonumber(held[3]), tonumber(held[4]), tonumber(held[5])
-    cell.holders = tonumber(held[7])
-    if t ~= now and not (now < t and now + window >= t) then
-      -- Written even if nothing else is: a limit that changes must change only what drains from then on.
-      cell.write = ALL
-      -- Behind by more than a window, the clock was wrong before: the time moves and the level stays.
-      if now > t then
-        w, q = drain(w, q, now - t, limit, window)
-      end
-      t = now
-    end
-  else
-    e = new_epoch(e and e > epoch and e or epoch, nonce)
-    cell.holders = 0
-    cell.began = now
-    cell.is_made = true
-    cell.write = ALL
-  end
-  if held[6] and not cell.is_renewed then
-    field, asked = read_field(held[6])
-  else
-    cell.write = ALL
-    local before, is_over
-    if not cell.is_made then
-      before, is_over = met(cell, now, window, epoch == 0)
-    end
-    if before then
-      field, asked = read_field(before)
-    else
-      cell.holders = cell.holders + 1
-    end
-    if is_over then
-      cell.is_over = true
-      cell.born = cell.born or e
-      e = new_epoch(e, nonce)
-      v = 0
-      -- Those of the generation before the one that is over are forgotten.
-      cell.holders = cell.holders - cell.left
-      cell.left = cell.holders - 1
-      cell.began = now
-    end
-  end
-
-  local from, asked_from = field, asked
-  if epoch ~= 0 and epoch ~= e then
-    local floor, acked, asked_acked, rest = n[at + 4], n[at + 2], n[at + 6], n[at + 7]
-    local is_raised
-    local born = cell.born
-    if epoch < e and not cell.is_made and not born then
-      born = tonumber(call('HMGET', key, 'b')[1] or nil)
-    end
-    if born and epoch >= born and epoch < e then
-      -- Only the generation is another one: the level is what it was.
-      is_raised = false
-    elseif epoch < e then
-      -- Lost and made anew: to what was added since comes what was there before, unless it is in already.
-      is_raised = floor > 0 or rest > 0
-      floor = floor + v < MAX and floor + v or MAX
-    else
-      is_raised = true
-    end
-    if floor >= cell.most then
-      floor, rest = cell.most, 0
-    end
-    if is_raised and (floor > w or (floor == w and rest > q)) then
-      w, q = floor, rest
-      cell.write = ALL
-    end
-    if acked > from then
-      from = acked
-    end
-    if asked_acked > asked_from then
-      asked_from = asked_acked
-    end
-  end
-
-  if is_seated then
-    local asked_told = n[at + 5]
-    if own > from then
-      local added = own - from
-      -- Of what was not told, only what has not drained where it was admitted. What was given back there is not in its
-      -- level any more.
-      local left = n[at + 8] + (asked_told > asked_from and asked_told - asked_from or 0)
-      left = added < left and added or left
-      w = filled(cell, w, left)
-      v = v + added < MAX and v + added or MAX
-    end
-    if own > field then
-      field = own
-      cell.write = ALL
-    end
-    if asked_told > asked then
-      if asked_told > asked_from then
-        w = w - (asked_told - asked_from)
-        if w < 0 then
-          w, q = 0, 0
-        end
-      end
-      asked = asked_told
-      cell.write = ALL
-    end
-    cell.running = own
-  else
-    cell.running = field
-  end
-  cell.e, cell.w, cell.q, cell.t, cell.v, cell.field, cell.asked = e, w, q, t, v, field, asked
-  return cell
-end
-
--- What counts of a cell in all regions, with what a process without a seat has besides.
-local function in_all_regions(cell)
-  local sum = count(cell) + cell.top
-  local refunds = refunds_of(cell)
-  local bound = cell.row - (cell.row_refunds > refunds and cell.row_refunds or refunds)
-  sum = (sum > bound and sum or bound) + cell.abroad
-  return sum < MAX and sum or MAX
-end
-
--- What counts against a limit of a part.
-local function effective(part)
-  local cells = part.cells
-  local newest = cells[1]
-  if part.measure == BUCKET then
-    return newest.w + (newest.q > 0 and 1 or 0) + newest.top
-  end
-  local sum = in_all_regions(newest)
-  if part.measure == SLIDING then
-    local previous = cells[2]
-    if previous then
-      sum = sum + weighed(in_all_regions(previous), part.measured, part.window)
-    end
-  else
-    for place = 2, #cells do
-      sum = sum + in_all_regions(cells[place])
-    end
-  end
-  return sum < MAX and sum or MAX
-end
-
--- 1. Every cell is brought up to what it is told.
-local parts = {}
 local seen = {}
-local at, key_number = 4, 0
-for number = 1, parts_count do
-  local measure, window, measured, cells_of_part = n[at], n[at + 1], n[at + 2], n[at + 3]
-  at = at + 4
-  local cells = {}
-  local refunds = false
-  for place = 1, cells_of_part do
-    key_number = key_number + 1
-    local key = KEYS[key_number]
-    if seen[key] then
-      return malformed('key ' .. key .. ' comes twice')
-    end
-    seen[key] = true
-    local cell
-    if measure == BUCKET then
-      key_number = key_number + 1
-      local before_key = KEYS[key_number]
-      if seen[before_key] then
-        return malformed('key ' .. before_key .. ' comes twice')
-      end
-      seen[before_key] = true
-      cell = bucket(key, before_key, at, window, measured)
-    else
-      cell = window_cell(key, at, place == 1)
-      refunds = refunds or cell.refund
-    end
-    cells[place] = cell
-    at = at + 12
+for number = 1, #KEYS do
+  local key = KEYS[number]
+  if seen[key] then
+    return malformed('key ' .. key .. ' comes twice')
   end
-  if refunds then
-    for place = 1, cells_of_part do
-      if cells[place].refund then
-        refund(cells, place)
-      end
-    end
-  end
-  parts[number] = { measure = measure, window = window, measured = measured, cells = cells, waiting = 0 }
+  seen[key] = true
 end
 
--- 2. The asks are decided, one after the other.
+-- 2. Every cell is read. What is under another name than a cell's is none, so buckets come along and do no harm.
+local held = {}
+if #KEYS <= AT_ONCE then
+  held = #KEYS > 0 and call('MGET', unpack(KEYS)) or held
+else
+  for from = 1, #KEYS, AT_ONCE do
+    local last = from + AT_ONCE - 1
+    local some = call('MGET', unpack(KEYS, from, last < #KEYS and last or #KEYS))
+    for number = 1, #some do
+      held[from + number - 1] = some[number]
+    end
+  end
+end
+
+-- 3. Without asks each part is brought up to date, written and answered.
+if asks_count == 0 then
+  at, key_number = 6, 1
+  for number = 1, parts_count do
+    local measure, window, measured, count = unpack_numbers('<I1I5I5I1', text, at)
+    at = at + 12
+    local is_plain = not (is_rare and is_rare[number])
+    if measure == EXACT and count == 1 and is_plain
+      and tell_block(KEYS[key_number], held[key_number], measured + 1, at + 2) then
+      say_block(held[key_number + 1])
+      at = at + 1 + TOLD
+      key_number = key_number + 2
+    elseif measure >= BUCKET or not is_plain then
+      prepare()
+      local part = { measure = measure, window = window, measured = measured, count = count }
+      at, key_number = open(part, held, at, key_number, false)
+      close(part)
+    else
+      for place = key_number, key_number + count - 1 do
+        local flags = byte(text, at)
+        local key, before = KEYS[place], held[place]
+        local epoch, e, sum, field, own, mine = look(before, flags, at + 1)
+        if not epoch then
+          prepare()
+          local part = { measure = SUM, count = 1 }
+          open(part, held, at, place, false)
+          close(part)
+        else
+          if own > field then
+            field = own
+            e = put(key, before, at + 1, e, sum, field, mine)
+          end
+          say(before, epoch, e, sum, own, field, mine)
+        end
+        at = at + LENGTHS[flags]
+      end
+      key_number = key_number + count
+    end
+  end
+  return answer
+end
+
+-- 4. With asks all cells are brought up to date.
+local parts = {}
+at, key_number = 6, 1
+for number = 1, parts_count do
+  local measure, window, measured, count = unpack_numbers('<I1I5I5I1', text, at)
+  at = at + 12
+  local part
+  if measure < BUCKET and count <= 2 and not (is_rare and is_rare[number]) then
+    -- Most parts have a plain cell, and one before it of which nothing is new.
+    local before = held[key_number]
+    local epoch, e, sum, field, own, mine = look(before, 3, at + 1)
+    local counted, is_plain = sum, epoch
+    local epoch_2, e_2, sum_2, field_2, own_2
+    if is_plain and count == 2 then
+      epoch_2, e_2, sum_2, field_2, own_2 = look(held[key_number + 1], byte(text, at + TOLD), at + TOLD + 1)
+      is_plain = epoch_2 and own_2 <= field_2
+      if is_plain and sum_2 > 0 then
+        counted = sum + (measure == SLIDING and weighed(sum_2, measured, window) or sum_2)
+      end
+    end
+    if is_plain then
+      part = {
+        measure = measure, is_plain = true, waiting = 0, effective = counted < MAX and counted or MAX, held = before,
+        key_number = key_number, at = at + 1, epoch = epoch, e = e, sum = sum, own = own, mine = mine,
+        field = own > field and own or field, running = own, is_changed = own > field, row = 0, k = 0, newest = nil,
+        epoch_2 = epoch_2, e_2 = e_2, sum_2 = sum_2, field_2 = field_2, own_2 = own_2,
+      }
+      part.newest = part
+      at = at + TOLD
+      if count == 2 then
+        at = at + LENGTHS[byte(text, at)]
+      end
+      key_number = key_number + count
+    end
+  end
+  if not part then
+    prepare()
+    part = { measure = measure, window = window, measured = measured, count = count, waiting = 0 }
+    at, key_number = open(part, held, at, key_number, true)
+    part.newest = part.all[1]
+  end
+  parts[number] = part
+end
+
+-- 5. Then the asks are decided, one after the other.
 local verdicts = {}
-at = asks_at + 1
+at = asks_at
 for number = 1, asks_count do
-  local first = at + 1
-  local last = at + 4 * n[at]
-  at = last + 1
+  local first = at + 2
+  local last = first + 19 * (unpack_numbers('<I2', text, at) - 1)
+  at = last + 19
 
   local over = {}
   local denies = false
   local groups -- whether the group is over, by its number
-  for need_at = first, last, 4 do
-    local part, limit, hits, quota = parts[n[need_at]], n[need_at + 1], n[need_at + 2], n[need_at + 3]
-    local newest = part.cells[1]
+  for need_at = first, last, 19 do
+    local part_number, limit, hits, quota = unpack_numbers('<I2I7I7I3', text, need_at)
+    local part = parts[part_number]
+    local newest = part.newest
     part.effective = part.effective or effective(part)
     -- Twins of the same ask are waiting for the same verdict.
     local wanted = newest.running + part.waiting + hits
@@ -598,7 +1114,7 @@ for number = 1, asks_count do
     if fits then
       part.waiting = part.waiting + hits
     else
-      over[#over + 1] = (need_at - first) / 4
+      over[#over + 1] = (need_at - first) / 19
     end
     if quota == 0 then
       denies = denies or not fits
@@ -614,44 +1130,27 @@ for number = 1, asks_count do
     end
   end
 
-  for need_at = first, last, 4 do
-    local part, hits, quota = parts[n[need_at]], n[need_at + 2], n[need_at + 3]
+  for need_at = first, last, 19 do
+    local part_number, _, hits, quota = unpack_numbers('<I2I7I7I3', text, need_at)
+    local part = parts[part_number]
     part.waiting = 0
     if hits > 0 and not denies and not (groups and groups[quota]) then
-      local newest = part.cells[1]
+      local newest = part.newest
       local running = newest.running + hits
       newest.running = running < MAX and running or MAX
       local new = newest.running - newest.field
       if charges and new > 0 then
         newest.field = newest.running
+        newest.is_changed = true
         -- Twins of the same ask may have had it forgotten.
         part.effective = part.effective and part.effective + new
-        if part.measure == BUCKET then
-          local w = filled(newest, newest.w, new)
-          if w < newest.w + new then
-            part.effective = nil
+        if part.is_plain then
+          newest.sum = newest.sum + new
+          if newest.sum >= MAX then
+            newest.sum, part.effective = MAX, MAX
           end
-          newest.w = w
-          newest.v = newest.v + new < MAX and newest.v + new or MAX
-          newest.write = ALL
         else
-          newest.a = newest.a + new < MAX and newest.a + new or MAX
-          newest.h = newest.h + new < MAX and newest.h + new or MAX
-          newest.write = newest.write == ALL and ALL or ADDED
-          if newest.row > 0 then
-            -- The row is older than what is admitted now.
-            newest.row = newest.row + new < MAX and newest.row + new or MAX
-            part.effective = nil
-          end
-          if newest.k > 0 then
-            -- It may be within what is known.
-            part.effective = nil
-          end
-          if hits_of(newest) >= MAX then
-            newest.r, newest.l = 0, 0
-            newest.write = ALL
-            part.effective = nil
-          end
+          charge(part, newest, new)
         end
       end
     end
@@ -659,86 +1158,21 @@ for number = 1, asks_count do
   verdicts[number] = { denies, over }
 end
 
--- 3. What changed is written, and everything answered.
-local answer = {}
-local length = 0
+-- 6. What changed is written, and everything answered.
 for number = 1, parts_count do
   local part = parts[number]
-  local cells = part.cells
-  if part.measure == BUCKET then
-    local cell = cells[1]
-    if cell.write ~= NOTHING then
-      local empty_ms = cell.t - time_ms()
-      if part.measured == 0 then
-        -- It never drains, and denies whatever its level: there is nothing to remember.
-        empty_ms = empty_ms + part.window
-      elseif cell.w > 0 or cell.q > 0 then
-        -- Rounded is good enough for this.
-        empty_ms = empty_ms + math.ceil((cell.w * part.window + cell.q) / part.measured)
-      end
-      local ttl_ms = empty_ms + BUCKET_LINGERS_MS
-      if cell.is_renewed then
-        local key = cell.key
-        call('PEXPIRE', key, 0)
-      elseif cell.is_over then
-        -- A user who may not do this keeps the fields. The counts are right, the number of holders is not.
-        redis.pcall('RENAME', cell.key, cell.before_key)
-        call('PEXPIRE', cell.before_key, cell.lasts)
-      elseif cell.is_moved then
-        call('HDEL', cell.before_key, process)
-      end
-      call(
-        'HSET', cell.key, 'e', format('%.0f', cell.e), 'w', format('%.0f', cell.w), 'q', format('%.0f', cell.q),
-        't', format('%.0f', cell.t), 'v', format('%.0f', cell.v), process, write_field(cell), 'n', cell.holders
-      )
-      if cell.began then
-        call('HSET', cell.key, 'g', format('%.0f', cell.began))
-      end
-      if cell.is_over then
-        call('HSET', cell.key, 'b', format('%.0f', cell.born), 'm', cell.left)
-      elseif cell.is_moved then
-        call('HSET', cell.key, 'm', cell.left)
-      end
-      call('PEXPIRE', cell.key, format('%.0f', ttl_ms < MAX and ttl_ms or MAX))
+  if part.is_plain then
+    local before, e, place = part.held, part.e, part.key_number
+    if part.is_changed then
+      e = put(KEYS[place], before, part.at, e, part.sum, part.field, part.mine)
     end
-    answer[length + 1] = cell.e
-    answer[length + 2] = cell.v
-    answer[length + 3] = cell.field
-    answer[length + 4] = cell.asked
-    answer[length + 5] = 0
-    answer[length + 6] = cell.holders
-    answer[length + 7] = cell.t - time_ms()
-    answer[length + 8] = cell.w
-    answer[length + 9] = cell.q
-    length = length + 9
+    say(before, part.epoch, e, part.sum, part.own, part.field, part.mine)
+    if part.epoch_2 then
+      before = held[place + 1]
+      say(before, part.epoch_2, part.e_2, part.sum_2, part.own_2, part.field_2, part.field_2 > 0)
+    end
   else
-    for place = 1, #cells do
-      local cell = cells[place]
-      if cell.write ~= NOTHING then
-        if cell.write == ADDED then
-          -- Its time to live was set when it was made, and its window ends when it ends.
-          call(
-            'HSET', cell.key, 'a', format('%.0f', cell.a), 'h', format('%.0f', cell.h), process, write_field(cell),
-            'n', cell.holders
-          )
-        else
-          call(
-            'HSET', cell.key, 'e', format('%.0f', cell.e), 'f', format('%.0f', cell.f), 'a', format('%.0f', cell.a),
-            'h', format('%.0f', cell.h), 'r', format('%.0f', cell.r), 'k', write_pair(cell.k, cell.l),
-            process, write_field(cell), 'n', cell.holders
-          )
-          call('PEXPIRE', cell.key, format('%.0f', cell.ttl_ms))
-        end
-      end
-      local is_there = not cell.is_missing or cell.write ~= NOTHING
-      answer[length + 1] = is_there and cell.e or 0
-      answer[length + 2] = hits_of(cell)
-      answer[length + 3] = cell.field
-      answer[length + 4] = cell.asked
-      answer[length + 5] = refunds_of(cell)
-      answer[length + 6] = is_there and cell.holders or 0
-      length = length + 6
-    end
+    close(part)
   end
 end
 for number = 1, asks_count do
