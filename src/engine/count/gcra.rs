@@ -8,9 +8,9 @@
 /// nonsense does not deny a key for years; a window forgives after two windows. The origin's buckets hold as much.
 pub(crate) const DEBT_TIMES: u64 = 10;
 
-/// A store hears of hits this soon after they came: two flushes. What a process has drained by itself meanwhile, all others have
-/// drained too, so it must not be taken from what each of them tells.
-const TOLD_WITHIN_MS: u64 = 100;
+/// A store hears of hits this soon after they came, if it answers: four flushes. What a process has drained by itself meanwhile, all
+/// others have drained too, so it must not be taken from what each of them tells.
+const TOLD_WITHIN_MS: u64 = 200;
 
 /// The bucket of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,11 +139,14 @@ impl Bucket {
         u64::try_from(self.level().div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
     }
 
-    /// How many of its hits a store that is told of them now may still add: those in it, and what has drained since they came. Of
-    /// hits that have waited for longer, what has drained is no more.
-    pub(crate) fn hits_to_tell(&self, rate: &Rate) -> u64 {
-        let drained = u64::from(rate.limit) * TOLD_WITHIN_MS.min(rate.window_ms) / rate.window_ms;
-        self.hits_within(rate).saturating_add(drained)
+    /// How many of its hits a store may still add that is told of them now, so long after the first of them came: those in it, and
+    /// what has drained since. Of hits that have waited for longer than usual, what has drained is no more.
+    pub(crate) fn hits_to_tell(&self, rate: &Rate, after_ms: u64) -> u64 {
+        let drained = match after_ms {
+            ..=TOLD_WITHIN_MS => u128::from(rate.limit) * u128::from(after_ms),
+            _ => 0,
+        };
+        u64::try_from((self.level() + drained).div_ceil(u128::from(rate.window_ms))).unwrap_or(u64::MAX)
     }
 
     /// The level without so many of its hits, in whole hits and parts of a hit (`1 / window_ms`).

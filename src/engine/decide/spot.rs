@@ -88,6 +88,9 @@ impl<'s> Spot<'s> {
                 part.hold(bucket, &check.terms, check.hits, assumed);
             }
             let Telling { due_at, urgent_at, .. } = telling;
+            if let Some(bucket) = counter.bucket_mut() {
+                part.pend_from(bucket.at_ms());
+            }
             let before = part.pending();
             part.add(counter.sequence(), check.hits);
             let now = before.saturating_add(check.hits);

@@ -304,6 +304,9 @@ impl<'t> Ledger<'t> {
         self.with_key(key, terms, now, |entry| {
             entry.look(terms, now.wall_ms);
             entry.slot.counter.add(terms, hits);
+            if let Some(bucket) = entry.slot.counter.bucket_mut() {
+                entry.part.pend_from(bucket.at_ms());
+            }
             entry.part.add(entry.slot.counter.sequence(), hits);
             entry.enqueue(true);
         });

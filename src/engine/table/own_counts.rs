@@ -60,6 +60,8 @@ pub(super) enum OwnCounts {
         /// When the bucket would be empty if all other processes had done as this one since the origin last answered. 0 if
         /// that is not assumed.
         held_until_ns: u64,
+        /// When the first of its pending hits came.
+        pending_since_ms: u64,
     },
 }
 
@@ -70,7 +72,7 @@ impl OwnCounts {
         match counter {
             Counter::Windowed(_) => OwnCounts::Windows([count; 2]),
             Counter::Exact(_) => OwnCounts::Exact(SubCellCounts::new(is_first)),
-            Counter::Gcra(_) => OwnCounts::Bucket { count, version: 0, held_until_ns: 0 },
+            Counter::Gcra(_) => OwnCounts::Bucket { count, version: 0, held_until_ns: 0, pending_since_ms: 0 },
         }
     }
 

@@ -397,6 +397,23 @@ impl RegionalPart {
         self.holders.into()
     }
 
+    /// Hits come to a bucket now: if none are pending, these are the first.
+    pub(crate) fn pend_from(&mut self, now_ms: u64) {
+        if let OwnCounts::Bucket { count, pending_since_ms, .. } = &mut self.own
+            && count.pending() == 0
+        {
+            *pending_since_ms = now_ms;
+        }
+    }
+
+    /// For how long hits of a bucket have been pending.
+    pub(super) fn pending_for_ms(&self, bucket: &Bucket) -> u64 {
+        match &self.own {
+            OwnCounts::Bucket { pending_since_ms, .. } => bucket.at_ms().saturating_sub(*pending_since_ms),
+            OwnCounts::Windows(_) | OwnCounts::Exact(_) => 0,
+        }
+    }
+
     /// Adds hits that the process has accepted in the newest cell, which has this number. The counter has them already.
     pub(crate) fn add(&mut self, sequence: u64, hits: u64) {
         self.own.change(0, |count| count.add(hits));

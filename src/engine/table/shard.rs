@@ -201,7 +201,7 @@ struct Notes {
 }
 
 /// What a store has not heard of a key that may be given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Untold {
     Nothing,
     /// Hits that it is told of when the key is gone.
@@ -210,7 +210,12 @@ enum Untold {
     HitsOfNoField,
 }
 
-/// How far a search for what has expired has come.
+impl Untold {
+    /// The best to give up first.
+    const ALL: [Untold; 3] = [Untold::Nothing, Untold::Hits, Untold::HitsOfNoField];
+}
+
+/// How far a search for expired keys has come.
 #[derive(Clone, Copy, Debug)]
 struct Sweep {
     /// The slot to look at next.
@@ -495,19 +500,22 @@ impl Shard {
             return None;
         }
         let slots = self.slots.len();
-        let mut coolest: Option<(u8, u32)> = None;
-        let mut coolest_dirty: Option<(u8, u32)> = None;
+        // By what becomes of their hits.
+        let mut coolest: [Option<(u8, u32)>; 3] = [None; 3];
         for step in 0..slots {
             let number = self.next_under_hand();
             let Some((heat, untold)) = self.heat_of(number, now_ms, pinned, need) else { continue };
-            let is_dirty = untold != Untold::Nothing;
-            if heat == 0 && (!is_dirty || (untold == Untold::Hits && step >= UNTOLD_STEPS_MIN)) {
+            let is_good = match untold {
+                Untold::Nothing => true,
+                Untold::Hits => step >= UNTOLD_STEPS_MIN,
+                Untold::HitsOfNoField => false,
+            };
+            if heat == 0 && is_good {
                 return Some(number);
             }
             let heat = heat.saturating_sub(1);
             self.slot(number).heat = heat;
-            // Its store has to be told, or its hits are lost: only if nothing else is found soon.
-            let candidate = if is_dirty { &mut coolest_dirty } else { &mut coolest };
+            let candidate = &mut coolest[untold as usize];
             if candidate.is_none_or(|(coolest, _)| heat < coolest) {
                 *candidate = Some((heat, number));
             }
@@ -515,16 +523,16 @@ impl Shard {
                 break;
             }
         }
-        let Some((heat, number)) = coolest.or(coolest_dirty) else {
+        // One whose store has to be told, or whose hits are lost: only if nothing else was found.
+        let best = coolest.iter().zip(Untold::ALL).find_map(|(found, untold)| Some((untold, (*found)?)));
+        let Some((untold, (heat, number))) = best else {
             if need == EvictionGoal::Slot {
                 self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
             }
             return None;
         };
         let newest = self.notes.newest;
-        let is_cooler = |(newest_heat, untold): (u8, Untold)| {
-            newest_heat < heat && (untold == Untold::Nothing || coolest.is_none())
-        };
+        let is_cooler = |(newest_heat, of_newest): (u8, Untold)| newest_heat < heat && of_newest <= untold;
         Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
     }
 

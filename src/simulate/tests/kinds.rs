@@ -14,7 +14,7 @@ fn an_exact_window_holds_in_every_interval() {
         world.run_until(32 * SECOND_US);
         let worst = world.oracle.worst_interval(0, 10_000);
         eprintln!("seed {seed}: {worst} of 200 in the worst interval, {} in all", world.oracle.total(0));
-        assert!(worst <= 204, "seed {seed}: {worst}");
+        assert!(worst <= 206, "seed {seed}: {worst}");
         assert!(world.oracle.total(0) >= 500, "seed {seed}: {}", world.oracle.total(0));
     }
 }

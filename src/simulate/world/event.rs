@@ -23,9 +23,11 @@ pub(super) struct To {
 /// A call on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallSending {
+    /// Names it to whoever has sent it.
     pub(super) id: CallId,
     /// When it was sent: its cells are those of that moment.
     pub(super) sent_us: u64,
+    /// It tells, and asks nothing.
     pub(super) is_replay: bool,
     /// Its reply goes nowhere.
     pub(super) is_repeat: bool,

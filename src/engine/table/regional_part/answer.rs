@@ -97,18 +97,21 @@ impl RegionalPart {
             (Counter::Exact(cells), _) => {
                 cells.merge(at, |cell| merge(cell, own, grown, heard, asked));
             }
-            (Counter::Gcra(bucket), OwnCounts::Bucket { version, held_until_ns, .. }) => {
+            (Counter::Gcra(bucket), OwnCounts::Bucket { version, held_until_ns, pending_since_ms, .. }) => {
                 let rate = rate(terms);
                 *held_until_ns = 0;
                 if is_other_epoch || heard.sum >= *version {
                     *version = heard.sum;
                     // Pending hits that have drained here meanwhile count no more. Refunds are added: they are not in
                     // the level.
-                    let pending = pending.min(bucket.hits_to_tell(&rate).saturating_add(asked));
+                    let pending = pending.min(
+                        bucket.hits_to_tell(&rate, now_ms.saturating_sub(*pending_since_ms)).saturating_add(asked),
+                    );
                     // Counted from now, because the origin's clock may be any time away from this one.
                     let from_ms = now_ms.saturating_add(heard.level.ahead_ms);
                     bucket.set(from_ms, (heard.level.whole, heard.level.rest), &rate);
                     bucket.add(&rate, pending);
+                    *pending_since_ms = now_ms;
                     bucket.refund(&rate, asked);
                 } else {
                     bucket.add(&rate, admitted);

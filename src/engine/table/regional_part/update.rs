@@ -106,7 +106,13 @@ impl RegionalPart {
             Counter::Gcra(bucket) => {
                 let rate = rate(terms);
                 let (floor, floor_rest) = bucket.level_without(count.pending(), &rate);
-                (floor, CellShape::Bucket(BucketUpdate { floor_rest, level: bucket.hits_to_tell(&rate) }))
+                (
+                    floor,
+                    CellShape::Bucket(BucketUpdate {
+                        floor_rest,
+                        level: bucket.hits_to_tell(&rate, self.pending_for_ms(bucket)),
+                    }),
+                )
             }
         }
     }
