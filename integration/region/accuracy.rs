@@ -20,6 +20,7 @@ descriptors:
   - {key: ten, rate_limit: {requests_per_unit: 10, unit: year}}
   - {key: budget, rate_limit: {requests_per_unit: 162000, unit: year}}
   - {key: far, rate_limit: {requests_per_unit: 1000000000, unit: hour}}
+  - {key: asked, rate_limit: {requests_per_unit: 1000000000, unit: hour, slack: 0}}
 ";
 
 pub const LIMIT: u64 = 1000;
@@ -164,13 +165,13 @@ async fn requests_for_one_cold_or_stale_key_go_to_the_origin_together() {
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());
     let fleet = Fleet::together(2, RULES, &proxy.url(), &[PATIENT]);
-    for (key, is_first_cancelled) in [("far=x", false), ("far=y", true)] {
+    for (key, is_first_cancelled) in [("asked=x", false), ("asked=y", true)] {
         let checks = checks_of_32(&fleet, &proxy, key, is_first_cancelled).await;
         assert!(checks <= 2.0, "{checks} calls for a cold key");
     }
     // Until both keys are stale: that takes five seconds by the clock.
     tokio::time::sleep(Duration::from_millis(5500)).await;
-    for (key, is_first_cancelled) in [("far=x", true), ("far=y", false)] {
+    for (key, is_first_cancelled) in [("asked=x", true), ("asked=y", false)] {
         let checks = checks_of_32(&fleet, &proxy, key, is_first_cancelled).await;
         assert!(checks <= 2.0, "{checks} calls for a stale key");
     }
