@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::region::accuracy::{RULES, exactness};
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};
-use crate::support::harness::{PATIENCE, until_equal};
 use crate::support::ledger::wall_us;
 use crate::support::load::{Load, Traffic};
 use crate::support::promise::Promise;

@@ -5,6 +5,7 @@ mod clock;
 mod cluster;
 mod connection;
 pub mod faults;
+mod held;
 mod identity;
 mod quota;
 pub mod restart;
