@@ -120,7 +120,7 @@ async fn who_joins_makes_the_others_tell_what_is_more_than_their_smaller_part() 
     // Below three quarters of a half of the slack, but more than a third of it.
     const MUCH: u64 = 36;
     const LITTLE: u64 = 10;
-    assert!(MUCH * 8 < SLACK * 3 && MUCH * 3 > SLACK);
+    const { assert!(MUCH * 8 < SLACK * 3 && MUCH * 3 > SLACK) };
     let redis = RedisServer::start();
     let (mut fleet, mut clients) = settled(2, &redis.url(), &[]).await;
     hold(&mut clients, &[(far(0), MUCH), (far(1), LITTLE)]).await;
