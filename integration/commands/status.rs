@@ -69,7 +69,10 @@ fn a_region_is_shown_and_a_redis_that_is_gone_is_a_problem() {
     }
     let (_, document) = status_json(service.admin);
     let regional = &document["regional"];
-    let decided: u64 = ["memory", "origin", "outage"].iter().filter_map(|by| regional["decisions"][by].as_u64()).sum();
+    let decided: u64 = ["memory", "memory_old", "memory_cold", "origin", "outage"]
+        .iter()
+        .filter_map(|by| regional["decisions"][by].as_u64())
+        .sum();
     assert!(decided > 0 && regional["calls"]["check"]["answered"].as_u64() > Some(0), "{document:#}");
     assert!(regional["calls"]["check"]["p50_us"].as_f64() <= regional["calls"]["check"]["p99_us"].as_f64());
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::region::accuracy::{RULES, exactness};
 use crate::support::cutting_proxy::CuttingProxy;
 use crate::support::fleet::{Fleet, PATIENT};
-use crate::support::harness::{PATIENCE, until_equal};
 use crate::support::ledger::wall_us;
 use crate::support::load::{Load, Traffic};
 use crate::support::promise::Promise;
@@ -41,7 +40,8 @@ pub fn one_limit() -> Vec<Promise> {
 /// The part of all decisions for which Redis was asked.
 fn asked_share(fleet: &Fleet) -> f64 {
     let by = |who: &str| fleet.metric(&format!("tidegate_regional_decisions_total{{by=\"{who}\"}}"));
-    by("origin") / (by("origin") + by("memory") + by("outage"))
+    let all = ["origin", "memory", "memory_old", "memory_cold", "outage"].map(by);
+    all[0] / all.iter().sum::<f64>()
 }
 
 /// Far from the limit, a hundred requests make less than one command.
@@ -53,7 +53,7 @@ pub fn commands_of_one_key() -> Vec<Promise> {
     let ledger = fleet.run(Traffic::on("far=x", PACE as u64), Duration::from_secs(3));
     let commands = (proxy.commands() - before) as f64;
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
-    until_equal(PATIENCE, ledger.admitted_hits(), || redis.total_hits());
+    fleet.until_accounted(ledger.admitted_hits(), || redis.total_hits());
     // A machine that gives less has the same number of flushes for fewer requests.
     let share = commands / ledger.admitted() as f64 * (ledger.pace() / PACE).min(1.0);
     vec![Promise::at_most("commands for a request at 10,000 a second, far from the limit", 0.01, share)]
@@ -66,7 +66,7 @@ pub fn commands_of_a_thousand_keys() -> Vec<Promise> {
     let fleet = Fleet::together(2, RULES, &proxy.url(), &[PATIENT]);
     // Every process reads every key once.
     let first = fleet.run(Traffic::over("far", 1000, PACE as u64), Duration::from_secs(2));
-    until_equal(PATIENCE, first.admitted_hits(), || redis.total_hits());
+    fleet.until_accounted(first.admitted_hits(), || redis.total_hits());
     let cells = || fleet.metric("tidegate_regional_replayed_cells_total");
     let (before, cells_before) = (proxy.commands(), cells());
     let ledger = fleet.run(Traffic::over("far", 1000, PACE as u64), Duration::from_secs(3));

@@ -17,6 +17,7 @@ descriptors:
   - {key: fixed, rate_limit: {requests_per_unit: 20, unit: year, algorithm: fixed_window}}
   - {key: here, rate_limit: {requests_per_unit: 20, unit: year, scope: regional}}
   - {key: short, rate_limit: {requests_per_unit: 20, window: 9s}}
+  - {key: asked, rate_limit: {requests_per_unit: 100, unit: year, slack: 0}}
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,13 +224,16 @@ async fn a_region_that_lost_its_redis_is_held_by_its_own_row() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
+async fn what_is_known_from_the_own_row_only_is_no_news_when_redis_is_back() {
     let regions = Regions::start(&["a", "b"], 1, RULES);
-    assert!(regions.said(0, cost("hundred=x", 50)).await.starts_with("OK"));
-    until_equal(HEARD, vec!["a x 50 0".to_owned()], || regions.rows());
+    for key in ["hundred=x", "asked=x"] {
+        assert!(regions.said(0, cost(key, 50)).await.starts_with("OK"));
+    }
+    until_equal(HEARD, vec!["a x 50 0".to_owned(); 2], || regions.rows());
     regions.regions[0].redis.stop();
     let newcomer = regions.regions[0].fleet.another();
     until_counted(&newcomer, "hundred=x", 50);
+    until_counted(&newcomer, "asked=x", 50);
     // Nobody asks for it meanwhile: a key that was denied is read in the background, which makes it fresh too.
     regions.regions[0].redis.cont();
     let open = "tidegate_origin_breaker_open{breaker=\"checks\"}";
@@ -238,13 +242,22 @@ async fn what_is_known_from_the_own_row_only_is_asked_for_when_redis_is_back() {
         (newcomer.metric(live) == Some(2.0) && newcomer.metric(open) == Some(0.0)).then_some(())
     });
     until_settled(&newcomer, "origin");
-    let asked = || newcomer.metric("tidegate_regional_decisions_total{by=\"origin\"}");
-    assert_eq!(asked(), Some(0.0));
-    // The row says how much it is at least, not that nothing has happened since: the first request asks, and those after
-    // it need not, so far below the limit.
+    let decided = |by: &str| newcomer.metric(&format!("tidegate_regional_decisions_total{{by=\"{by}\"}}"));
+    let asked = || decided("origin");
+    assert_eq!((asked(), decided("memory_cold")), (Some(0.0), Some(0.0)));
+    // The row says how much it is at least, not that nothing has happened since. Memory decides without news of Redis, which
+    // hears of the hit, so that its answer is news for those after it.
+    let redis = &regions.regions[0].redis;
+    assert!(said(&newcomer, cost("hundred=x", 1)).await.starts_with("OK"));
+    assert_eq!((asked(), decided("memory_cold")), (Some(0.0), Some(1.0)));
+    until_equal(HEARD, 101, || redis.total_hits());
+    until_equal(HEARD, Some(0.0), || newcomer.metric("tidegate_regional_lag_seconds"));
+    assert!(said(&newcomer, cost("hundred=x", 1)).await.starts_with("OK"));
+    assert_eq!((asked(), decided("memory_cold")), (Some(0.0), Some(1.0)));
+    // A limit that is closed asks, whatever the row says.
     for count in 1..=3 {
-        assert!(said(&newcomer, cost("hundred=x", 1)).await.starts_with("OK"));
-        assert_eq!(asked(), Some(1.0), "after {count}");
+        assert!(said(&newcomer, cost("asked=x", 1)).await.starts_with("OK"));
+        assert_eq!(asked(), Some(f64::from(count)));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::fleet::Fleet;
-use crate::support::harness::{PATIENCE, Service, until, until_equal};
+use crate::support::harness::{PATIENCE, Service, until};
 use crate::support::load::Traffic;
 use crate::support::redis::RedisServer;
 
@@ -42,10 +42,8 @@ fn assert_ahead(redis: &RedisServer, window: &str, ahead_s: f64, warnings: usize
     }
     let ledger = load.finish();
     assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
-    until_equal(PATIENCE, ledger.admitted_hits(), || redis.total_hits());
-    for service in &mut fleet.services {
-        service.process.signal("TERM");
-        service.process.ends_within(PATIENCE).expect("it ends");
+    fleet.assert_counted_once(ledger.admitted_hits(), || redis.total_hits());
+    for service in &fleet.services {
         let said = &service.process.said;
         assert_eq!(said.iter().filter(|line| line.contains(WARNING)).count(), warnings, "{said:?}");
     }

@@ -6,6 +6,7 @@ mod closed;
 mod cluster;
 mod connection;
 pub mod faults;
+mod held;
 mod identity;
 mod quota;
 pub mod restart;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, Service, until};
+use crate::support::harness::{PATIENCE, Service, until, until_equal};
 use crate::support::ledger::Ledger;
 use crate::support::load::{Load, Traffic};
 
@@ -83,6 +83,34 @@ impl Fleet {
     /// The sum of a metric over all processes. A process without it counts as 0.
     pub fn metric(&self, series: &str) -> f64 {
         self.services.iter().map(|service| service.metric(series).unwrap_or(0.0)).sum()
+    }
+
+    /// Hits that are held back, because their keys are far from their limits. Each process says how many it has found in a walk
+    /// that takes a second.
+    pub fn held_hits(&self) -> u64 {
+        self.metric("tidegate_regional_held_hits") as u64
+    }
+
+    /// Waits until Redis knows of all of these hits but for those that are held back.
+    pub fn until_accounted(&self, hits: u64, total: impl Fn() -> u64) {
+        until_equal(PATIENCE, hits, || total() + self.held_hits());
+    }
+
+    /// Stops all processes, which tell what they hold back before they end.
+    pub fn stop(&mut self) {
+        self.services.iter().for_each(|service| service.process.signal("TERM"));
+        for service in &mut self.services {
+            let status = service.process.ends_within(PATIENCE).expect("it ends");
+            assert_eq!(status.code(), Some(0), "{:?}", service.process.said);
+        }
+    }
+
+    /// All of these hits are told or held back, none is lost, and none counted twice: when the processes have ended, Redis' total
+    /// is exactly that.
+    pub fn assert_counted_once(&mut self, hits: u64, total: impl Fn() -> u64) {
+        self.until_accounted(hits, &total);
+        self.stop();
+        assert_eq!(total(), hits, "what was held back is told at the end, and nothing else");
     }
 
     /// Waits until every process says that the breaker is open, or that it is closed. Returns how long that took.
