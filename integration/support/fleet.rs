@@ -38,7 +38,12 @@ impl Fleet {
     pub fn together(count: usize, rules: &str, redis_url: &str, env: &[(&str, &str)]) -> Fleet {
         let fleet = Fleet::start(count, rules, redis_url, env);
         until(PATIENCE, "the processes know of each other", || {
-            let knows = |service: &Service| service.metric("tidegate_regional_live_processes") == Some(count as f64);
+            // One that has heard nothing yet takes itself for the only one.
+            let heard = "tidegate_origin_duration_seconds_count{operation=\"beat\"}";
+            let knows = |service: &Service| {
+                service.metric("tidegate_regional_live_processes") == Some(count as f64)
+                    && service.metric(heard) >= Some(1.0)
+            };
             fleet.services.iter().all(knows).then_some(())
         });
         fleet
