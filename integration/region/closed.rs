@@ -10,7 +10,8 @@ const RULES: &str = "
 domain: d
 descriptors:
   - {key: ip, rate_limit: {requests_per_unit: 10, unit: second}}
-  - {key: user, rate_limit: {requests_per_unit: 1000, unit: day}}
+  - {key: user, rate_limit: {requests_per_unit: 1000, unit: second}}
+  - {key: account, rate_limit: {requests_per_unit: 1000, unit: day}}
 ";
 const CLOSED: &str = "tidegate_regional_closed_limits";
 
@@ -46,6 +47,7 @@ async fn a_second_process_closes_a_small_limit() {
     let closed = "asks Redis: slack 10 % of 10 over 3 processes is below one hit; slack >= 0.3 opens it";
     until_explained(first, "ip=x", closed);
     until_explained(first, "user=x", "decided by memory: 0 of at most 33 hits are pending here; 3 live processes");
+    until_explained(first, "account=x", "asks Redis: this process has come since hits that may count");
     let text = status(first.admin);
     assert!(
         text.contains("  closed    1 limit ") && text.contains("ip in d: 10 per second; slack >= 0.3 opens it"),

@@ -31,6 +31,8 @@ pub struct Peek<'r> {
     pub foreign: u64,
     /// Hits that this process has admitted, and of which the store that shares the count has not heard.
     pub pending: u64,
+    /// The store that shares the count has never told of the key, on which hits of this age may count. `None` if it has.
+    pub unknown_for_ms: Option<u64>,
     /// Hits of the limit never ask whether they fit: its rule is in shadow, or they are charged always.
     pub is_exempt: bool,
     /// How many hits fit now.
@@ -94,6 +96,8 @@ impl Engine {
             None => counter.look(&terms, now_ms),
         };
         let pending = part.as_ref().map_or(0, |part| part.pending_in(counter.cells_that_count(&terms)));
+        let is_heard = part.as_ref().is_some_and(|part| part.holders() > 0);
+        let unknown_for_ms = (!is_heard).then(|| counter.counts_since_ms(&terms, now_ms));
         let foreign = part.as_ref().and_then(RegionalPart::foreign);
         let mut counter = View { counter: &mut counter, foreign, is_cut_off: held.is_cut_off };
         let look = counter.look(&terms, now_ms);
@@ -107,6 +111,7 @@ impl Engine {
             counted: u64::try_from(i64::from(terms.capacity()).saturating_sub(look.available)).unwrap_or(0),
             foreign: u64::try_from(here.available.saturating_sub(look.available)).unwrap_or(0),
             pending,
+            unknown_for_ms,
             is_exempt: false,
             remaining: u64::try_from(look.available).unwrap_or(0),
             fits,

@@ -165,6 +165,11 @@ impl RegionalDriver {
         self.clock.mono_ms(at)
     }
 
+    /// For how long this process has shared the store's counts without a break.
+    pub(crate) fn age_ms(&self) -> u64 {
+        self.now().mono_ms().saturating_sub(self.region.view().joined_ms.unwrap_or(0))
+    }
+
     /// What a request may know of the store.
     pub(crate) fn view(&self) -> StoreView<'static> {
         self.region.view()

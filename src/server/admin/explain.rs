@@ -68,6 +68,8 @@ struct KeyDecider {
     is_exempt: bool,
     /// This process may not know how many are alive.
     is_new: bool,
+    /// This process has come after hits that may count, and Redis has never told it of the key.
+    is_unknown: bool,
     /// Hits of this process that Redis does not know of.
     pending: u64,
     /// How many of these there may be now; `None` unless the limit is open.
@@ -94,6 +96,10 @@ impl KeyDecider {
             usual,
             is_exempt,
             is_new: view.is_some_and(|view| view.is_new),
+            is_unknown: service.regional().is_some_and(|regional| {
+                let age_ms = regional.age_ms();
+                peek.unknown_for_ms.is_some_and(|unknown_ms| age_ms < unknown_ms)
+            }),
             pending: peek.pending,
             allowance,
             fits: peek.fits,
@@ -105,7 +111,7 @@ impl KeyDecider {
         match self.usual {
             UsualDecider::Memory => false,
             _ if !self.fits => false,
-            UsualDecider::MemoryWithin(_) => self.is_new || !self.is_within,
+            UsualDecider::MemoryWithin(_) => self.is_new || self.is_unknown || !self.is_within,
             UsualDecider::Origin(_) | UsualDecider::Owner(_) => true,
         }
     }
@@ -114,6 +120,7 @@ impl KeyDecider {
         let mut document = self.usual.to_json();
         document["asks_now"] = json!(self.asks());
         document["is_new_process"] = json!(self.is_new);
+        document["is_unknown_key"] = json!(self.is_unknown);
         document["pending"] = json!(self.pending);
         document["allowance"] = json!(self.allowance);
         document
@@ -135,6 +142,12 @@ impl fmt::Display for KeyDecider {
                 )
             }
             UsualDecider::Origin(_) | UsualDecider::Owner(_) => write!(f, "{usual}"),
+            UsualDecider::MemoryWithin(_) if self.is_unknown => {
+                write!(
+                    f,
+                    "asks Redis: this process has come since hits that may count, and has not heard of the key yet"
+                )
+            }
             UsualDecider::MemoryWithin(headroom) => {
                 let (live, may) = (headroom.live, self.allowance.unwrap_or_default());
                 match self.is_within {

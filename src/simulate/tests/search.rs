@@ -98,12 +98,10 @@ fn any_phase(random: &mut Random, fleet: &Fleet) -> Phase {
     }
 }
 
-/// What counts at once is the limit, of a bucket the burst. A bucket drains at each process until it is told: slowly enough
-/// here that no hit is gone between two flushes.
+/// What counts at once is the limit, of a bucket the burst.
 fn fleet(number: usize, algorithm: Algorithm) -> Fleet {
     let (processes, capacity, slack_permille, round_trip_ms) = FLEETS[number];
-    let window_ms = if algorithm == Algorithm::Gcra { 5 * WINDOW_MS } else { WINDOW_MS };
-    let terms = Terms { limit: capacity, window_ms, algorithm, burst: capacity };
+    let terms = Terms { limit: capacity, window_ms: WINDOW_MS, algorithm, burst: capacity };
     Fleet { processes, terms, slack_permille, round_trip_ms }
 }
 
@@ -136,27 +134,25 @@ fn changed(random: &mut Random, schedule: &Schedule) -> Schedule {
 }
 
 impl Schedule {
-    /// How many processes come, and how many of them take nobody's place.
-    fn newcomers(&self) -> (usize, usize) {
-        let count = |is_meant: fn(&Phase) -> bool| self.phases.iter().filter(|phase| is_meant(phase)).count();
-        let joins = count(|phase| matches!(phase.kind, Kind::Join));
-        (joins + count(|phase| matches!(phase.kind, Kind::Restart)), joins)
+    /// How many processes come that take nobody's place.
+    fn joins(&self) -> usize {
+        self.phases.iter().filter(|phase| matches!(phase.kind, Kind::Join)).count()
+    }
+
+    /// Whether processes come and go, so that there may be fewer of them than at the start.
+    fn changes_fleet(&self) -> bool {
+        self.phases.iter().any(|phase| matches!(phase.kind, Kind::Join | Kind::Restart))
     }
 
     fn capacity(&self) -> u64 {
         self.fleet.terms.capacity().into()
     }
 
-    /// The most that may count. While processes come and go there are fewer or more of them than at the start, and whoever
-    /// comes has a credit that nobody has used.
+    /// The most that may count. Who comes asks about keys that may be spent, so it brings no credit of its own.
     fn bound(&self) -> u64 {
-        match self.newcomers() {
-            (0, _) => self.fleet.bound(),
-            (newcomers, joins) => {
-                let processes = self.fleet.processes;
-                let credits = newcomers as u64 * self.fleet.credit(processes.saturating_sub(1));
-                self.fleet.bound_up_to(processes + joins) + credits
-            }
+        match self.changes_fleet() {
+            false => self.fleet.bound(),
+            true => self.fleet.bound_up_to(self.fleet.processes + self.joins()),
         }
     }
 
