@@ -13,6 +13,7 @@ descriptors:
   - {key: far, rate_limit: {requests_per_unit: 1000, unit: year}}
   - {key: ten, rate_limit: {requests_per_unit: 10, unit: year, slack: 1}}
   - {key: closed, rate_limit: {requests_per_unit: 100, unit: year, slack: 0}}
+  - {key: brief, rate_limit: {requests_per_unit: 1000, unit: second}}
 ";
 /// What all processes together may admit of `far` before Redis knows.
 const SLACK: u64 = 100;
@@ -80,14 +81,16 @@ async fn decisions_are_told_apart_by_how_old_their_news_was() {
     let (fleet, mut clients) = settled(2, &redis.url(), &[]).await;
     let decided = |by: &str| fleet.metric(&format!("tidegate_regional_decisions_total{{by=\"{by}\"}}"));
     let all = || ["memory_cold", "memory_old", "memory", "origin", "outage"].map(decided);
-    hold(&mut clients, &[(far(0), 0), (far(1), 0)]).await;
+    hold(&mut clients, &[("brief=0".to_owned(), 0), ("brief=1".to_owned(), 0)]).await;
     assert_eq!(all(), [4.0, 0.0, 0.0, 0.0, 0.0], "nobody has heard of the keys");
+    hold(&mut clients, &[(far(0), 0), (far(1), 0)]).await;
+    assert_eq!(all(), [4.0, 0.0, 0.0, 4.0, 0.0], "and these may have been spent before the processes came");
     for client in &mut clients {
         hits(client, "far=0", 3).await;
     }
-    assert_eq!(all(), [4.0, 6.0, 0.0, 0.0, 0.0], "the first hits have brought news, a while ago");
+    assert_eq!(all(), [4.0, 6.0, 0.0, 4.0, 0.0], "the first hits have brought news, a while ago");
     hits(&mut clients[0], "closed=x", 2).await;
-    assert_eq!(all(), [4.0, 6.0, 0.0, 2.0, 0.0], "only limits that are closed ask");
+    assert_eq!(all(), [4.0, 6.0, 0.0, 6.0, 0.0], "a limit that is closed asks about every hit");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,7 +193,7 @@ async fn a_key_that_memory_can_decide_on_does_not_go_along_with_one_that_asks() 
         let both = ask(["far=shared".to_owned(), format!("closed={user}")].iter().map(|text| descriptor(text)));
         assert_eq!(answer(client, both).await.overall_code, 1, "{user}");
     }
-    assert_eq!(fleet.metric("tidegate_regional_decisions_total{by=\"origin\"}"), 10.0, "each has asked");
+    assert_eq!(fleet.metric("tidegate_regional_decisions_total{by=\"origin\"}"), 11.0, "each has asked");
     until_equal(PATIENCE, 10, || fleet.held_hits());
     assert_eq!(
         charged(&redis).iter().map(|cell| cell.hits).collect::<Vec<_>>(),
@@ -208,11 +211,12 @@ async fn what_redis_has_charged_for_a_request_that_memory_denies_is_used_up_by_t
     let (mut fleet, clients) = settled(1, &proxy.url(), &[]).await;
     let [mut one, mut other] = [clients[0].clone(), clients[0].clone()];
     let both = || ask(["ten=shared", "closed=x"].map(descriptor));
+    hits(&mut other, "ten=shared", 1).await;
     proxy.delay(Duration::from_secs(2));
     let denied = tokio::spawn(async move { answer(&mut one, both()).await.overall_code });
-    until(PATIENCE, "Redis has charged it", || (redis.total_hits() == 1).then_some(()));
+    until(PATIENCE, "Redis has charged it", || (redis.total_hits() == 2).then_some(()));
     // While the answer is under way, somebody spends all of the other limit.
-    answer(&mut other, ask([descriptor_for("ten=shared", 10)])).await;
+    answer(&mut other, ask([descriptor_for("ten=shared", 9)])).await;
     assert_eq!(denied.await.expect("an answer"), 2, "memory denies it with the answer of Redis");
     proxy.forward();
     until_equal(PATIENCE, 11, || redis.total_hits());

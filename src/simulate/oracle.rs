@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct RequestedHits {
     /// When they were counted, or denied, by the wall clock of the process, wrong or right.
     pub at_ms: u64,
-    /// The same moment by the true time.
+    /// That moment by the true time.
     pub at_us: u64,
     /// When the request arrived, by the true time.
     pub arrived_us: u64,

@@ -10,7 +10,7 @@ use crate::simulate::world::{MONO_START_US, START_MS, World};
 
 /// When a request arrived, and when what became of it did.
 #[derive(Clone, Copy, Debug)]
-struct Times {
+struct RequestTimes {
     arrived_us: u64,
     counted_us: u64,
     has_waited: bool,
@@ -30,12 +30,12 @@ impl World {
         if matches!(became, Became::Waits { .. }) {
             self.oracle.asked += 1;
         }
-        let times = Times { arrived_us: self.now_us, counted_us: self.now_us, has_waited: false };
+        let times = RequestTimes { arrived_us: self.now_us, counted_us: self.now_us, has_waited: false };
         self.became(process, &asked, became, effects, times);
     }
 
     /// Notes what became of a request, and does what follows from it.
-    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects, times: Times) {
+    fn became(&mut self, process: usize, asked: &[KeyHits], became: Became, effects: Effects, times: RequestTimes) {
         let kind = match became {
             Became::Admitted => 0,
             Became::Denied => 1,
@@ -65,8 +65,8 @@ impl World {
     }
 
     /// Has the log know of what a request asked for.
-    fn note(&mut self, process: usize, asked: &[KeyHits], is_admitted: bool, times: Times) {
-        let Times { arrived_us, counted_us, has_waited } = times;
+    fn note(&mut self, process: usize, asked: &[KeyHits], is_admitted: bool, times: RequestTimes) {
+        let RequestTimes { arrived_us, counted_us, has_waited } = times;
         let at_ms = (START_MS + counted_us / 1000).saturating_add_signed(self.processes[process].skew_ms);
         for KeyHits { key, hits } in asked {
             let log = match (is_admitted, *hits < 0) {
@@ -91,7 +91,7 @@ impl World {
         // What a store has charged counts in the cells that the call was about.
         let counted_us = self.replied_to_us.filter(|_| is_charged).unwrap_or(self.now_us);
         let arrived_us = waiting.began_us.saturating_sub(MONO_START_US);
-        let times = Times { arrived_us, counted_us, has_waited: true };
+        let times = RequestTimes { arrived_us, counted_us, has_waited: true };
         let (became, effects) = self.processes[process].told(&self.ruleset, place.store, waiting, outcome, now);
         self.became(process, &asked, became, effects, times);
     }
