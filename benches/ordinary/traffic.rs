@@ -19,6 +19,9 @@ const SEED: u64 = 21;
 /// Until then everybody is connected.
 const BEGINS_AFTER: Duration = Duration::from_millis(300);
 
+/// After so long every process has sent the heartbeats that it takes to trust how many they are.
+const SETTLED_AFTER_MS: u64 = 5_000;
+
 /// The requests of all users of one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
@@ -78,11 +81,11 @@ impl Traffic {
         parts * f64::from(self.limit) / self.window.as_secs_f64()
     }
 
-    /// Measures a whole window, because every user is new at its begin. About one window passes before it, because its hits
-    /// still count.
+    /// Measures a whole window, because every user is new at its begin. A whole one passes before it, and some seconds for the
+    /// processes to trust their number: its hits still count, and processes ask about keys that were counted before they came.
     fn plan<'a>(&self, users: &'a Users) -> Plan<'a> {
         let window_ms = self.window.as_millis() as u64;
-        let measured_from_ms = (wall_ms() + window_ms * 9 / 10).next_multiple_of(window_ms);
+        let measured_from_ms = (wall_ms() + window_ms + SETTLED_AFTER_MS).next_multiple_of(window_ms);
         Plan {
             users,
             limit: self.limit,
