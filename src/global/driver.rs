@@ -48,7 +48,7 @@ pub(crate) struct GlobalDriver {
     outage_after: Duration,
     is_down: AtomicBool,
     /// Since when the table has been down, for those who ask.
-    fallen: Mutex<Downtime>,
+    downtime: Mutex<Downtime>,
     /// Times, failures and ages since the start, as the driver sees them.
     pub metrics: GlobalMetrics,
 }
@@ -81,13 +81,13 @@ impl GlobalDriver {
             complaints: Complaints::default(),
             outage_after,
             is_down: AtomicBool::new(false),
-            fallen: Mutex::default(),
+            downtime: Mutex::default(),
             metrics: GlobalMetrics::default(),
         });
         tokio::spawn(global.clone().prepare(migrates));
         tokio::spawn(global.clone().publish());
         tokio::spawn(global.clone().import());
-        tokio::spawn(global.clone().reveal());
+        tokio::spawn(global.clone().match_digests());
         tokio::spawn(global.clone().watch());
         global
     }
@@ -112,9 +112,9 @@ impl GlobalDriver {
     }
 
     /// How long it has been down, `None` if it is not, and how often it has been.
-    pub(crate) fn standing(&self) -> (Option<Duration>, u64) {
-        let fallen = self.fallen.lock();
-        (fallen.since.map(|since| since.elapsed()), fallen.times)
+    pub(crate) fn downtime(&self) -> (Option<Duration>, u64) {
+        let downtime = self.downtime.lock();
+        (downtime.since.map(|since| since.elapsed()), downtime.times)
     }
 
     /// Notices when the table has been out of reach for too long, and when it is not any more.
@@ -130,9 +130,9 @@ impl GlobalDriver {
             if self.is_down.swap(is_down, Ordering::Relaxed) == is_down {
                 continue;
             }
-            let mut fallen = self.fallen.lock();
-            fallen.since = is_down.then(Instant::now);
-            fallen.times += u64::from(is_down);
+            let mut downtime = self.downtime.lock();
+            downtime.since = is_down.then(Instant::now);
+            downtime.times += u64::from(is_down);
             if is_down {
                 tracing::warn!("MySQL is out of reach: limits hold in the region, on the last counts of the others");
             } else {
@@ -152,7 +152,7 @@ impl GlobalDriver {
 
     /// Has sensitive keys compared if the decision has made any. To be called after every decision.
     pub(crate) fn decided(&self) {
-        if self.exchange.has_hidden() {
+        if self.exchange.has_unmatched() {
             self.wake.notify_one();
         }
     }
@@ -347,10 +347,10 @@ impl GlobalDriver {
     }
 
     /// Compares sensitive keys with what others told, as soon as they are made.
-    async fn reveal(self: Arc<Self>) {
+    async fn match_digests(self: Arc<Self>) {
         loop {
             self.wake.notified().await;
-            self.exchange.reveal(self.now());
+            self.exchange.match_digests(self.now());
         }
     }
 

@@ -129,7 +129,6 @@ struct RegionState {
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
     unanswered_us: Option<u64>,
-    patrol: Patrol,
     /// When pending hits were last counted while nothing could be told.
     surveyed_us: u64,
     presence: Presence,
@@ -193,6 +192,8 @@ pub struct Region {
     /// Locked after the requests that wait in the driver, and before any shard of the table: see `Table::lock` for the
     /// order.
     state: Mutex<RegionState>,
+    /// Locked before any shard of the table, and never together with the state.
+    patrol: Mutex<Patrol>,
     live: AtomicU32,
     /// More are alive than a moment ago: what keys hold back may be too much.
     has_grown: AtomicBool,
@@ -231,7 +232,6 @@ impl Region {
             heal_next: None,
             behind_since_us: None,
             unanswered_us: None,
-            patrol: Patrol::default(),
             surveyed_us: 0,
             presence: Presence::default(),
             random: options.seed | 1,
@@ -240,6 +240,7 @@ impl Region {
             engine,
             options,
             state: Mutex::new(state),
+            patrol: Mutex::default(),
             live: AtomicU32::new(1),
             has_grown: AtomicBool::new(false),
             held_hits: AtomicU64::new(0),
@@ -305,7 +306,7 @@ impl Region {
     pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (WaitId, Effects) {
         let keys =
             store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
-        let waiting = QueuedRequest::new(store_request.clone(), keys.collect(), until_us, false);
+        let waiting = QueuedRequest::new(store_request.clone(), keys.collect(), until_us);
         let state = &mut *self.state.lock();
         let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
@@ -346,6 +347,10 @@ impl Region {
 
     /// Does what is due by now: lets requests go on that waited for their time, and flushes.
     pub fn poll(&self, now: Now) -> Effects {
+        if now.mono_us >= self.state.lock().flush_at_us {
+            // Requests need the state: a walk takes a while.
+            self.patrol_some(now);
+        }
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
         for key in state.wait_queue.due(now.mono_us) {
@@ -358,7 +363,6 @@ impl Region {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
             state.wait_queue.tidy(now.mono_us);
             self.heal_some(state);
-            self.patrol_some(state, now);
             effects.join(self.flush(state, true, now));
         } else if self.ledger().is_any_urgent() {
             effects.join(self.flush(state, false, now));

@@ -48,10 +48,6 @@ pub(crate) struct QueuedRequest {
     pub keys: SmallVec<[OriginKey; 2]>,
     /// Its deadline, in monotonic time: nobody waits for it any longer.
     pub until_us: u64,
-    /// It has become part of a call. Nothing reads this.
-    pub is_asked: bool,
-    /// It reads a key that this process has hits for without knowing its own field. Nobody waits for it.
-    pub is_background: bool,
     /// How many calls it is part of that have not come back: several in a Cluster.
     pub calls: usize,
     /// What the calls that have come back said about each check.
@@ -62,24 +58,9 @@ pub(crate) struct QueuedRequest {
 }
 
 impl QueuedRequest {
-    pub(crate) fn new(
-        store_request: StoreRequest,
-        keys: SmallVec<[OriginKey; 2]>,
-        until_us: u64,
-        is_background: bool,
-    ) -> QueuedRequest {
+    pub(crate) fn new(store_request: StoreRequest, keys: SmallVec<[OriginKey; 2]>, until_us: u64) -> QueuedRequest {
         let answers = SmallVec::from_elem(CheckAnswer::NotAsked, store_request.checks);
-        QueuedRequest {
-            store_request,
-            keys,
-            until_us,
-            is_asked: false,
-            is_background,
-            calls: 0,
-            answers,
-            is_admitted: true,
-            has_read: false,
-        }
+        QueuedRequest { store_request, keys, until_us, calls: 0, answers, is_admitted: true, has_read: false }
     }
 
     /// Cells of its keys, but for one that it shares with others.
@@ -231,9 +212,6 @@ impl WaitQueue {
         for key in &keys {
             self.keys.entry(*key).or_default().is_busy = true;
         }
-        if let Some(waiting) = self.waiting.get_mut(&id) {
-            waiting.is_asked = true;
-        }
         true
     }
 
@@ -354,7 +332,7 @@ mod tests {
             has_free_quota: false,
             given_back: None,
         };
-        QueuedRequest::new(store_request, keys.iter().copied().collect(), 10_000, false)
+        QueuedRequest::new(store_request, keys.iter().copied().collect(), 10_000)
     }
 
     #[test]

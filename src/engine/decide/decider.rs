@@ -8,7 +8,7 @@ use crate::engine::decide::Case;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::question::Why;
 use crate::engine::decide::store_views::{Cause, CheckAnswer, StoreAccess};
-use crate::engine::decide::telling::Telling;
+use crate::engine::decide::tell_thresholds::TellThresholds;
 use crate::engine::decide::turn::{CheckTurn, KeyCounts};
 use crate::engine::decide::verdict::Verdict;
 use crate::engine::headroom::Headroom;
@@ -18,7 +18,7 @@ use crate::engine::table::regional_part::{Freshness, NewsAge};
 /// Who decides a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decider {
-    Memory(Telling),
+    Memory(TellThresholds),
     /// Memory answers a check without hits, and has the key read with the next flush.
     MemoryReads,
     /// The origin has just denied as many hits.
@@ -34,12 +34,12 @@ pub(super) enum Decider {
 
 impl Decider {
     /// Memory decides, and what it adds can wait for the next flush.
-    pub(super) const AT_LEISURE: Decider = Decider::Memory(Telling::WITH_FLUSH);
+    pub(super) const AT_LEISURE: Decider = Decider::Memory(TellThresholds::WITH_FLUSH);
 
     /// When the store hears of what is charged.
     #[inline]
-    pub(super) fn telling(&self) -> Telling {
-        if let Decider::Memory(telling) = self { *telling } else { Telling::WITH_FLUSH }
+    pub(super) fn thresholds(&self) -> TellThresholds {
+        if let Decider::Memory(thresholds) = self { *thresholds } else { TellThresholds::WITH_FLUSH }
     }
 }
 
@@ -77,7 +77,7 @@ impl Case<'_> {
             return match (check.reach, access) {
                 (Reach::Region { slack_permille }, StoreAccess::Allowed) if !verdict.is_over => {
                     let allowance = self.headroom(check, slack_permille).allowance(verdict.available);
-                    Decider::Memory(self.telling(check, allowance, counts).with_flush())
+                    Decider::Memory(self.thresholds(check, allowance, counts).with_flush())
                 }
                 _ => Decider::AT_LEISURE,
             };
@@ -90,7 +90,7 @@ impl Case<'_> {
                     && check.charging == ChargeMode::Always
                     && check.hits > 0 =>
             {
-                return Decider::Memory(Telling::AT_ONCE);
+                return Decider::Memory(TellThresholds::AT_ONCE);
             }
             StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) if verdict.is_over => {
                 return Decider::AT_LEISURE;
@@ -114,9 +114,9 @@ impl Case<'_> {
         let (check, mono_ms) = (turn.check, self.views.mono_ms);
         let headroom = self.headroom(check, slack_permille);
         let allowance = headroom.allowance(verdict.available);
-        let telling = self.telling(check, allowance, counts);
+        let thresholds = self.thresholds(check, allowance, counts);
         if check.charging == ChargeMode::Always {
-            return Decider::Memory(telling);
+            return Decider::Memory(thresholds);
         }
         let freshness = counts.part.as_deref().map_or(Freshness::Cold, |part| part.freshness(mono_ms));
         let is_new = self.views.of(Store::Origin).is_new;
@@ -138,7 +138,7 @@ impl Case<'_> {
         let wanted = pending.saturating_add(turn.twins.waiting).saturating_add(check.hits);
         let may_be_spent = freshness == Freshness::Cold && self.is_younger_than_counts(check, counts);
         if !is_new && !may_be_spent && wanted <= allowance {
-            return Decider::Memory(telling);
+            return Decider::Memory(thresholds);
         }
         match freshness {
             Freshness::Unreadable => Decider::Without(Cause::Outage),
@@ -160,11 +160,11 @@ impl Case<'_> {
     }
 
     /// When the store hears of the check's hits. Brings the part up to its counter.
-    fn telling(&self, check: &Check<'_>, allowance: u64, counts: &mut KeyCounts<'_>) -> Telling {
+    fn thresholds(&self, check: &Check<'_>, allowance: u64, counts: &mut KeyCounts<'_>) -> TellThresholds {
         if let Some(part) = counts.part.as_deref_mut() {
             part.follow(counts.counter);
         }
         let is_bucket = check.terms.algorithm.is_bucket();
-        Telling::new(counts.part.as_deref(), is_bucket, allowance, self.views.mono_ms)
+        TellThresholds::new(counts.part.as_deref(), is_bucket, allowance, self.views.mono_ms)
     }
 }

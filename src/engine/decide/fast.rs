@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::decider::Decider;
 use crate::engine::decide::spot::Spot;
-use crate::engine::decide::telling::Telling;
+use crate::engine::decide::tell_thresholds::TellThresholds;
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::Twins;
 use crate::engine::decide::{Case, Outcome};
@@ -21,7 +21,7 @@ type Guards<'t, const N: usize> = [Option<MutexGuard<'t, Shard>>; N];
 struct FoundKey<'s> {
     spot: Spot<'s>,
     /// When its store hears of what is charged.
-    telling: Telling,
+    thresholds: TellThresholds,
 }
 
 impl Case<'_> {
@@ -39,13 +39,13 @@ impl Case<'_> {
         }
         let mut is_any_over = false;
         for (index, check) in checks.iter().enumerate() {
-            let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
+            let Some(FoundKey { spot, thresholds }) = &mut held[index % N] else { return false };
             spot.touch(table, check);
             // Keys in shards of their own are different keys.
             let turn = CheckTurn { check, index, twins: Twins::default(), is_quiet: self.is_quiet(check) };
             let (mut verdict, decider) = self.assess::<ALONE>(&turn, spot.counts());
             let Decider::Memory(decided) = decider else { return false };
-            *telling = decided;
+            *thresholds = decided;
             is_any_over |= verdict.is_over;
             // As if the request is admitted; otherwise it is concluded again.
             verdict.conclude(check, check.hits, 0);
@@ -55,8 +55,8 @@ impl Case<'_> {
             return self.charge_some(&mut held, outcome);
         }
         for (index, check) in checks.iter().enumerate() {
-            let Some(FoundKey { spot, telling }) = &mut held[index % N] else { return false };
-            spot.charge(table, check, false, *telling, 0);
+            let Some(FoundKey { spot, thresholds }) = &mut held[index % N] else { return false };
+            spot.charge(table, check, false, *thresholds, 0);
             spot.tell_others(table, check, false, views);
         }
         true
@@ -72,9 +72,9 @@ impl Case<'_> {
         for (index, (held, check)) in held.iter_mut().zip(checks).enumerate() {
             let is_charged = !is_over && self.is_charged(&self.groups[check.group], over.contains(check.group));
             let verdict = &mut outcome.verdicts[index];
-            let Some(FoundKey { spot, telling }) = held else { return false };
+            let Some(FoundKey { spot, thresholds }) = held else { return false };
             if is_charged {
-                spot.charge(table, check, false, *telling, 0);
+                spot.charge(table, check, false, *thresholds, 0);
                 if verdict.is_over {
                     spot.wait_longer(verdict, check, check.hits, now_ms);
                 }
@@ -125,7 +125,7 @@ fn lock_and_find<'s, 't, const N: usize, const ALONE: bool>(
         let (hash, Some(shard)) = (hashes[index % N], guard) else { return false };
         let Some(at) = shard.find(&check.key, hash) else { return false };
         let spot = Spot::new::<ALONE>(shard, table.shard_of(hash), at);
-        held[index % N] = Some(FoundKey { spot, telling: Telling::WITH_FLUSH });
+        held[index % N] = Some(FoundKey { spot, thresholds: TellThresholds::WITH_FLUSH });
     }
     true
 }

@@ -11,7 +11,7 @@ use crate::engine::decide::decider::Decider;
 use crate::engine::decide::given_back::GivenBack;
 use crate::engine::decide::question::Why;
 use crate::engine::decide::spot::{Spot, insert, is_kept};
-use crate::engine::decide::telling::Telling;
+use crate::engine::decide::tell_thresholds::TellThresholds;
 use crate::engine::decide::turn::CheckTurn;
 use crate::engine::decide::twins::{TwinSums, Twins};
 use crate::engine::decide::verdict::Verdict;
@@ -32,7 +32,7 @@ pub(super) struct CheckState {
     /// Known from this check's look on.
     pub(super) twins: Twins,
     /// When its store hears of what is charged.
-    pub(super) telling: Telling,
+    pub(super) thresholds: TellThresholds,
     /// Memory has answered a check without hits, and has the key read.
     is_read: bool,
     /// Why the check's store has to be asked, `None` if it has not.
@@ -81,8 +81,18 @@ impl CheckState {
     #[inline]
     fn new(table: &Table, check: &Check<'_>) -> CheckState {
         let hash = table.hash(&check.key);
-        let (shard, twins, telling) = (table.shard_of(hash), Twins::default(), Telling::WITH_FLUSH);
-        CheckState { hash, shard, guard: 0, slot: None, twins, telling, is_read: false, asks: None, is_charged: false }
+        let (shard, twins, thresholds) = (table.shard_of(hash), Twins::default(), TellThresholds::WITH_FLUSH);
+        CheckState {
+            hash,
+            shard,
+            guard: 0,
+            slot: None,
+            twins,
+            thresholds,
+            is_read: false,
+            asks: None,
+            is_charged: false,
+        }
     }
 }
 
@@ -161,7 +171,7 @@ impl LockedCase<'_, '_> {
             }
             None => self.case.assess_unknown::<false>(&turn),
         };
-        seen.telling = decider.telling();
+        seen.thresholds = decider.thresholds();
         seen.is_read = decider == Decider::MemoryReads;
         if let Decider::Asks(why) = decider {
             seen.asks = Some(why);
@@ -290,7 +300,7 @@ impl LockedCase<'_, '_> {
         let seen = &self.seen[index];
         let Some(at) = seen.slot else { return };
         let mut spot = Spot::new::<false>(&mut self.guards[seen.guard as usize], seen.shard, at);
-        spot.charge(table, check, is_new, seen.telling, self.case.assumed(check, verdict));
+        spot.charge(table, check, is_new, seen.thresholds, self.case.assumed(check, verdict));
         if verdict.is_over {
             spot.wait_longer(verdict, check, seen.twins.needed(check), now_ms);
         }

@@ -22,7 +22,7 @@ mod question;
 mod settlement;
 mod spot;
 mod store_views;
-mod telling;
+mod tell_thresholds;
 mod turn;
 mod twins;
 mod verdict;

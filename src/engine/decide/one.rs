@@ -61,7 +61,7 @@ impl Case<'_> {
             let mut spot = Spot::new::<ALONE>(&mut shard, number, at);
             if is_counted {
                 let assumed = self.assumed(check, &verdict);
-                spot.charge(table, check, known.is_none(), decider.telling(), assumed);
+                spot.charge(table, check, known.is_none(), decider.thresholds(), assumed);
                 if verdict.is_over {
                     spot.wait_longer(&mut verdict, check, check.hits, self.now_ms);
                 }

@@ -6,7 +6,7 @@ use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::ChargeMode;
 use crate::engine::decide::general::{CheckState, LockedCase};
 use crate::engine::decide::store_views::CheckAnswer;
-use crate::engine::decide::telling::Telling;
+use crate::engine::decide::tell_thresholds::TellThresholds;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, NewsAge, Verdict};
 use crate::engine::decide::{Case, Group, GroupsOver};
@@ -18,10 +18,12 @@ impl LockedCase<'_, '_> {
         let Case { checks, groups, views, .. } = *self.case;
         let mut over: SmallVec<[bool; 8]> = SmallVec::from_elem(false, groups.len());
         for (index, check) in checks.iter().enumerate() {
-            let answer = views.answer_to(check).filter(|answer| answer.is_charged && answer.is_admitted);
-            let answer = answer.map_or(CheckAnswer::NotAsked, |answer| answer.about(index));
-            self.seen[index].is_charged = answer == CheckAnswer::Fits;
-            over[check.group] |= answer == CheckAnswer::Over;
+            let Some(answer) = views.answer_to(check) else { continue };
+            let is_last_charged = answer.is_charged && answer.is_admitted;
+            let about = answer.about(index);
+            self.seen[index].is_charged =
+                about == CheckAnswer::Charged || (is_last_charged && about == CheckAnswer::Fits);
+            over[check.group] |= is_last_charged && about == CheckAnswer::Over;
         }
         for (seen, check) in self.seen.iter_mut().zip(checks) {
             seen.is_charged &= !over[check.group];
@@ -65,7 +67,7 @@ impl LockedCase<'_, '_> {
         };
         if is_charged && answer != CheckAnswer::Over {
             // Nobody that asks its own store knows of it before that has been told.
-            self.seen[index].telling = Telling::AT_ONCE;
+            self.seen[index].thresholds = TellThresholds::AT_ONCE;
         }
         let was_over = verdict.is_over;
         verdict.is_over = answer == CheckAnswer::Over;

@@ -3,7 +3,7 @@
 use crate::engine::count::counter::Counter;
 use crate::engine::decide::check::{ChargeMode, Check};
 use crate::engine::decide::store_views::StoreViews;
-use crate::engine::decide::telling::Telling;
+use crate::engine::decide::tell_thresholds::TellThresholds;
 use crate::engine::decide::turn::KeyCounts;
 use crate::engine::decide::verdict::{Basis, Verdict};
 use crate::engine::reach::{Reach, Store};
@@ -53,7 +53,7 @@ impl<'s> Spot<'s> {
         table: &Table,
         check: &Check<'_>,
         is_counted: bool,
-        telling: Telling,
+        thresholds: TellThresholds,
         assumed: u64,
     ) {
         match self.part.as_deref_mut().filter(|_| check.reach != Reach::Process) {
@@ -66,11 +66,18 @@ impl<'s> Spot<'s> {
                     part.accept(self.slot.counter.sequence(), check.hits);
                 }
             }
-            Some(_) => self.charge_part(table, check, is_counted, telling, assumed),
+            Some(_) => self.charge_part(table, check, is_counted, thresholds, assumed),
         }
     }
 
-    fn charge_part(&mut self, table: &Table, check: &Check<'_>, is_counted: bool, telling: Telling, assumed: u64) {
+    fn charge_part(
+        &mut self,
+        table: &Table,
+        check: &Check<'_>,
+        is_counted: bool,
+        thresholds: TellThresholds,
+        assumed: u64,
+    ) {
         let counter = &mut self.slot.counter;
         let Some(part) = self.part.as_deref_mut() else { return };
         part.follow(counter);
@@ -87,7 +94,7 @@ impl<'s> Spot<'s> {
             {
                 part.hold(bucket, &check.terms, check.hits, assumed);
             }
-            let Telling { due_at, urgent_at, .. } = telling;
+            let TellThresholds { due_at, urgent_at, .. } = thresholds;
             if let Some(bucket) = counter.bucket_mut() {
                 part.pend_from(bucket.at_ms());
             }

@@ -13,6 +13,8 @@ pub enum CheckAnswer {
     NotAsked,
     Fits,
     Over,
+    /// It fitted and was charged, whatever the store has said of other checks since then.
+    Charged,
 }
 
 /// A store's answer to a request.
@@ -29,6 +31,14 @@ pub struct StoreAnswer {
 impl StoreAnswer {
     /// Takes over what the store has said about other checks of the request, when it was asked again.
     pub(crate) fn add(&mut self, later: &StoreAnswer) {
+        for about in &mut self.checks {
+            *about = match *about {
+                CheckAnswer::Fits if self.is_charged && self.is_admitted => CheckAnswer::Charged,
+                // It was only judged, and the store charges now: it is judged again.
+                CheckAnswer::Fits | CheckAnswer::Over if later.is_charged && !self.is_charged => CheckAnswer::NotAsked,
+                about => about,
+            }
+        }
         self.is_admitted &= later.is_admitted;
         self.is_charged |= later.is_charged;
         for (about, said) in self.checks.iter_mut().zip(&later.checks) {

@@ -67,8 +67,8 @@ impl Case<'_> {
             return (verdict, Decider::AT_LEISURE);
         }
         let decider = self.decider(turn, &verdict, &mut counts);
-        if let Decider::Memory(telling) = decider {
-            verdict.basis = Basis::Memory(telling.news);
+        if let Decider::Memory(thresholds) = decider {
+            verdict.basis = Basis::Memory(thresholds.news);
         }
         if let Decider::Paused { .. } | Decider::Without(_) = decider {
             self.apply_decider(&decider, turn, counts, &mut verdict);

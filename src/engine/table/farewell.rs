@@ -27,7 +27,7 @@ pub struct Farewell {
 
 /// Farewells that wait for the next flush.
 #[derive(Debug)]
-pub(super) struct Farewells(ArrayQueue<Farewell>);
+pub(super) struct Farewells(ArrayQueue<Box<Farewell>>);
 
 impl Default for Farewells {
     fn default() -> Farewells {
@@ -38,11 +38,11 @@ impl Default for Farewells {
 impl Farewells {
     /// Has it told. Returns the hits that are lost because too many wait already.
     pub(super) fn push(&self, farewell: Farewell) -> u64 {
-        self.0.push(farewell).err().map_or(0, |lost| lost.pending)
+        self.0.push(Box::new(farewell)).err().map_or(0, |lost| lost.pending)
     }
 
     pub(super) fn pop(&self) -> Option<Farewell> {
-        self.0.pop()
+        self.0.pop().map(|farewell| *farewell)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -46,8 +46,9 @@ pub struct UnsentKey {
     pub key: OwnedKey,
     /// Those of the last decision on it.
     pub terms: Terms,
-    /// `None`: the process does not know its own field at the store, and has to read it before its totals mean anything.
-    pub update: Option<KeyUpdate>,
+    /// What to tell. If the process does not know its own field at the store, its totals mean nothing yet: the store adds none
+    /// of them, and its answer brings the field.
+    pub update: KeyUpdate,
 }
 
 /// The keys to tell a store about now, each once. Keys that come in meanwhile are left for the next time.
@@ -209,16 +210,6 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// The store could not be told about a key that was taken from the queue: the key waits again.
-    pub(crate) fn put_back(&self, at: SlotRef) {
-        self.table.with_at(at, |mut entry| entry.enqueue(false));
-    }
-
-    /// A key could not be read: it waits to be told, whichever store shares it by now.
-    pub(crate) fn put_key_back(&self, key: &Key<'_>) {
-        self.table.with_key(key, |mut entry| entry.enqueue(false));
-    }
-
     /// Queues keys that the store may have lost to be told again, shard by shard from this one on, until there are enough.
     /// Returns the shard to go on with, `None` after the last.
     pub(crate) fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
@@ -292,7 +283,7 @@ impl<'t> Ledger<'t> {
                 let for_ms = pause_ms(view, terms, hits, jitter, now.wall_ms);
                 entry.part.pause(hits, for_ms, now.mono_ms());
             }
-            if is_dirty {
+            if is_dirty || entry.part.is_wanted() {
                 entry.enqueue(false);
             }
             KeyView { holders: entry.part.holders(), available }
@@ -394,10 +385,9 @@ fn take(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
     if part.sync().is_sent() || !(part.is_dirty() || part.is_wanted()) {
         return None;
     }
-    let update = part.is_seated().then(|| {
-        let is_wanted = part.sync().send();
-        KeyUpdate { cells: part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms), now_ms }
-    });
+    let is_wanted = part.sync().send();
+    let cells = part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms);
+    let update = KeyUpdate { cells, now_ms };
     Some(UnsentKey { at, key, terms, update })
 }
 

@@ -433,7 +433,7 @@ impl RegionalPart {
     }
 
     /// Hits that the store has charged for a request that is denied all the same: they are in this process's field, and not
-    /// accepted. False if they are not in the newest cell any more.
+    /// accepted. False if the newest cell does not have as many: then they came before it.
     pub(crate) fn take_back(&mut self, hits: u64) -> bool {
         self.own.change(0, |count| {
             let own = count.own.checked_sub(hits).filter(|_| count.is_seated());

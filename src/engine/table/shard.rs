@@ -210,9 +210,19 @@ enum Untold {
     HitsOfNoField,
 }
 
-impl Untold {
-    /// The best to give up first.
-    const ALL: [Untold; 3] = [Untold::Nothing, Untold::Hits, Untold::HitsOfNoField];
+/// What goes first: never a key whose hits would be lost while there is another, then the cooler one, and of two that are equally
+/// cool the one that has nothing to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct VictimRank {
+    would_lose: bool,
+    heat: u8,
+    untold: Untold,
+}
+
+impl VictimRank {
+    fn new(heat: u8, untold: Untold) -> VictimRank {
+        VictimRank { would_lose: untold == Untold::HitsOfNoField, heat, untold }
+    }
 }
 
 /// How far a search for expired keys has come.
@@ -500,8 +510,7 @@ impl Shard {
             return None;
         }
         let slots = self.slots.len();
-        // By what becomes of their hits.
-        let mut coolest: [Option<(u8, u32)>; 3] = [None; 3];
+        let mut coolest: Option<(VictimRank, u32)> = None;
         for step in 0..slots {
             let number = self.next_under_hand();
             let Some((heat, untold)) = self.heat_of(number, now_ms, pinned, need) else { continue };
@@ -515,24 +524,22 @@ impl Shard {
             }
             let heat = heat.saturating_sub(1);
             self.slot(number).heat = heat;
-            let candidate = &mut coolest[untold as usize];
-            if candidate.is_none_or(|(coolest, _)| heat < coolest) {
-                *candidate = Some((heat, number));
+            let rank = VictimRank::new(heat, untold);
+            if coolest.is_none_or(|(coolest, _)| rank < coolest) {
+                coolest = Some((rank, number));
             }
             if step >= HAND_STEPS_MAX {
                 break;
             }
         }
-        // One whose store has to be told, or whose hits are lost: only if nothing else was found.
-        let best = coolest.iter().zip(Untold::ALL).find_map(|(found, untold)| Some((untold, (*found)?)));
-        let Some((untold, (heat, number))) = best else {
+        let Some((rank, number)) = coolest else {
             if need == EvictionGoal::Slot {
                 self.notes.barren_until_ms = now_ms.saturating_add(BARREN_MS);
             }
             return None;
         };
         let newest = self.notes.newest;
-        let is_cooler = |(newest_heat, of_newest): (u8, Untold)| newest_heat < heat && of_newest <= untold;
+        let is_cooler = |(heat, untold): (u8, Untold)| VictimRank::new(heat, untold) < rank;
         Some(if self.heat_of(newest, now_ms, pinned, need).is_some_and(is_cooler) { newest } else { number })
     }
 

@@ -128,3 +128,19 @@ fn who_is_gone_before_its_call_leaves_its_key_to_others() {
     let asked = ["closed=b", "closed=c"].map(|entries| case.question(entries));
     assert_eq!(case.fleet.ask_at_once(asked.to_vec(), 0), (vec![1, 1], 2));
 }
+
+/// Found by a review: the charge of a first answer was forgotten when a second one denied.
+#[test]
+fn a_second_answer_that_denies_gives_back_what_the_first_has_charged() {
+    let entries = ["open=x", "closed=x"];
+    let mut case = Case::new();
+    assert_eq!(case.look(&entries), Err(vec![1]));
+    // Other processes have nearly used up the open limit, and this one its allowance.
+    case.fleet.told_by_others(&case.rules, "open=x", 995);
+    case.meanwhile("open=x", 10);
+    assert_eq!(case.look(&entries), Err(vec![0]), "ten may be pending");
+    assert!(case.look(&entries).is_ok_and(|said| said.starts_with("OVER")), "the origin has no room for it");
+    case.consultation = None;
+    assert_eq!(case.look(&["closed=x"]), Err(vec![0]));
+    assert_eq!(case.look(&["closed=x"]), Ok("OK: OK 5".into()), "nothing of the denied request counts");
+}

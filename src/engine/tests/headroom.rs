@@ -232,7 +232,7 @@ impl Process {
     fn tell(&mut self) {
         let unsent: Vec<_> = self.ledger().unsent(false, self.now()).collect();
         for unsent in unsent {
-            let Some(update) = unsent.update else { continue };
+            let update = unsent.update;
             let part = CallKey::new(KEY, &unsent.terms, update);
             self.messages.push((Message::Totals { at: unsent.at }, part, smallvec![]));
         }

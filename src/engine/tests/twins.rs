@@ -68,10 +68,10 @@ struct Stored {
 }
 
 impl Stored {
-    fn new(engine: &Arc<Engine>, store: Store, is_cluster: bool, seed: u64) -> Stored {
+    fn new(engine: &Arc<Engine>, store: Store, process: ProcessId, is_cluster: bool, seed: u64) -> Stored {
         let options = RegionOptions {
             store,
-            process: ProcessId(1),
+            process,
             key_names: KeyNames::new(Secret::new("twins")),
             is_cluster,
             deadline_us: 500_000,
@@ -119,11 +119,15 @@ pub(super) struct Fleet {
 
 impl Fleet {
     pub(super) fn new(is_cluster: bool, seed: u64) -> Fleet {
+        Fleet::of(ProcessId(1), is_cluster, seed)
+    }
+
+    fn of(process: ProcessId, is_cluster: bool, seed: u64) -> Fleet {
         let place = RegionIndex { region: 0, regions: 1 };
         let layers =
             Layers { is_regional: true, is_global: false, owner: Some(Store::Owner), place, slack_permille: 500 };
         let engine = Arc::new(Engine::with(4000, layers).hashed_by(Random::new(seed).hasher()));
-        let stores = [Store::Origin, Store::Owner].map(|store| Stored::new(&engine, store, is_cluster, seed));
+        let stores = [Store::Origin, Store::Owner].map(|store| Stored::new(&engine, store, process, is_cluster, seed));
         Fleet { engine, stores, now: Now { wall_ms: START_MS, mono_us: 10_000_000 } }
     }
 
@@ -222,6 +226,18 @@ impl Fleet {
             calls.extend(effects.calls);
         }
         (sizes, told)
+    }
+
+    /// Another process tells the origin of so many hits.
+    pub(super) fn told_by_others(&mut self, rules: &Ruleset, entries: &str, hits: u64) {
+        const ORIGIN: usize = Store::Origin as usize;
+        let mut other = Fleet::of(ProcessId(2), false, seed::seed());
+        other.now = self.now;
+        std::mem::swap(&mut other.stores[ORIGIN].origin, &mut self.stores[ORIGIN].origin);
+        let said = other.said(rules, &[ask_for(entries, Hits::OfRequest(hits))], Modes::default());
+        assert!(said.starts_with("OK"), "{said}");
+        other.flush();
+        std::mem::swap(&mut other.stores[ORIGIN].origin, &mut self.stores[ORIGIN].origin);
     }
 
     /// Hits that the origin holds, in windows and in buckets.

@@ -215,12 +215,12 @@ impl Exchange {
     }
 
     /// Whether sensitive keys were made that have not been compared with what others told.
-    pub fn has_hidden(&self) -> bool {
+    pub fn has_unmatched(&self) -> bool {
         self.ledger().is_any_digested()
     }
 
     /// Compares sensitive keys that were made with what others told.
-    pub fn reveal(&self, now: Now) {
+    pub fn match_digests(&self, now: Now) {
         self.state.lock().digested.tidy(|at| self.ledger().holds(at));
         while let Some(KeyAt { at, key }) = self.ledger().next_digested() {
             let digest = self.identifier(&key.as_key(), true);

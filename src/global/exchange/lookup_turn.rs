@@ -38,7 +38,7 @@ impl Exchange {
             return None;
         }
         // Rows name sensitive keys by digests, which have to be known before the rows come.
-        self.reveal(now);
+        self.match_digests(now);
         let names = self.names.read().clone();
         let (mut keys, mut cells) = (Vec::new(), Vec::new());
         while keys.len() < STATEMENT_KEYS

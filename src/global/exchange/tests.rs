@@ -68,7 +68,7 @@ impl Process {
         let descriptors = [Descriptor { entries, hits, limit: None }].into_iter().collect();
         let request = Request::new("d", descriptors, &Bounds::default()).unwrap();
         let decision = self.engine.decide(&self.ruleset, &request, Modes::default(), self.now.wall_ms);
-        self.exchange.reveal(self.now);
+        self.exchange.match_digests(self.now);
         !decision.is_over
     }
 

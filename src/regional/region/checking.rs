@@ -10,7 +10,7 @@ use crate::engine::quota::QuotaRule;
 use crate::engine::steps;
 use crate::engine::table::cell::CellShape;
 use crate::engine::table::ledger::KeyAnswer;
-use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
+use crate::engine::{QuestionKind, StoreQuestion};
 use crate::regional::call::{Ask, COUNT_MAX, Call, CallKey, Measure, Need, OriginKey, Reply};
 use crate::regional::gathering::ReadyRequest;
 use crate::regional::redis::cluster_slot::cluster_slot;
@@ -194,9 +194,7 @@ impl Region {
         for id in ids {
             let Some(waiting) = state.wait_queue.waiting.get(&id) else { continue };
             let is_given_up = state.check_breaker(waiting.store_request.is_strict, self.store()).is_open();
-            if is_given_up && waiting.is_background {
-                self.want_again(&waiting.store_request);
-            } else if is_given_up {
+            if is_given_up {
                 effects.told.push((id, AskOutcome::NoAnswer));
             } else if waiting.store_request.questions.iter().any(|asked| self.is_paused(asked, now)) {
                 effects.told.push((id, AskOutcome::Again));
@@ -268,13 +266,11 @@ impl Region {
                 if is_settled && !check.call.charges && settled.is_admitted && waiting.store_request.charges {
                     self.charge_here(&waiting, now);
                 }
-                if !waiting.is_background {
-                    let outcome = match is_settled {
-                        true => AskOutcome::Answered(settled),
-                        false => AskOutcome::Read(waiting.settled_by_reads()),
-                    };
-                    effects.told.push((ask.id, outcome));
-                }
+                let outcome = match is_settled {
+                    true => AskOutcome::Answered(settled),
+                    false => AskOutcome::Read(waiting.settled_by_reads()),
+                };
+                effects.told.push((ask.id, outcome));
             }
         }
         let spacing_us = SPACING_US * u64::from(holders.min(self.live()));
@@ -301,12 +297,8 @@ impl Region {
             self.ledger().unreadable(&key.key, &key.terms, now);
         }
         for ask in &check.asks {
-            if let Some(waiting) = state.wait_queue.waiting.remove(&ask.id) {
-                if waiting.is_background {
-                    self.want_again(&waiting.store_request);
-                } else {
-                    effects.told.push((ask.id, AskOutcome::NoAnswer));
-                }
+            if state.wait_queue.waiting.remove(&ask.id).is_some() {
+                effects.told.push((ask.id, AskOutcome::NoAnswer));
             }
         }
         effects.join(self.free(state, check, 0, now));
@@ -323,13 +315,6 @@ impl Region {
             effects.join(self.release(state, &key, now));
         }
         effects
-    }
-
-    /// Puts keys back into the queue whose background read has failed.
-    fn want_again(&self, store_request: &StoreRequest) {
-        for asked in &store_request.questions {
-            self.ledger().put_key_back(&asked.key.as_key());
-        }
     }
 }
 

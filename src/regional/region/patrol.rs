@@ -8,15 +8,16 @@
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
-use crate::regional::region::{Region, RegionState};
+use crate::regional::region::Region;
 
 /// Flushes in a walk through few keys, and at most: one second, and ten.
 const FLUSHES_MIN: u64 = 20;
 const FLUSHES_MAX: u64 = 200;
 /// Keys that a flush visits, about, while the walk takes less than the most.
 const KEYS_PER_FLUSH: u64 = 2_500;
-/// Flushes in a walk of somebody in a hurry: 1.6 seconds, because newcomers ask about everything for two.
-const FLUSHES_IN_A_HURRY: u64 = 32;
+/// Flushes in a walk of somebody in a hurry: 0.8 seconds. Newcomers ask about everything for two seconds, and others hear of
+/// them with their next heartbeat, within one.
+const FLUSHES_IN_A_HURRY: u64 = 16;
 
 /// How far the walk has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,18 +34,19 @@ pub(super) struct Patrol {
 
 impl Region {
     /// Visits as many shards as are due with this flush.
-    pub(super) fn patrol_some(&self, state: &mut RegionState, now: Now) {
+    pub(super) fn patrol_some(&self, now: Now) {
+        let patrol = &mut *self.patrol.lock();
         let shards = self.engine.table().shards();
         let keys = self.engine.stats().keys as u64;
         if self.has_grown.swap(false, Ordering::Relaxed) {
-            state.patrol.hurried = shards;
+            patrol.hurried = shards;
         }
-        let most = if state.patrol.hurried > 0 { FLUSHES_IN_A_HURRY } else { FLUSHES_MAX };
-        let flushes = (keys / KEYS_PER_FLUSH).clamp(FLUSHES_MIN, most);
-        state.patrol.owed += u64::from(shards);
-        while state.patrol.owed >= flushes {
-            state.patrol.owed -= flushes;
-            self.visit(&mut state.patrol, shards, now);
+        let most = if patrol.hurried > 0 { FLUSHES_IN_A_HURRY } else { FLUSHES_MAX };
+        let flushes = (keys / KEYS_PER_FLUSH).clamp(FLUSHES_MIN.min(most), most);
+        patrol.owed += u64::from(shards);
+        while patrol.owed >= flushes {
+            patrol.owed -= flushes;
+            self.visit(patrol, shards, now);
         }
     }
 

@@ -3,22 +3,14 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-
 use crate::clock::Now;
-use crate::engine::decide::Why;
-use crate::engine::key::OwnedKey;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::HeldAt;
 use crate::engine::table::ledger::UnsentKey;
-use crate::engine::{QuestionKind, StoreQuestion, StoreRequest};
 use crate::regional::call::{CallKey, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
-use crate::regional::replay::{self, HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
-use crate::regional::wait_queue::{QueuedRequest, WaitId};
-use crate::rules::limit::Terms;
-use crate::rules::policy::Class;
+use crate::regional::replay::{HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 
 /// The time between counts of the pending hits while nothing can be told.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
@@ -75,29 +67,18 @@ impl Region {
         }
         let mut effects = Effects::default();
         let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
-        let mut kept = Vec::new();
         let mut pending_hits = 0;
-        let (mut reads, mut reading) = (0, Vec::new());
         let mut unsent = ledger.unsent(!is_all, now);
         let messages = MESSAGES_MAX - state.replays_under_way;
         while !batch.is_full(messages)
             && let Some(UnsentKey { at, key, terms, update }) = unsent.next()
         {
-            if let Some(update) = update {
-                let origin = self.origin_key(&key.as_key(), key.is_sensitive);
-                let part = CallKey::new(origin, &terms, update);
-                pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
-                batch.push(at, part);
-            } else if state.checks.is_open() || reads >= replay::PARTS_MAX {
-                kept.push(at);
-            } else {
-                reads += 1;
-                reading.extend(self.read_behind(state, key, terms, now));
-            }
+            let origin = self.origin_key(&key.as_key(), key.is_sensitive);
+            let part = CallKey::new(origin, &terms, update);
+            pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
+            batch.push(at, part);
         }
-        kept.into_iter().for_each(|at| ledger.put_back(at));
         let mut told = HashSet::new();
-        effects.calls.extend(self.calls_for(state, &reading, now));
         while is_all
             && !farewells.is_full(messages)
             && let Some(farewell) = ledger.next_farewell()
@@ -142,36 +123,6 @@ impl Region {
         }
         state.surveyed_us = now.mono_us;
         self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
-    }
-
-    /// Reads a key that this process has hits for without knowing its own field. No request waits for it.
-    fn read_behind(&self, state: &mut RegionState, key: OwnedKey, terms: Terms, now: Now) -> Option<WaitId> {
-        let origin = self.origin_key(&key.as_key(), key.is_sensitive);
-        let question = StoreQuestion {
-            check: 0,
-            key,
-            terms,
-            hits: 0,
-            counted_after: 0,
-            kind: QuestionKind::Read,
-            is_cut_off: false,
-            is_strict: false,
-            why: Why::Cold,
-        };
-        let store_request = StoreRequest {
-            store: self.store(),
-            charges: true,
-            is_strict: false,
-            class: Class::Comfort,
-            checks: 0,
-            questions: SmallVec::from_iter([question]),
-            has_free_quota: false,
-            given_back: None,
-        };
-        let waiting =
-            QueuedRequest::new(store_request, SmallVec::from_iter([origin]), now.mono_us + REPLAY_TIMEOUT_US, true);
-        let id = state.wait_queue.enter(waiting);
-        state.wait_queue.start(id, now.mono_us).then_some(id)
     }
 
     pub(super) fn replayed(&self, state: &mut RegionState, slots: &[(SlotRef, OriginKey)], reply: &Reply, now: Now) {

@@ -14,7 +14,7 @@ impl Service {
     pub(crate) fn layers(&self) -> Vec<LayerFigures> {
         let mut layers = Vec::new();
         if let Some(global) = self.global() {
-            let (down_for, changes) = global.standing();
+            let (down_for, changes) = global.downtime();
             layers.push(LayerFigures::new(LayerName::Global, down_for, changes, global.place()));
         }
         // With one region, its own Redis decides strict limits.

@@ -25,7 +25,7 @@ impl World {
         let now = self.now(process);
         let (became, effects) = self.processes[process].request(&self.ruleset, asked.clone(), now);
         if let Some(exchange) = &self.processes[process].exchange {
-            exchange.reveal(now);
+            exchange.match_digests(now);
         }
         if matches!(became, Became::Waits { .. }) {
             self.oracle.asked += 1;

@@ -88,7 +88,8 @@ impl RegionalPart {
             count.epoch = heard.epoch;
             (grown, is_other_epoch, *count)
         });
-        let (own, pending) = (count.own, count.pending());
+        // A level has all that the field has, whatever a check under way means for what is acknowledged.
+        let (own, pending) = (count.own, count.own.saturating_sub(heard.field));
         match (counter, &mut self.own) {
             (Counter::Windowed(cells), _) => {
                 let cell = if at == 0 { &mut cells.current } else { &mut cells.previous };

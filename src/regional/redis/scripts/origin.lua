@@ -14,7 +14,7 @@
 --              for each cell: flags I1: 1 is_seated, 2 told, 4 rare; of an exact window also how far back it is, I1
 --                told:        own, epoch, floor, acked, each I7, and ttl_ms or of a bucket the level at the process, I7
 --                rare:        asked, asked_acked, refunds_floor or of a bucket floor_rest, the hits of the row or of a bucket
---                             its burst, the refunds of the row, abroad, each I7
+--                             its burst, the refunds of the row, foreign, each I7
 --            number of asks I2
 --            for each ask: number of needs I2
 --              for each need: part (from 1) I2, limit I7, hits I7, quota + 1 or 0 I3
@@ -322,7 +322,7 @@ local function prepare()
       end
     end
     it = { cell = cell, f = f, a = a, h = h, r = r, k = k, l = l, field = field, asked = asked, running = field, top = 0,
-      row = 0, row_refunds = 0, abroad = 0, refund = false, is_changed = false }
+      row = 0, row_refunds = 0, foreign = 0, refund = false, is_changed = false }
     cell[place] = it
     return it
   end
@@ -337,7 +337,7 @@ local function prepare()
     local own, epoch, floor, acked, ttl_ms = unpack_numbers('<I7I7I7I7I7', text, at)
     local asked_told, asked_acked, refunds_floor = 0, 0, 0
     if flags >= 4 then
-      asked_told, asked_acked, refunds_floor, it.row, it.row_refunds, it.abroad =
+      asked_told, asked_acked, refunds_floor, it.row, it.row_refunds, it.foreign =
         unpack_numbers('<I7I7I7I7I7I7', text, at + 35)
     end
     cell.ttl_ms = ttl_ms
@@ -759,7 +759,7 @@ local function prepare()
     local sum = count(it) + it.top
     local refunds = refunds_of(it)
     local bound = it.row - (it.row_refunds > refunds and it.row_refunds or refunds)
-    sum = (sum > bound and sum or bound) + it.abroad
+    sum = (sum > bound and sum or bound) + it.foreign
     return sum < MAX and sum or MAX
   end
 

@@ -13,7 +13,7 @@ const URGENT_HITS_MIN: u64 = 4;
 
 /// How many hits have to be pending for the store to hear of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Telling {
+pub(super) struct TellThresholds {
     /// From here on they go with the next flush.
     pub(super) due_at: u64,
     /// From here on they go at once.
@@ -22,15 +22,16 @@ pub(super) struct Telling {
     pub(super) news: NewsAge,
 }
 
-impl Telling {
+impl TellThresholds {
     /// Whatever is pending goes with the next flush.
-    pub(super) const WITH_FLUSH: Telling = Telling { due_at: 0, urgent_at: u64::MAX, news: NewsAge::Recent };
+    pub(super) const WITH_FLUSH: TellThresholds =
+        TellThresholds { due_at: 0, urgent_at: u64::MAX, news: NewsAge::Recent };
     /// Whatever is pending goes at once.
-    pub(super) const AT_ONCE: Telling = Telling { due_at: 0, urgent_at: 0, news: NewsAge::Recent };
+    pub(super) const AT_ONCE: TellThresholds = TellThresholds { due_at: 0, urgent_at: 0, news: NewsAge::Recent };
 
     /// Of a key of which so many hits may be pending. Its part has been brought up to its counter.
     #[inline]
-    pub(super) fn new(part: Option<&RegionalPart>, is_bucket: bool, allowance: u64, mono_ms: u64) -> Telling {
+    pub(super) fn new(part: Option<&RegionalPart>, is_bucket: bool, allowance: u64, mono_ms: u64) -> TellThresholds {
         let (half, three_quarters) = (allowance / 2, allowance - allowance / 4);
         let news = part.map_or(NewsAge::None, |part| part.news(mono_ms));
         let is_sent = part.is_some_and(RegionalPart::is_sent);
@@ -43,11 +44,11 @@ impl Telling {
             NewsAge::OfWindow if is_sent => (0, half.max(URGENT_HITS_MIN)),
             NewsAge::OfWindow => (three_quarters, allowance.saturating_add(1)),
         };
-        Telling { due_at, urgent_at, news }
+        TellThresholds { due_at, urgent_at, news }
     }
 
     /// None of the hits are in a hurry.
-    pub(super) fn with_flush(self) -> Telling {
-        Telling { urgent_at: u64::MAX, ..self }
+    pub(super) fn with_flush(self) -> TellThresholds {
+        TellThresholds { urgent_at: u64::MAX, ..self }
     }
 }
