@@ -37,14 +37,14 @@ impl Craft {
     }
 
     /// So many hits of process 0, evenly from a moment on.
-    fn from_one(&mut self, at_ms: u64, for_ms: u64, hits: u64) {
+    fn one_sends(&mut self, at_ms: u64, for_ms: u64, hits: u64) {
         for hit in 0..hits {
             self.one(at_ms * 1000 + hit * for_ms * 1000 / hits, 0, 1);
         }
     }
 
     /// So many hits of each process from the given one on, anywhere in a time.
-    fn from_each(&mut self, at_us: u64, first: usize, each: u64, for_us: u64) {
+    fn each_sends(&mut self, at_us: u64, first: usize, each: u64, for_us: u64) {
         for process in first..self.fleet.processes {
             for _ in 0..each {
                 let late_us = self.random.below(for_us);
@@ -57,37 +57,37 @@ impl Craft {
 type Make = fn(&mut Craft);
 
 const SCHEDULES: [(&str, Make); 10] = [
-    ("all cold, all at once", |craft| craft.from_each(5_000_000, 0, craft.triple().max(1), 500)),
+    ("all cold, all at once", |craft| craft.each_sends(5_000_000, 0, craft.triple().max(1), 500)),
     ("all cold, a credit each, 20 ms later one takes the limit", |craft| {
-        craft.from_each(5_000_000, 1, craft.credit(), 10_000);
-        craft.from_one(5020, 2, 2 * craft.limit());
+        craft.each_sends(5_000_000, 1, craft.credit(), 10_000);
+        craft.one_sends(5020, 2, 2 * craft.limit());
     }),
     ("one takes the limit at once, the others come cold", |craft| {
-        craft.from_one(5000, 2, 2 * craft.limit());
-        craft.from_each(5_008_000, 1, (craft.limit() / 5).max(2), 3000);
+        craft.one_sends(5000, 2, 2 * craft.limit());
+        craft.each_sends(5_008_000, 1, (craft.limit() / 5).max(2), 3000);
     }),
     ("all hold a credit, one takes the limit in one request", |craft| {
-        craft.from_each(3_000_000, 1, craft.credit(), SECOND_US);
+        craft.each_sends(3_000_000, 1, craft.credit(), SECOND_US);
         craft.one(5_000_000, 0, craft.limit());
-        craft.from_each(5_000_000, 1, (craft.limit() / 5).max(2), 3000);
+        craft.each_sends(5_000_000, 1, (craft.limit() / 5).max(2), 3000);
     }),
     ("half filled by one, then all others", |craft| {
-        craft.from_one(1000, 3000, craft.limit() / 2 - 1);
-        craft.from_each(5_000_000, 1, craft.triple().max(2), 2000);
+        craft.one_sends(1000, 3000, craft.limit() / 2 - 1);
+        craft.each_sends(5_000_000, 1, craft.triple().max(2), 2000);
     }),
     ("filled but for one by one, then all others", |craft| {
-        craft.from_one(1000, 3000, craft.limit() - 1);
-        craft.from_each(4_001_000, 1, craft.triple().max(2), 2000);
+        craft.one_sends(1000, 3000, craft.limit() - 1);
+        craft.each_sends(4_001_000, 1, craft.triple().max(2), 2000);
     }),
     ("half filled by all in the window before, then all", |craft| {
         let half = (craft.limit() / 2 / craft.fleet.processes as u64).max(1);
-        craft.from_each(7_000_000, 0, half, 2_990_000);
-        craft.from_each(10_000_500, 0, craft.triple().max(2), 2000);
+        craft.each_sends(7_000_000, 0, half, 2_990_000);
+        craft.each_sends(10_000_500, 0, craft.triple().max(2), 2000);
     }),
     ("a window begins while all hold a credit, then one takes the limit", |craft| {
-        craft.from_each(9_800_000, 1, craft.credit(), 190_000);
-        craft.from_one(10_001, 2, 2 * craft.limit());
-        craft.from_each(10_001_000, 1, (craft.limit() / 5).max(2), 5000);
+        craft.each_sends(9_800_000, 1, craft.credit(), 190_000);
+        craft.one_sends(10_001, 2, 2 * craft.limit());
+        craft.each_sends(10_001_000, 1, (craft.limit() / 5).max(2), 5000);
     }),
     ("a slow drip by each in turn", |craft| {
         let (each, processes) = (3 * craft.limit(), craft.fleet.processes);
@@ -99,9 +99,9 @@ const SCHEDULES: [(&str, Make); 10] = [
         }
     }),
     ("all views are old, one takes the limit, then all", |craft| {
-        craft.from_each(500_000, 0, 1, SECOND_US);
-        craft.from_one(3000, 1200, craft.limit());
-        craft.from_each(4_201_000, 0, craft.triple().max(2), 2000);
+        craft.each_sends(500_000, 0, 1, SECOND_US);
+        craft.one_sends(3000, 1200, craft.limit());
+        craft.each_sends(4_201_000, 0, craft.triple().max(2), 2000);
     }),
 ];
 
