@@ -21,6 +21,8 @@ pub fn one_limit() -> Vec<Promise> {
     let redis: [RedisServer; 3] = std::array::from_fn(|_| RedisServer::start());
     let fleet = |count, redis: &RedisServer| Fleet::together(count, RULES, &redis.url(), &[PATIENT]);
     let (five, nine, below) = (fleet(5, &redis[0]), fleet(9, &redis[1]), fleet(9, &redis[2]));
+    // Processes that have just come ask about every hit.
+    below.until_settled();
     let loads = [
         five.load(Traffic { seed: 5, ..Traffic::on("a=x", 1000) }),
         nine.load(Traffic { seed: 9, ..Traffic::on("a=x", 1000) }),
@@ -49,6 +51,8 @@ pub fn commands_of_one_key() -> Vec<Promise> {
     let redis = RedisServer::start();
     let proxy = CuttingProxy::before(redis.address());
     let fleet = Fleet::together(2, RULES, &proxy.url(), &[PATIENT]);
+    // Processes that have just come ask about every hit.
+    fleet.until_settled();
     let before = proxy.commands();
     let ledger = fleet.run(Traffic::on("far=x", PACE as u64), Duration::from_secs(3));
     let commands = (proxy.commands() - before) as f64;
