@@ -10,6 +10,9 @@ use crate::simulate::world::START_MS;
 /// An exact window has so many sub-cells.
 const PARTS: u64 = 16;
 
+/// A bucket is charged when the origin hears of hits: so long after they came at most, a flush and a round trip and some more.
+const TOLD_WITHIN_MS: u64 = 100;
+
 /// The exact count of one key. Moments come in order.
 #[derive(Debug)]
 pub(super) struct ExactCount {
@@ -95,9 +98,16 @@ impl ExactCount {
         }
     }
 
+    /// How much more a bucket may hold than if hits had been charged when they came: what drains until the origin hears of them.
+    fn charged_late(&self) -> u64 {
+        let Terms { limit, window_ms, .. } = self.terms;
+        if self.is_bucket() { (u64::from(limit) * TOLD_WITHIN_MS).div_ceil(window_ms) } else { 0 }
+    }
+
     /// Adds hits if they fit.
     fn takes(&mut self, at_us: u64, hits: u64) -> bool {
-        let fits = self.effective(at_us) + hits <= u64::from(self.terms.capacity());
+        let counted = self.effective(at_us) + self.charged_late();
+        let fits = counted + hits <= u64::from(self.terms.capacity());
         if fits {
             self.add(at_us, hits);
         }
@@ -143,7 +153,7 @@ fn worst(admitted: &[RequestedHits], refunds: &[RequestedHits], terms: Terms) ->
     worst
 }
 
-/// Whether an exact limiter admits all of these. With refunds nobody can say: they may come back too late.
+/// Whether an exact limiter admits all of these, even if it charges buckets late. With refunds nobody can say: they may come back too late.
 fn all_fit(admitted: &[RequestedHits], denials: &[RequestedHits], refunds: &[RequestedHits], terms: Terms) -> bool {
     if denials.is_empty() || !refunds.is_empty() {
         return false;
