@@ -158,8 +158,12 @@ fn all_fit(admitted: &[RequestedHits], denials: &[RequestedHits], refunds: &[Req
     if denials.is_empty() || !refunds.is_empty() {
         return false;
     }
-    let mut exact = ExactCount::new(terms);
-    let mut requests: Vec<&RequestedHits> = admitted.iter().chain(denials).collect();
-    requests.sort_by_key(|requested| requested.arrived_us);
-    requests.iter().all(|requested| exact.takes(requested.arrived_us, requested.hits))
+    // By when they came and by when they were decided: a window may end while a request waits.
+    let moments: [fn(&RequestedHits) -> u64; 2] = [|requested| requested.arrived_us, |requested| requested.at_us];
+    moments.iter().all(|moment| {
+        let mut exact = ExactCount::new(terms);
+        let mut requests: Vec<&RequestedHits> = admitted.iter().chain(denials).collect();
+        requests.sort_by_key(|requested| moment(requested));
+        requests.iter().all(|requested| exact.takes(moment(requested), requested.hits))
+    })
 }
