@@ -254,6 +254,7 @@ impl<'t> Ledger<'t> {
             if is_cut_off {
                 cells.iter_mut().for_each(CellUpdate::leave_foreign_out);
             }
+            entry.part.leave_spare();
             Some(KeyUpdate { cells, now_ms })
         };
         self.table.with_key(&key.as_key(), known).flatten().unwrap_or_else(|| {

@@ -442,6 +442,16 @@ impl RegionalPart {
         })
     }
 
+    /// Leaves what the store has charged ahead of this process's hits to the check that is sent now. Until that is answered,
+    /// memory uses none of it, or it would be used twice.
+    pub(crate) fn leave_spare(&mut self) {
+        self.own.change(0, |count| {
+            if count.is_seated() {
+                count.acked = count.acked.min(count.own);
+            }
+        });
+    }
+
     /// Adds a refund that the process was asked for; `missing` of it was not there. The origin takes it from what is there,
     /// whatever the view says.
     pub(crate) fn refund(&mut self, hits: u64, missing: u64) {

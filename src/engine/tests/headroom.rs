@@ -265,11 +265,15 @@ impl Process {
         match to {
             Message::Totals { at } if is_lost => self.ledger().unacknowledged(at),
             Message::Totals { at } => self.ledger().acknowledged(at, &cells, self.is_checking, self.now()),
-            Message::Check { hits, .. } => {
+            Message::Check { hits, sequence } => {
                 self.is_checking = false;
-                // A grant that gets lost is used up by hits that come after, which is another matter.
-                let is_heard = is_admitted || !is_lost;
-                let Some((key, terms)) = self.known.as_ref().filter(|_| is_heard) else { return };
+                if is_lost {
+                    // The request is not admitted. Hits that come after use up what the origin has charged.
+                    let truth = self.truth.entry(sequence).or_default();
+                    truth.admitted -= if is_admitted { hits } else { 0 };
+                    return;
+                }
+                let Some((key, terms)) = &self.known else { return };
                 let admitted = if is_admitted { hits } else { 0 };
                 let denied = (!is_admitted && hits > 0).then_some(hits);
                 let answer =
