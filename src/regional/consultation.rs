@@ -120,7 +120,8 @@ impl StoreRecord {
 
     fn view<'a>(&'a self, now: StoreView<'a>, is_shed: bool) -> StoreView<'a> {
         let asking = |is_out: bool, now: StoreAccess| match now {
-            _ if is_out || self.is_silent => StoreAccess::Never(Cause::Outage),
+            _ if is_out => StoreAccess::Never(Cause::Outage),
+            StoreAccess::Allowed if self.is_silent => StoreAccess::Silent,
             StoreAccess::Allowed if is_shed => StoreAccess::Never(Cause::Overload),
             now => now,
         };
@@ -167,6 +168,7 @@ mod tests {
     enum Found {
         Allowed,
         Never(Cause),
+        Silent,
         Answered(StoreAnswer),
     }
 
@@ -177,6 +179,7 @@ mod tests {
         [view.asking, view.strict].map(|asking| match (asking, view.answer) {
             (StoreAccess::Never(cause), None) => Found::Never(cause),
             (StoreAccess::Allowed, None) => Found::Allowed,
+            (StoreAccess::Silent, None) => Found::Silent,
             (_, Some(answer)) => Found::Answered(answer.clone()),
         })
     }
@@ -190,6 +193,7 @@ mod tests {
     }
 
     const OUTAGE: [Found; 2] = [Found::Never(Cause::Outage), Found::Never(Cause::Outage)];
+    const SILENT: [Found; 2] = [Found::Silent, Found::Silent];
     const MAY_ASK: [Found; 2] = [Found::Allowed, Found::Allowed];
 
     fn answered(is_admitted: bool) -> [Found; 2] {
@@ -210,7 +214,7 @@ mod tests {
     fn somebody_else_has_asked_so_memory_may_know() {
         assert_eq!(after(&[AskOutcome::Again], true, false), MAY_ASK);
         assert_eq!(after(&[AskOutcome::Again, AskOutcome::Again, AskOutcome::Again], true, true), MAY_ASK);
-        assert_eq!(after(&[AskOutcome::Again], false, false), OUTAGE, "there is no time to ask again");
+        assert_eq!(after(&[AskOutcome::Again], false, false), SILENT, "there is no time to ask again");
     }
 
     #[test]
@@ -219,23 +223,23 @@ mod tests {
         assert_eq!(after(&[read()], true, false), MAY_ASK, "memory should know by now");
         assert_eq!(after(&[AskOutcome::Again, read()], true, false), MAY_ASK);
         assert_eq!(after(&[read(), read()], true, false), answered(false));
-        assert_eq!(after(&[read(), AskOutcome::Read(None)], true, false), OUTAGE, "not all of it could be judged");
+        assert_eq!(after(&[read(), AskOutcome::Read(None)], true, false), SILENT, "not all of it could be judged");
         assert_eq!(after(&[read(), AskOutcome::Again], true, false), MAY_ASK);
-        assert_eq!(after(&[read()], false, false), OUTAGE);
-        assert_eq!(after(&[read(), read()], false, false), OUTAGE);
+        assert_eq!(after(&[read()], false, false), SILENT);
+        assert_eq!(after(&[read(), read()], false, false), SILENT);
     }
 
     #[test]
     fn a_strict_limit_is_never_decided_by_what_was_read() {
         let read = || AskOutcome::Read(Some(answer(true)));
         assert_eq!(after(&[read()], true, true), MAY_ASK);
-        assert_eq!(after(&[read(), read()], true, true), OUTAGE);
+        assert_eq!(after(&[read(), read()], true, true), SILENT);
     }
 
     #[test]
     fn without_an_answer_the_policy_decides() {
-        assert_eq!(after(&[AskOutcome::NoAnswer], true, false), OUTAGE);
-        assert_eq!(after(&[AskOutcome::NoAnswer], false, true), OUTAGE);
+        assert_eq!(after(&[AskOutcome::NoAnswer], true, false), SILENT);
+        assert_eq!(after(&[AskOutcome::NoAnswer], false, true), SILENT);
     }
 
     #[test]
@@ -250,7 +254,7 @@ mod tests {
         consultation.hear(Store::Origin, AskOutcome::Answered(answer(true)), true, false);
         consultation.hear(Store::Owner, AskOutcome::NoAnswer, true, true);
         assert_eq!(found(&consultation, Store::Origin), answered(true));
-        assert_eq!(found(&consultation, Store::Owner), OUTAGE);
+        assert_eq!(found(&consultation, Store::Owner), SILENT);
     }
 
     #[test]

@@ -44,21 +44,23 @@ impl Decider {
 }
 
 impl Case<'_> {
-    /// Finds out who decides. When too many requests wait already, nobody asks: memory decides what it can, and the policy
-    /// the rest.
+    /// Finds out who decides. When too many requests wait already, nobody asks, nor does a request whose store has not answered
+    /// in time: memory decides what it can, and the policy the rest.
     #[inline]
     pub(super) fn decider(&self, turn: &CheckTurn<'_>, verdict: &Verdict, counts: &mut KeyCounts<'_>) -> Decider {
         // Nobody shares it, so memory decides.
         let Some(store) = turn.check.reach.store() else { return Decider::AT_LEISURE };
-        match self.decider_without_overload(store, turn, verdict, counts) {
-            Decider::Asks(_) if matches!(self.views.asking(turn.check), Some(StoreAccess::Never(Cause::Overload))) => {
-                Decider::Without(Cause::Overload)
+        match self.decider_if_reachable(store, turn, verdict, counts) {
+            Decider::Asks(why) => {
+                let obstacle = self.views.of(store).asking(turn.check.reach).obstacle();
+                obstacle.map_or(Decider::Asks(why), Decider::Without)
             }
             decider => decider,
         }
     }
 
-    fn decider_without_overload(
+    /// Who decides, or would if the store were not overloaded or silent.
+    fn decider_if_reachable(
         &self,
         store: Store,
         turn: &CheckTurn<'_>,
@@ -85,17 +87,11 @@ impl Case<'_> {
         match access {
             StoreAccess::Never(Cause::Outage) => return Decider::Without(Cause::Outage),
             // Hits that are charged whatever happens need no leave, but the owner should hear of them at once.
-            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload)
-                if matches!(check.reach, Reach::Strict(_))
-                    && check.charging == ChargeMode::Always
-                    && check.hits > 0 =>
-            {
+            _ if matches!(check.reach, Reach::Strict(_)) && check.charging == ChargeMode::Always && check.hits > 0 => {
                 return Decider::Memory(TellThresholds::AT_ONCE);
             }
-            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) if verdict.is_over => {
-                return Decider::AT_LEISURE;
-            }
-            StoreAccess::Allowed | StoreAccess::Never(Cause::Overload) => {}
+            _ if verdict.is_over => return Decider::AT_LEISURE,
+            StoreAccess::Allowed | StoreAccess::Silent | StoreAccess::Never(Cause::Overload) => {}
         }
         match check.reach {
             Reach::Region { slack_permille } => self.decider_in_region(slack_permille, turn, verdict, counts),

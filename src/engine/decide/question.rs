@@ -89,7 +89,7 @@ impl LockedCase<'_, '_> {
             return None;
         }
         // Its policy has decided it, or its store has: nobody is asked.
-        let is_never = matches!(self.case.views.asking(check), Some(StoreAccess::Never(_)));
+        let is_never = self.case.views.asking(check).is_some_and(|access| access != StoreAccess::Allowed);
         if is_never || self.case.views.answer_about(check, index) != CheckAnswer::NotAsked {
             return None;
         }

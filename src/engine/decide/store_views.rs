@@ -106,6 +106,19 @@ pub enum StoreAccess {
     Allowed,
     /// It gives no answer: the rule's policy decides.
     Never(Cause),
+    /// It was asked about this request and has not answered in time. The policy decides what has to ask, and memory the rest.
+    Silent,
+}
+
+impl StoreAccess {
+    /// Why what has to ask can't; `None` if it can.
+    pub fn obstacle(self) -> Option<Cause> {
+        match self {
+            StoreAccess::Allowed => None,
+            StoreAccess::Never(cause) => Some(cause),
+            StoreAccess::Silent => Some(Cause::Outage),
+        }
+    }
 }
 
 /// Why a store gives no answer.

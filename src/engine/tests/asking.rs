@@ -3,8 +3,10 @@
 use super::twins::Fleet;
 use super::*;
 use crate::engine::decide::{Cause, StoreAccess, StoreViews};
+use crate::engine::reach::Store;
 use crate::engine::{Attempt, StoreRequest};
 use crate::regional::consultation::Consultation;
+use crate::regional::wait_queue::AskOutcome;
 
 const RULES: &str = "
 domain: d
@@ -13,6 +15,7 @@ descriptors:
   - {key: bucket, rate_limit: {requests_per_unit: 900, unit: hour, slack: 0, algorithm: gcra, burst: 6}}
   - {key: exact, rate_limit: {requests_per_unit: 6, unit: hour, slack: 0, algorithm: exact_window}}
   - {key: open, rate_limit: {requests_per_unit: 1000, unit: hour, slack: 0.01}}
+  - {key: guarded, rate_limit: {requests_per_unit: 1000, unit: hour, slack: 0.01, on_outage: deny}}
 ";
 
 const ONE: Modes = Modes { shadow: false, quota: false };
@@ -96,6 +99,24 @@ fn a_limit_whose_allowance_is_gone_meanwhile_is_asked_about_alone() {
     assert_eq!(case.look(&entries), Err(vec![0]), "ten may be pending");
     assert_eq!(case.look(&entries), Ok("OK: OK 989, OK 5".into()), "both are charged, each once");
     assert_eq!(case.fleet.origin_total(), (12, 0));
+}
+
+/// Found by a review: the policies of all limits decided when one of them had no answer.
+#[test]
+fn without_an_answer_only_what_had_to_ask_is_decided_by_its_policy() {
+    let unanswered = |entries: &[&'static str], taken| {
+        let mut case = Case::new();
+        (0..taken).for_each(|_| assert!(case.look(&["guarded=x"]).is_ok(), "memory decides"));
+        let asks: Vec<Ask<'_>> = entries.iter().map(|entries| ask(entries)).collect();
+        let now = case.fleet.views();
+        let Attempt::Asks(mut asked) = case.fleet.look(&case.rules, &asks, ONE, &now) else { panic!("nobody asks") };
+        let mut heard = Consultation::first(&now, &mut asked);
+        heard.hear(Store::Origin, AskOutcome::NoAnswer, true, false);
+        case.consultation = Some(heard);
+        case.look(entries)
+    };
+    assert_eq!(unanswered(&["guarded=x", "closed=x"], 1), Ok("OK: OK 998, OK 5".into()), "memory decides this one");
+    assert_eq!(unanswered(&["guarded=x"], 10), Ok("OVER: OVER 0".into()), "its allowance is gone, and its policy denies");
 }
 
 impl Case {
