@@ -134,7 +134,7 @@ impl Keys {
         }
         let is_check = matches!(self.kind, Kind::WarmCheck | Kind::ColdCheck) && back == 0;
         let parts: Vec<CallKey> = some.iter().map(|number| self.part(*number, back, is_check)).collect();
-        let need = |part: usize| Ask { needs: smallvec![Need { part, limit: LIMIT, hits: 1, quota: None }] };
+        let need = |part: usize| Ask { needs: smallvec![Need { part, limit: LIMIT, hits: 1, quota: None, ahead: 0 }] };
         let asks = if is_check { (0..parts.len()).map(need).collect() } else { Vec::new() };
         let call = Call { process: ProcessId(0x7469_6465_6761_7465), nonce: 1, charges: true, parts, asks };
         let Invocation { keys, args } = encode(&call);

@@ -56,6 +56,9 @@
 //! needs does not fit. It is then not charged, and quota groups deny the ask only if all of them are over. Needs of one
 //! ask on the same part add up. Hits of 0 ask whether the count is within the limit, and charge nothing.
 //!
+//! A process may ask for hits to be charged *ahead*: when its ask is admitted, its field goes above `running` by so many, as far
+//! as they fit within the limit of the need. Its next hits use them up.
+//!
 //! Every count stays below 2^53: that is how far a script counts exactly.
 
 use std::fmt;
@@ -166,6 +169,9 @@ pub struct Need {
     pub hits: u64,
     /// The quota group it belongs to, `None` if it denies alone.
     pub quota: Option<u16>,
+    /// As many hits more, or as many of them as fit, are charged to the process's field if the ask is admitted: it need not
+    /// ask about the next ones. Not to buckets.
+    pub ahead: u16,
 }
 
 /// What the origin answers.

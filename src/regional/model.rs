@@ -213,22 +213,27 @@ impl Origin {
         let is_admitted = !rule.denies();
         if is_admitted {
             for need in ask.needs.iter().filter(|need| !need.quota.is_some_and(is_group_over)) {
-                self.charge(call, &mut open[need.part], need.hits);
+                self.charge(call, &mut open[need.part], need);
             }
         }
         let over = (0..).zip(&fits).filter(|(_, fits)| !**fits).map(|(place, _)| place).collect();
         AskVerdict { is_admitted, over }
     }
 
-    fn charge(&mut self, call: &Call, open: &mut OpenPart, hits: u64) {
-        open.running = saturating(open.running, bounded(hits));
-        let new = open.running.saturating_sub(self.field(call.process, &open.part).own);
+    fn charge(&mut self, call: &Call, open: &mut OpenPart, need: &Need) {
+        open.running = saturating(open.running, bounded(need.hits));
+        let field = self.field(call.process, &open.part).own;
+        let admitted = open.running.saturating_sub(field);
+        let is_ahead = need.hits > 0 && !matches!(open.part.measure, Measure::Gcra { .. });
+        let ahead = saturating(open.running, if is_ahead { need.ahead.into() } else { 0 }).saturating_sub(field);
+        let left = bounded(need.limit).saturating_sub(self.effective(&open.part));
+        let new = admitted.max(ahead.min(left));
         if !call.charges || new == 0 {
             return;
         }
         open.is_changed = true;
         if let Some(base) = self.newest_mut(&open.part) {
-            base.fields.entry(call.process).or_default().own = open.running;
+            base.fields.entry(call.process).or_default().own = field + new;
         }
         let cell = (open.part.key, open.part.cells[0].sequence());
         match open.part.measure {

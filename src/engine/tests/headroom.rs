@@ -206,7 +206,7 @@ impl Process {
         self.is_checking = true;
         let update = self.ledger().update_of(&key, &terms, false, now);
         let is_read = update.cells.iter().any(|cell| !cell.is_seated);
-        let need = Need { part: 0, limit: terms.capacity().into(), hits, quota: None };
+        let need = Need { part: 0, limit: terms.capacity().into(), hits, quota: None, ahead: 0 };
         let needs = if is_read { smallvec![] } else { smallvec![need] };
         let message = Message::Check { hits, sequence: update.cells[0].sequence() };
         self.messages.push((message, CallKey::new(KEY, &terms, update), needs));

@@ -59,7 +59,7 @@ fn replay(process: ProcessId, part: CallKey) -> Call {
 }
 
 fn need(hits: u64, limit: u64) -> Need {
-    Need { part: 0, limit, hits, quota: None }
+    Need { part: 0, limit, hits, quota: None, ahead: 0 }
 }
 
 fn ask(needs: &[Need]) -> Ask {
@@ -259,7 +259,7 @@ fn twins_in_one_ask_add_up() {
 fn quota_groups_deny_only_together_and_are_not_charged_when_over() {
     let mut origin = Origin::default();
     let parts = vec![fixed(told(0)), CallKey { key: OriginKey([2; 20]), ..fixed(told(0)) }];
-    let quota = |part, hits, limit, quota| Need { part, limit, hits, quota: Some(quota) };
+    let quota = |part, hits, limit, quota| Need { part, limit, hits, quota: Some(quota), ahead: 0 };
     let decided = |origin: &mut Origin, needs: &[Need]| {
         let call = Call { parts: parts.clone(), ..check(A, fixed(told(0)), &[ask(needs)]) };
         let reply = origin.call(&call, TIME_MS);

@@ -2,7 +2,7 @@
 //!
 //! A call becomes the keys of its cells and two arguments: the process, and all numbers packed into one string, seven bytes
 //! each as a rule, because that is what a script reads fastest. A number that is 0 in most calls is left out of those. The
-//! answer is a flat array of whole numbers. `scripts/origin.lua` documents both.
+//! answer is a string that is packed in the same way. `scripts/origin.lua` documents both.
 //!
 //! The names of all keys carry a [`VERSION`]: a process of another version keeps counts of its own under other names while
 //! a fleet is updated, and no script ever meets a cell that it can't read.
@@ -159,16 +159,17 @@ pub fn encode(call: &Call) -> Invocation {
     packed.push(2, call.nonce.into());
     packed.push(1, call.charges.into());
     packed.push(2, call.parts.len() as u64);
+    packed.push(2, call.asks.len() as u64);
     for part in &call.parts {
         encode_part(part, &mut keys, &mut packed);
     }
-    packed.push(2, call.asks.len() as u64);
     for ask in &call.asks {
         packed.push(2, ask.needs.len() as u64);
         for need in &ask.needs {
             packed.push(2, need.part as u64 + 1);
             packed.counts([bounded(need.limit), bounded(need.hits)]);
             packed.push(3, need.quota.map_or(0, |quota| u64::from(quota) + 1));
+            packed.push(2, need.ahead.into());
         }
     }
     Invocation { keys, args: vec![process_name(call.process), packed.0] }
@@ -269,65 +270,68 @@ impl Packed {
 
 /// Reads what [`ORIGIN`] answered to a call.
 pub fn decode(call: &Call, value: &Value) -> Result<Reply, BadReply> {
-    let mut answer = ReplyReader::new(value)?;
+    let Value::BulkString(bytes) = value else { return Err(bad("a string", kind(value))) };
+    let mut answer = PackedReply(bytes);
     let mut parts = Vec::with_capacity(call.parts.len());
     for part in &call.parts {
         parts.push(match part.measure {
             Measure::Exact => decode_blocks(&mut answer, part)?,
-            _ => {
+            Measure::Gcra { .. } => SmallVec::from_iter([decode_bucket(&mut answer)?]),
+            Measure::Sum | Measure::Sliding { .. } => {
                 part.cells.iter().map(|update| decode_cell(&mut answer, update)).collect::<Result<SmallVec<_>, _>>()?
             }
         });
     }
     let mut verdicts = Vec::with_capacity(call.asks.len());
     for ask in &call.asks {
-        let is_admitted = answer.flag()?;
-        let count = answer.below("no more needs than were asked", ask.needs.len() as u64 + 1)?;
-        let over = (0..count).map(|_| {
-            let place = answer.below("the place of a need", ask.needs.len() as u64)?;
-            u16::try_from(place).map_err(|_| bad("the place of a need", place))
-        });
+        let is_admitted = answer.below(1, "0 or 1", 2)? == 1;
+        let count = answer.below(2, "no more needs than were asked", ask.needs.len() as u64 + 1)?;
+        let over = (0..count).map(|_| Ok(answer.below(2, "the place of a need", ask.needs.len() as u64)? as u16));
         verdicts.push(AskVerdict { over: over.collect::<Result<_, _>>()?, is_admitted });
     }
-    answer.end()?;
-    Ok(Reply { parts, verdicts })
+    match answer.0.len() {
+        0 => Ok(Reply { parts, verdicts }),
+        more => Err(bad("the end of the answer", format_args!("{more} bytes more"))),
+    }
 }
 
-fn decode_cell(answer: &mut ReplyReader<'_>, update: &CellUpdate) -> Result<CellState, BadReply> {
-    let sequence = update.sequence();
-    if let CellShape::Bucket(_) = update.shape {
-        return Ok(CellState {
-            sequence,
+fn decode_cell(answer: &mut PackedReply<'_>, update: &CellUpdate) -> Result<CellState, BadReply> {
+    let cell = CellState { sequence: update.sequence(), ..CellState::default() };
+    Ok(match answer.below(1, "a kind of cell", 3)? {
+        0 => cell,
+        1 => CellState {
+            epoch: bounded(update.epoch),
+            sum: answer.count()?,
+            field: bounded(update.own),
+            holders: answer.holders()?,
+            ..cell
+        },
+        _ => CellState {
             epoch: answer.count()?,
             sum: answer.count()?,
             field: answer.count()?,
             asked: answer.count()?,
             refunds: answer.count()?,
             holders: answer.holders()?,
-            level: BucketLevel { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? },
-        });
-    }
-    let level = BucketLevel::default();
-    match answer.count_or_epoch()? {
-        Ok(sum) => {
-            let (epoch, field) = (bounded(update.epoch), bounded(update.own));
-            Ok(CellState { sequence, epoch, sum, field, asked: 0, refunds: 0, holders: answer.holders()?, level })
-        }
-        Err(epoch) => Ok(CellState {
-            sequence,
-            epoch,
-            sum: answer.count()?,
-            field: answer.count()?,
-            asked: answer.count()?,
-            refunds: answer.count()?,
-            holders: answer.holders()?,
-            level,
-        }),
-    }
+            ..cell
+        },
+    })
+}
+
+fn decode_bucket(answer: &mut PackedReply<'_>) -> Result<CellState, BadReply> {
+    Ok(CellState {
+        epoch: answer.count()?,
+        sum: answer.count()?,
+        field: answer.count()?,
+        asked: answer.count()?,
+        holders: answer.holders()?,
+        level: BucketLevel { ahead_ms: answer.count()?, whole: answer.count()?, rest: answer.count()? },
+        ..CellState::default()
+    })
 }
 
 /// All sub-cells of an exact window, whatever was told of them.
-fn decode_blocks(answer: &mut ReplyReader<'_>, part: &CallKey) -> Result<SmallVec<[CellState; 2]>, BadReply> {
+fn decode_blocks(answer: &mut PackedReply<'_>, part: &CallKey) -> Result<SmallVec<[CellState; 2]>, BadReply> {
     let newest = part.cells.first().map_or(0, CellUpdate::sequence);
     let blocks = [decode_block(answer)?, decode_block(answer)?];
     let of_block = |back: u64| {
@@ -339,9 +343,9 @@ fn decode_blocks(answer: &mut ReplyReader<'_>, part: &CallKey) -> Result<SmallVe
 }
 
 /// The sub-cells of a block, as the script keeps them.
-fn decode_block(answer: &mut ReplyReader<'_>) -> Result<[CellState; BLOCK as usize], BadReply> {
+fn decode_block(answer: &mut PackedReply<'_>) -> Result<[CellState; BLOCK as usize], BadReply> {
     const PLACES: usize = BLOCK as usize;
-    let (head, record, holders) = (answer.bytes()?, answer.bytes()?, answer.holders()?);
+    let (head, record, holders) = (answer.text()?, answer.text()?, answer.holders()?);
     let mut cells = [CellState { holders, ..CellState::default() }; PLACES];
     let Some((kind, head)) = head.split_first() else { return Ok(cells) };
     let (per_cell, told) = match kind {
@@ -373,8 +377,7 @@ fn decode_block(answer: &mut ReplyReader<'_>) -> Result<[CellState; BLOCK as usi
 
 /// Numbers of seven bytes each, the lowest first.
 fn counts(packed: &[u8]) -> Result<Vec<u64>, BadReply> {
-    let count = |bytes: &[u8]| bytes.iter().rev().fold(0, |count, byte| count << 8 | u64::from(*byte));
-    let all: Vec<u64> = packed.chunks(7).map(count).collect();
+    let all: Vec<u64> = packed.chunks(7).map(whole).collect();
     match all.iter().find(|count| **count > COUNT_MAX) {
         Some(count) => Err(bad("a count", count)),
         None => Ok(all),
@@ -394,7 +397,43 @@ pub(crate) fn decode_beat(value: &Value) -> Result<BeatReply, BadReply> {
     Ok(beat)
 }
 
-/// Reads an answer's numbers in their order, and checks each.
+/// Reads what is packed in their order, and checks each number.
+struct PackedReply<'a>(&'a [u8]);
+
+impl<'a> PackedReply<'a> {
+    fn bytes(&mut self, length: usize) -> Result<&'a [u8], BadReply> {
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or_else(|| bad("more bytes", self.0.len()))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    /// A number of so many bytes.
+    fn below(&mut self, length: usize, expected: &'static str, bound: u64) -> Result<u64, BadReply> {
+        let number = whole(self.bytes(length)?);
+        if number < bound { Ok(number) } else { Err(bad(expected, number)) }
+    }
+
+    fn count(&mut self) -> Result<u64, BadReply> {
+        self.below(7, "a count", COUNT_MAX + 1)
+    }
+
+    fn holders(&mut self) -> Result<u32, BadReply> {
+        Ok(self.below(3, "a number of holders", 1 << 24)? as u32)
+    }
+
+    /// A string after its length.
+    fn text(&mut self) -> Result<&'a [u8], BadReply> {
+        let length = self.below(2, "a length", 1 << 16)?;
+        self.bytes(length as usize)
+    }
+}
+
+/// A number with its lowest byte first.
+fn whole(packed: &[u8]) -> u64 {
+    packed.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Reads a heartbeat's numbers in their order, and checks each.
 struct ReplyReader<'a>(std::slice::Iter<'a, Value>);
 
 impl<'a> ReplyReader<'a> {
@@ -403,30 +442,6 @@ impl<'a> ReplyReader<'a> {
             Value::Array(values) => Ok(ReplyReader(values.iter())),
             other => Err(bad("an array", kind(other))),
         }
-    }
-
-    /// A count, or as an error the epoch that is said instead.
-    fn count_or_epoch(&mut self) -> Result<Result<u64, u64>, BadReply> {
-        match self.0.as_slice().first() {
-            Some(Value::Int(number @ ..=-1)) => {
-                let epoch = number.unsigned_abs() - 1;
-                self.0.next();
-                Some(Err(epoch)).filter(|_| epoch <= COUNT_MAX).ok_or_else(|| bad("an epoch", number))
-            }
-            _ => self.count().map(Ok),
-        }
-    }
-
-    fn bytes(&mut self) -> Result<&'a [u8], BadReply> {
-        match self.0.next() {
-            Some(Value::BulkString(bytes)) => Ok(bytes),
-            Some(other) => Err(bad("bytes", kind(other))),
-            None => Err(bad("bytes", "too few numbers")),
-        }
-    }
-
-    fn holders(&mut self) -> Result<u32, BadReply> {
-        Ok(self.below("a number of holders", 1 << 32)? as u32)
     }
 
     fn below(&mut self, expected: &'static str, bound: u64) -> Result<u64, BadReply> {

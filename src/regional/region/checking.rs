@@ -155,7 +155,7 @@ impl Region {
                     continue;
                 }
                 let quota = asked.kind.quota();
-                needs.push(Need { part, limit: judged_limit(asked, &parts[part]), hits: asked.hits, quota });
+                needs.push(Need { part, limit: judged_limit(asked, &parts[part]), hits: asked.hits, quota, ahead: 0 });
                 judged.push(*question);
             }
             let is_unseated = |need: &Need| parts[need.part].cells.iter().any(|cell| !cell.is_seated);
@@ -165,7 +165,7 @@ impl Region {
                 judged.clear();
             } else if waiting.store_request.has_free_quota && needs.iter().any(|need: &Need| need.quota.is_some()) {
                 // Stands for the quota groups that the origin is not asked about: they pass, so quotas deny nothing.
-                needs.push(Need { part: needs[0].part, limit: COUNT_MAX, hits: 0, quota: Some(u16::MAX) });
+                needs.push(Need { part: needs[0].part, limit: COUNT_MAX, hits: 0, quota: Some(u16::MAX), ahead: 0 });
             }
             ask.questions = judged;
             wire_asks.push(Ask { needs });

@@ -8,25 +8,24 @@
 --          before; a bucket and its generation before. None twice
 -- ARGV[1]  the process: its eight bytes
 -- ARGV[2]  the call, packed: whole numbers with the lowest byte first, none above 2^53 - 1
---            nonce I2, charges I1 (0 or 1), number of parts I2
+--            nonce I2, charges I1 (0 or 1), number of parts I2, number of asks I2
 --            for each part: measure I1 (0 sum, 1 sliding, 2 bucket, 3 exact), window_ms I5, I5: left_ms of a sliding one, limit
 --                           of a bucket, place (0 to 15) of the newest sub-cell in its block, else 0; number of cells I1
 --              for each cell: flags I1: 1 is_seated, 2 told, 4 rare; of an exact window also how far back it is, I1
 --                told:        own, epoch, floor, acked, each I7, and ttl_ms or of a bucket the level at the process, I7
 --                rare:        asked, asked_acked, refunds_floor or of a bucket floor_rest, the hits of the row or of a bucket
 --                             its burst, the refunds of the row, foreign, each I7
---            number of asks I2
 --            for each ask: number of needs I2
---              for each need: part (from 1) I2, limit I7, hits I7, quota + 1 or 0 I3
+--              for each need: part (from 1) I2, limit I7, hits I7, quota + 1 or 0 I3, hits to charge ahead I2
 --          What is not told is 0. The first cell of a part is told. An exact window names the cells that it has news of.
 --
--- Answers a flat array of whole numbers, but for the blocks of an exact window:
---            for a cell of a window that is as the process knows it but for others' hits: sum, holders
---            for any other: -1 - epoch (-1: it is not there), sum, field, asked, refunds, holders
---            for an exact window, of both blocks: the string without its records, the process's record, either empty if it is
---                           not there, holders
---            for a bucket: epoch, sum, field, asked, 0, holders, ahead_ms, whole, rest
---            for each ask: is_admitted (0 or 1), number of needs that are over, the place of each (from 0)
+-- Answers a string, packed likewise, because that costs Redis least:
+--            for each cell of a window: I1: 0 it is not there; 1 it is as the process knows it but for others' hits, then sum I7,
+--                           holders I3; 2 it is any other, then epoch, sum, field, asked, refunds, each I7, holders I3
+--            for an exact window, of both blocks: its string without the records and the process's record, each after its
+--                           length I2 and empty if it is not there, holders I3
+--            for a bucket: epoch, sum, field, asked, each I7, holders I3, ahead_ms, whole, rest, each I7
+--            for each ask: is_admitted I1 (0 or 1), number of needs that are over I2, the place of each (from 0) I2
 --
 -- A cell is a string, so that one MGET reads all of them, and one SETRANGE changes one: a kind I1 (1 short, 2 long), `e` I7,
 -- then of each sub-cell `a`, or if it is long `f a h r k l`, each I7; then a record for each process that has told: its eight
@@ -58,40 +57,17 @@ local BLOCK = 16 -- Sub-cells of a block.
 -- What a cell of a call takes, by its flags.
 local BARE, TOLD, ALL = 1, 36, 78
 local LENGTHS = { [0] = BARE, BARE, TOLD, TOLD, nil, nil, ALL, ALL }
+-- What the newest cell of a plain part takes with its part, and a plain ask.
+local PLAIN_PART, PLAIN_ASK = 48, 23
+-- What is answered of a cell that is not there, and to an ask about one limit.
+local NOT_THERE, ADMITTED, DENIED = '\0', '\1\0\0', '\0\1\0\0\0'
 -- So many records go over the line once more to save a command.
 local NEAR = 256
 local AT_ONCE = 4000 -- What a command takes: Lua's stack has an end.
 
 local call, fmod, tonumber = redis.call, math.fmod, tonumber
-local byte, find, format, sub = string.byte, string.find, string.format, string.sub
+local byte, find, format, sub, concat = string.byte, string.find, string.format, string.sub, table.concat
 local pack, unpack_numbers = struct.pack, struct.unpack
-
-local function malformed(what)
-  return redis.error_reply('ERR tidegate: malformed call: ' .. what)
-end
-
--- floor(x * y / d) and the remainder, for x < d < 2^35 and y < 2^35. Exact, because no product in it goes above 2^53, and
--- because fmod is exact, unlike Lua's own remainder.
-local function divided(x, y, d)
-  local product = x * y
-  local rest = 0
-  local high = 0
-  if product > MAX then
-    local low = fmod(y, HALF)
-    product = x * ((y - low) / HALF)
-    rest = fmod(product, d)
-    high = (product - rest) / d * HALF
-    product = rest * HALF + x * low
-  end
-  rest = fmod(product, d)
-  return high + (product - rest) / d, rest
-end
-
--- floor(count * left / window).
-local function weighed(count, left, window)
-  local low = fmod(count, window)
-  return (count - low) / window * left + (divided(low, left, window))
-end
 
 local process, text = ARGV[1], ARGV[2]
 local nonce, charges, parts_count, asks_count
@@ -121,6 +97,192 @@ local function new_epoch(told)
   return epoch < MAX and epoch or MAX
 end
 
+-- 1. Most calls are plain: they tell the newest cells of windows and ask nothing, or each ask is about one limit of a part of its
+-- own. They are served here with as little as that takes: what follows makes its functions anew for every call. What is written
+-- comes to nothing more when it comes again, so a call that turns out not to be plain goes on below: one with asks from its
+-- beginning, one without from the first part that is not.
+local plain_parts, plain_keys, plain_at, plain_answer = 0, 0, 8, nil
+if #ARGV == 2 and #process == 8 and #text > 7 and #KEYS > 0 and #KEYS <= AT_ONCE then
+  nonce, charges, parts_count, asks_count = unpack_numbers('<I2I1I2I2', text)
+  local parts, asks = parts_count, asks_count
+  local held = (asks == 0 or (asks == parts and charges == 1)) and call('MGET', unpack(KEYS))
+  local at, key_number, parts_end = 8, 1, #text - PLAIN_ASK * asks
+  local ask_at = parts_end + 1
+  local verdicts, epoch_made
+  if parts > 1 then
+    plain_answer, verdicts = {}, {}
+  end
+  for number = 1, held and parts or 0 do
+    local key = KEYS[key_number]
+    if not key or at + PLAIN_PART - 1 > parts_end then
+      break
+    end
+    local measure, window, left, cells, flags, own, epoch, floor, _, ttl_ms =
+      unpack_numbers('<I1I5I5I1I1I7I7I7I7I7', text, at)
+    if measure > SLIDING or cells > 2 or flags ~= 3 or window < 1 or window > WINDOW_MAX or left > window then
+      break
+    end
+    local next_at, next_key = at + PLAIN_PART, key_number + 1
+
+    -- The newest cell, as it is and with what is told.
+    local before = held[key_number]
+    local e, sum, field, holders, mine = 0, 0, 0, 0, nil
+    if before then
+      local kind
+      kind, e, sum = unpack_numbers('<I1I7I7', before)
+      if kind ~= SHORT or (epoch ~= e and epoch ~= 0) then
+        break
+      end
+      mine = find(before, process, 16, true)
+      while mine and fmod(mine - 16, 15) ~= 0 do
+        mine = find(before, process, mine + 1, true)
+      end
+      if mine then
+        field = unpack_numbers('<I7', before, mine + 8)
+      end
+      holders = (#before - 15) / 15
+    elseif epoch ~= 0 then
+      break
+    end
+    local now = field
+    if own > field then
+      sum = sum + (own - field)
+      now = own
+    end
+    if sum >= MAX or (before and epoch == e and floor > sum) then
+      break
+    end
+
+    -- The cell before it, of which nothing is told.
+    local said_2, sum_2 = '', 0
+    if cells == 2 then
+      local key_2, flags_2 = KEYS[next_key], byte(text, next_at)
+      if not key_2 or key_2 == key or next_at > parts_end or flags_2 > 1 then
+        break
+      end
+      local before_2 = held[next_key]
+      if before_2 then
+        local kind, e_2
+        kind, e_2, sum_2 = unpack_numbers('<I1I7I7', before_2)
+        if kind ~= SHORT or sum_2 >= MAX then
+          break
+        end
+        local mine_2 = find(before_2, process, 16, true)
+        while mine_2 and fmod(mine_2 - 16, 15) ~= 0 do
+          mine_2 = find(before_2, process, mine_2 + 1, true)
+        end
+        local field_2 = mine_2 and unpack_numbers('<I7', before_2, mine_2 + 8) or 0
+        said_2 = pack('<I1I7I7I7I7I7I3', 2, e_2, sum_2, field_2, 0, 0, (#before_2 - 15) / 15)
+      else
+        said_2 = NOT_THERE
+      end
+      next_at, next_key = next_at + 1, next_key + 1
+    end
+    if number == parts and (next_at ~= parts_end + 1 or KEYS[next_key]) then
+      break
+    end
+
+    -- What the ask comes to.
+    local verdict = ''
+    if asks > 0 then
+      local needs, part, limit, hits, quota, ahead = unpack_numbers('<I2I2I7I7I3I2', text, ask_at)
+      local counted, wanted = sum, own + hits
+      if sum_2 > 0 then
+        local weighed = sum_2 * (measure == SLIDING and left or window)
+        counted = weighed <= MAX and sum + (weighed - fmod(weighed, window)) / window or MAX
+      end
+      local new = wanted > now and wanted - now or 0
+      if needs ~= 1 or part ~= number or quota ~= 0 or counted + new >= MAX then
+        break
+      end
+      ask_at = ask_at + PLAIN_ASK
+      if counted + new > limit then
+        verdict = DENIED
+      else
+        verdict = ADMITTED
+        if hits > 0 then
+          local most = limit - counted
+          local more = wanted + ahead - now
+          more = more < most and more or most
+          new = more > new and more or new
+          sum, now = sum + new, now + new
+        end
+      end
+    end
+
+    if now > field then
+      if not before then
+        epoch_made = epoch_made or new_epoch(0)
+        e, holders = epoch_made, 1
+        call('SET', key, pack('<I1I7I7c8I7', SHORT, e, sum, process, now), 'PX', ttl_ms)
+      elseif mine == 16 then
+        call('SETRANGE', key, '8', pack('<I7c8I7', sum, process, now))
+      else
+        if not mine then
+          mine, holders = #before + 1, holders + 1
+        end
+        if mine <= NEAR then
+          call('SETRANGE', key, '8', pack('<I7', sum) .. sub(before, 16, mine - 1) .. pack('<c8I7', process, now))
+        else
+          call('SETRANGE', key, '8', pack('<I7', sum))
+          call('SETRANGE', key, mine - 1, pack('<c8I7', process, now))
+        end
+      end
+    end
+
+    -- What the cells hold now.
+    local said
+    if e == 0 then
+      said = NOT_THERE
+    elseif before and epoch == e and own == now then
+      said = pack('<I1I7I3', 1, sum, holders)
+    else
+      said = pack('<I1I7I7I7I7I7I3', 2, e, sum, now, 0, 0, holders)
+    end
+    if parts == 1 then
+      return said .. said_2 .. verdict
+    end
+    plain_answer[number], verdicts[number] = said .. said_2, verdict
+    if number == parts then
+      return concat(plain_answer) .. concat(verdicts)
+    end
+    plain_parts, plain_keys, plain_at = number, next_key - 1, next_at
+    at, key_number = next_at, next_key
+  end
+end
+
+local function malformed(what)
+  return redis.error_reply('ERR tidegate: malformed call: ' .. what)
+end
+
+-- floor(x * y / d) and the remainder, for x < d < 2^35 and y < 2^35. Exact, because no product in it goes above 2^53, and
+-- because fmod is exact, unlike Lua's own remainder.
+local function divided(x, y, d)
+  local product = x * y
+  local rest = 0
+  local high = 0
+  if product > MAX then
+    local low = fmod(y, HALF)
+    product = x * ((y - low) / HALF)
+    rest = fmod(product, d)
+    high = (product - rest) / d * HALF
+    product = rest * HALF + x * low
+  end
+  rest = fmod(product, d)
+  return high + (product - rest) / d, rest
+end
+
+-- floor(count * left / window).
+local function weighed(count, left, window)
+  local low = fmod(count, window)
+  return (count - low) / window * left + (divided(low, left, window))
+end
+
+-- Makes a cell.
+local function make(key, made, ttl_ms)
+  call('SET', key, made, 'PX', ttl_ms)
+end
+
 -- Where the record of the process begins in what is held of a cell.
 local function record_at(held, head, length)
   local at = find(held, process, head + 1, true)
@@ -128,11 +290,6 @@ local function record_at(held, head, length)
     at = find(held, process, at + 1, true)
   end
   return at
-end
-
--- Makes a cell.
-local function make(key, made, ttl_ms)
-  call('SET', key, made, 'PX', ttl_ms)
 end
 
 local answer, length = {}, 0
@@ -191,14 +348,20 @@ local function say(held, epoch, e, sum, own, field, mine)
   if not mine and field > 0 then
     holders = holders + 1
   end
-  if held and epoch == e and own == field then
-    answer[length + 1], answer[length + 2] = sum, holders
-    length = length + 2
-    return
+  length = length + 1
+  if e == 0 then
+    answer[length] = NOT_THERE
+  elseif held and epoch == e and own == field then
+    answer[length] = pack('<I1I7I3', 1, sum, holders)
+  else
+    answer[length] = pack('<I1I7I7I7I7I7I3', 2, e, sum, field, 0, 0, holders)
   end
-  answer[length + 1], answer[length + 2], answer[length + 3] = -1 - e, sum, field
-  answer[length + 4], answer[length + 5], answer[length + 6] = 0, 0, holders
-  length = length + 6
+end
+
+-- Answers what a block holds: its string without records, the process's record, and how many there are.
+local function say_block_parts(head, record, holders)
+  length = length + 1
+  answer[length] = pack('<I2', #head) .. head .. pack('<I2', #record) .. record .. pack('<I3', holders)
 end
 
 -- Answers what a block holds, and of that the process's record.
@@ -212,8 +375,7 @@ local function say_block(held)
     local mine = record_at(held, size, span)
     head, record, holders = sub(held, 1, size), mine and sub(held, mine, mine + span - 1) or '', (#held - size) / span
   end
-  answer[length + 1], answer[length + 2], answer[length + 3] = head, record, holders
-  length = length + 3
+  say_block_parts(head, record, holders)
 end
 
 -- What most calls tell of an exact window: more hits of the newest sub-cell, in a block that is there. Writes and answers it,
@@ -251,9 +413,7 @@ local function tell_block(key, held, place, at)
     call('SETRANGE', key, #held, record)
     holders = holders + 1
   end
-  answer[length + 1] = sub(held, 1, shift + 1) .. packed_sum .. sub(held, shift + 9, 120)
-  answer[length + 2], answer[length + 3] = record, holders
-  length = length + 3
+  say_block_parts(sub(held, 1, shift + 1) .. packed_sum .. sub(held, shift + 9, 120), record, holders)
   return true
 end
 
@@ -531,9 +691,9 @@ local function prepare()
   -- Answers what a cell of a window holds.
   local function say_cell(it)
     local cell = it.cell
-    answer[length + 1], answer[length + 2], answer[length + 3] = -1 - (cell.e or 0), hits_of(it), it.field
-    answer[length + 4], answer[length + 5], answer[length + 6] = it.asked, refunds_of(it), cell.holders
-    length = length + 6
+    length = length + 1
+    answer[length] = cell.e
+      and pack('<I1I7I7I7I7I7I3', 2, cell.e, hits_of(it), it.field, it.asked, refunds_of(it), cell.holders) or NOT_THERE
   end
 
   -- Lowers a bucket's level by what drains in `dt` milliseconds.
@@ -748,10 +908,9 @@ local function prepare()
 
   -- Answers what a bucket holds.
   local function say_bucket(cell)
-    answer[length + 1], answer[length + 2], answer[length + 3] = cell.e, cell.v, cell.field
-    answer[length + 4], answer[length + 5], answer[length + 6] = cell.asked, 0, cell.holders
-    answer[length + 7], answer[length + 8], answer[length + 9] = cell.t - time_ms(), cell.w, cell.q
-    length = length + 9
+    length = length + 1
+    answer[length] = pack('<I7I7I7I7I3I7I7I7', cell.e, cell.v, cell.field, cell.asked, cell.holders, cell.t - time_ms(),
+      cell.w, cell.q)
   end
 
   -- What counts of a sub-cell in all regions, with what a process without a seat has besides.
@@ -896,7 +1055,7 @@ local function prepare()
   end
 end
 
--- 1. The shape, before anything relies on it.
+-- 2. The shape, before anything relies on it.
 if #ARGV ~= 2 then
   return malformed('2 arguments expected, not ' .. #ARGV)
 end
@@ -904,12 +1063,12 @@ if #process ~= 8 then
   return malformed('a process of 8 bytes expected, not ' .. #process)
 end
 local size = #text
-if size < 5 then
+if size < 7 then
   return malformed('it ends before its parts')
 end
-nonce, charges, parts_count = unpack_numbers('<I2I1I2', text)
+nonce, charges, parts_count, asks_count = unpack_numbers('<I2I1I2I2', text)
 charges = charges == 1
-local at, key_number = 6, 1
+local at, key_number = 8, 1
 local is_rare -- the parts that have more to tell than most
 for number = 1, parts_count do
   if at + 11 > size then
@@ -956,28 +1115,23 @@ end
 if key_number - 1 ~= #KEYS then
   return malformed(format('%d keys instead of %d', #KEYS, key_number - 1))
 end
-if at + 1 > size then
-  return malformed('it ends before its asks')
-end
-asks_count = unpack_numbers('<I2', text, at)
-local asks_at = at + 2
-at = asks_at
+local asks_at = at
 for number = 1, asks_count do
   if at + 1 > size then
     return malformed('it ends in ask ' .. number)
   end
   local needs = unpack_numbers('<I2', text, at)
   at = at + 2
-  if at + 19 * needs > size + 1 then
+  if at + 21 * needs > size + 1 then
     return malformed('it ends in ask ' .. number)
   end
-  for need_at = at, at + 19 * (needs - 1), 19 do
+  for need_at = at, at + 21 * (needs - 1), 21 do
     local part = unpack_numbers('<I2', text, need_at)
     if part < 1 or part > parts_count then
       return malformed('a need of ask ' .. number)
     end
   end
-  at = at + 19 * needs
+  at = at + 21 * needs
 end
 if at - 1 ~= size then
   return malformed(format('%d bytes instead of %d', size, at - 1))
@@ -991,7 +1145,7 @@ for number = 1, #KEYS do
   seen[key] = true
 end
 
--- 2. Every cell is read. What is under another name than a cell's is none, so buckets come along and do no harm.
+-- 3. Every cell is read. What is under another name than a cell's is none, so buckets come along and do no harm.
 local held = {}
 if #KEYS <= AT_ONCE then
   held = #KEYS > 0 and call('MGET', unpack(KEYS)) or held
@@ -1005,10 +1159,10 @@ else
   end
 end
 
--- 3. Without asks each part is brought up to date, written and answered.
+-- 4. Without asks each part is brought up to date, written and answered.
 if asks_count == 0 then
-  at, key_number = 6, 1
-  for number = 1, parts_count do
+  answer, length, at, key_number = plain_answer or answer, plain_parts, plain_at, plain_keys + 1
+  for number = plain_parts + 1, parts_count do
     local measure, window, measured, count = unpack_numbers('<I1I5I5I1', text, at)
     at = at + 12
     local is_plain = not (is_rare and is_rare[number])
@@ -1044,12 +1198,12 @@ if asks_count == 0 then
       key_number = key_number + count
     end
   end
-  return answer
+  return concat(answer)
 end
 
--- 4. With asks all cells are brought up to date.
+-- 5. With asks all cells are brought up to date.
 local parts = {}
-at, key_number = 6, 1
+at, key_number = 8, 1
 for number = 1, parts_count do
   local measure, window, measured, count = unpack_numbers('<I1I5I5I1', text, at)
   at = at + 12
@@ -1091,19 +1245,19 @@ for number = 1, parts_count do
   parts[number] = part
 end
 
--- 5. Then the asks are decided, one after the other.
+-- 6. Then the asks are decided, one after the other.
 local verdicts = {}
 at = asks_at
 for number = 1, asks_count do
   local first = at + 2
-  local last = first + 19 * (unpack_numbers('<I2', text, at) - 1)
-  at = last + 19
+  local last = first + 21 * (unpack_numbers('<I2', text, at) - 1)
+  at = last + 21
 
   local over = {}
   local denies = false
   local groups -- whether the group is over, by its number
-  for need_at = first, last, 19 do
-    local part_number, limit, hits, quota = unpack_numbers('<I2I7I7I3', text, need_at)
+  for need_at = first, last, 21 do
+    local part_number, limit, hits, quota = unpack_numbers('<I2I7I7I3I2', text, need_at)
     local part = parts[part_number]
     local newest = part.newest
     part.effective = part.effective or effective(part)
@@ -1114,7 +1268,7 @@ for number = 1, asks_count do
     if fits then
       part.waiting = part.waiting + hits
     else
-      over[#over + 1] = (need_at - first) / 19
+      over[#over + 1] = (need_at - first) / 21
     end
     if quota == 0 then
       denies = denies or not fits
@@ -1130,8 +1284,8 @@ for number = 1, asks_count do
     end
   end
 
-  for need_at = first, last, 19 do
-    local part_number, _, hits, quota = unpack_numbers('<I2I7I7I3', text, need_at)
+  for need_at = first, last, 21 do
+    local part_number, limit, hits, quota, ahead = unpack_numbers('<I2I7I7I3I2', text, need_at)
     local part = parts[part_number]
     part.waiting = 0
     if hits > 0 and not denies and not (groups and groups[quota]) then
@@ -1139,8 +1293,16 @@ for number = 1, asks_count do
       local running = newest.running + hits
       newest.running = running < MAX and running or MAX
       local new = newest.running - newest.field
+      if ahead > 0 and charges and part.measure ~= BUCKET then
+        -- As many more as fit, so that the process need not ask about its next hits.
+        part.effective = part.effective or effective(part)
+        local most = limit - part.effective
+        local more = new + ahead
+        more = more < most and more or most
+        new = more > new and more or new
+      end
       if charges and new > 0 then
-        newest.field = newest.running
+        newest.field = newest.field + new
         newest.is_changed = true
         -- Twins of the same ask may have had it forgotten.
         part.effective = part.effective and part.effective + new
@@ -1158,7 +1320,7 @@ for number = 1, asks_count do
   verdicts[number] = { denies, over }
 end
 
--- 6. What changed is written, and everything answered.
+-- 7. What changed is written, and everything answered.
 for number = 1, parts_count do
   local part = parts[number]
   if part.is_plain then
@@ -1177,12 +1339,11 @@ for number = 1, parts_count do
 end
 for number = 1, asks_count do
   local over = verdicts[number][2]
-  answer[length + 1] = verdicts[number][1] and 0 or 1
-  answer[length + 2] = #over
-  length = length + 2
+  answer[length + 1] = pack('<I1I2', verdicts[number][1] and 0 or 1, #over)
+  length = length + 1
   for place = 1, #over do
-    answer[length + place] = over[place]
+    answer[length + place] = pack('<I2', over[place])
   end
   length = length + #over
 end
-return answer
+return concat(answer)
