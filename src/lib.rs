@@ -78,6 +78,7 @@
 //! | replay, read | from memory to the origin, from the origin to memory (metrics say hydration) |
 //! | call, ask, need | one message to a store; one request in it; one limit of that request |
 //! | field | a process's own total in a cell at a store |
+//! | charged ahead | said of hits that are in a process's field at a store before it admits them: it need not ask about these |
 //! | pause | how long a key denies without asking, because its store has just denied as many hits |
 //! | live, new, stranger | processes alive; one that may not know how many they are; one that never did |
 //! | cut off | of a region: the others can't be heard |

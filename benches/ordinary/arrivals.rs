@@ -9,8 +9,8 @@ use rand_distr::{Distribution, Exp};
 
 use super::users::{Class, Users};
 
-/// Divisible by every number of processes, so that each of them is as likely as the others.
-const PROCESSES: usize = 9;
+/// Divisible by the size of every fleet, so that each process is as likely as the others.
+pub const PROCESSES: usize = 9;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {

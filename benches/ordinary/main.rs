@@ -47,8 +47,6 @@ use crate::figures::Figures;
 use crate::results::{Output, Results};
 use crate::traffic::Traffic;
 
-const LIMITS: [u32; 2] = [100, 1000];
-
 /// Waits, CPU of Redis, accuracy and latency under ordinary traffic
 #[derive(Debug, Parser)]
 #[command(name = "ordinary", bin_name = "cargo bench --bench ordinary --")]
@@ -60,6 +58,15 @@ struct Options {
     /// The most requests per second of all users together; there are fewer users where this would be exceeded
     #[arg(long, value_name = "COUNT", default_value_t = 1500.0)]
     rate: f64,
+
+    /// The limits of the users, each in a run of its own
+    #[arg(long, value_name = "LIMIT", value_delimiter = ',', default_values_t = [100, 1000],
+        value_parser = clap::value_parser!(u32).range(1..))]
+    limits: Vec<u32>,
+
+    /// How many processes each fleet has. All fleets run at the same time: fewer of them leave room for a higher rate
+    #[arg(long, value_name = "PROCESSES", value_delimiter = ',', default_values_t = [3, 9], value_parser = fleet_size)]
+    fleets: Vec<usize>,
 
     /// Limits per 10 seconds rather than per minute: a look in a minute, but keys are in use six times as often
     #[arg(long)]
@@ -89,11 +96,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// Requests are divided evenly among so many processes.
+fn fleet_size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size) if size > 0 && arrivals::PROCESSES % size == 0 => Ok(size),
+        _ => Err(format!("a fleet has 1, 3 or {} processes", arrivals::PROCESSES)),
+    }
+}
+
 fn run(options: &Options) -> anyhow::Result<()> {
     let mut all = Vec::new();
-    for limit in LIMITS {
-        let traffic = Traffic { limit, window: options.window(), users_max: options.users, rate_max: options.rate };
-        let fleets = traffic.run()?;
+    for limit in &options.limits {
+        let traffic =
+            Traffic { limit: *limit, window: options.window(), users_max: options.users, rate_max: options.rate };
+        let fleets = traffic.run(&options.fleets)?;
         if options.results.output == Output::Text {
             report::print(&fleets);
         }

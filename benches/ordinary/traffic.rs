@@ -13,7 +13,6 @@ use crate::fleet::Fleet;
 use crate::increments::Increments;
 use crate::users::Users;
 
-const FLEETS: [usize; 2] = [3, 9];
 /// The users are always the same ones.
 const SEED: u64 = 21;
 /// Until then everybody is connected.
@@ -36,15 +35,15 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// The figures of each fleet.
-    pub fn run(&self) -> anyhow::Result<Vec<Figures>> {
+    /// The figures of a fleet of each size.
+    pub fn run(&self, sizes: &[usize]) -> anyhow::Result<Vec<Figures>> {
         let users = Users::draw(self.users_max, self.rate_max / self.requests_per_s(1.0), SEED)?;
         eprintln!("{} in {:?}: starting the servers", self.limit, self.window);
         let directory = tempfile::tempdir()?;
         let rules = directory.path().join("rules.yaml");
         std::fs::write(&rules, self.rule_file())?;
-        let fleets = FLEETS.map(|count| Fleet::shared(count, &rules, directory.path()));
-        let fleets = fleets.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let fleets = sizes.iter().map(|size| Fleet::shared(*size, &rules, directory.path()));
+        let fleets = fleets.collect::<anyhow::Result<Vec<_>>>()?;
         let alone = Fleet::alone(&rules)?;
         let increments = Increments::start(directory.path())?;
 
@@ -66,8 +65,8 @@ impl Traffic {
             let fleets = fleets.into_iter().map(ended).collect::<anyhow::Result<Vec<_>>>();
             anyhow::Ok((fleets?, ended(alone)?, ended(increments)?))
         })?;
-        let figures = |(count, seen)| Figures::of(self, &users, count, seen, &alone, increments);
-        Ok(FLEETS.into_iter().zip(&seen).map(figures).collect())
+        let figures = |(size, seen): (&usize, _)| Figures::of(self, &users, *size, seen, &alone, increments);
+        Ok(sizes.iter().zip(&seen).map(figures).collect())
     }
 
     fn rule_file(&self) -> String {

@@ -130,8 +130,8 @@ impl Case<'_> {
             return Decider::Paused { wait_ms };
         }
         let cells = counts.counter.cells_that_count(&check.terms);
-        let pending = counts.part.as_deref().map_or(0, |part| part.pending_in(cells));
-        let wanted = pending.saturating_add(turn.twins.waiting).saturating_add(check.hits);
+        let (pending, spare) = counts.part.as_deref().map_or((0, 0), |part| (part.pending_in(cells), part.spare()));
+        let wanted = turn.twins.waiting.saturating_add(check.hits).saturating_sub(spare).saturating_add(pending);
         let may_be_spent = freshness == Freshness::Cold && self.is_younger_than_counts(check, counts);
         if !is_new && !may_be_spent && wanted <= allowance {
             return Decider::Memory(thresholds);

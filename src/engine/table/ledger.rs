@@ -35,6 +35,8 @@ pub struct KeyUpdate {
     pub cells: SmallVec<[CellUpdate; 2]>,
     /// The key's own time, at or after the caller's.
     pub now_ms: u64,
+    /// Hits that the store may charge ahead if it admits what this process asks for.
+    pub ahead: u16,
 }
 
 /// A key of which the store has not heard everything.
@@ -255,12 +257,13 @@ impl<'t> Ledger<'t> {
                 cells.iter_mut().for_each(CellUpdate::leave_foreign_out);
             }
             entry.part.leave_spare();
-            Some(KeyUpdate { cells, now_ms })
+            Some(KeyUpdate { cells, now_ms, ahead: entry.part.ahead(terms) })
         };
         self.table.with_key(&key.as_key(), known).flatten().unwrap_or_else(|| {
             let counter = Counter::new(terms, now.wall_ms);
             let part = self.table.new_part(&counter, self.store, key.is_sensitive, now.wall_ms);
-            KeyUpdate { cells: part.judged_cells(&counter, terms, now.wall_ms), now_ms: now.wall_ms }
+            let cells = part.judged_cells(&counter, terms, now.wall_ms);
+            KeyUpdate { cells, now_ms: now.wall_ms, ahead: 0 }
         })
     }
 
@@ -281,7 +284,8 @@ impl<'t> Ledger<'t> {
             let available = view.look(terms, now.wall_ms).available;
             // No pause for a strict limit: the owner is asked again as soon as memory does not deny any more.
             if let Some(hits) = denied.filter(|_| !is_strict) {
-                let for_ms = pause_ms(view, terms, hits, jitter, now.wall_ms);
+                let denial = Denial { hits, holders: entry.part.holders(), jitter };
+                let for_ms = pause_ms(view, terms, denial, now.wall_ms);
                 entry.part.pause(hits, for_ms, now.mono_ms());
             }
             if is_dirty || entry.part.is_wanted() {
@@ -388,19 +392,31 @@ fn take(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
     }
     let is_wanted = part.sync().send();
     let cells = part.pending_cells(&entry.slot.counter, &terms, is_wanted, now.wall_ms);
-    let update = KeyUpdate { cells, now_ms };
+    let update = KeyUpdate { cells, now_ms, ahead: 0 };
     Some(UnsentKey { at, key, terms, update })
 }
 
-/// How long a key denies without asking after the store has denied so many hits: until about a hundredth of the limit
-/// has come free, but never past the second that `Retry-After` names.
-fn pause_ms(mut view: View<'_>, terms: &Terms, hits: u64, jitter: u64, now_ms: u64) -> u64 {
+/// What a store has denied, and what decides how soon it is asked again.
+#[derive(Clone, Copy, Debug)]
+struct Denial {
+    /// The fewest hits that it has denied.
+    hits: u64,
+    /// Processes that hold the key: all of them wait for what comes free.
+    holders: u32,
+    /// See [`KeyAnswer::jitter`].
+    jitter: u64,
+}
+
+/// How long a key denies without asking after a denial: until about a hundredth of the limit has come free for every two processes
+/// that hold the key, because they take turns, but never past the second that `Retry-After` names.
+fn pause_ms(mut view: View<'_>, terms: &Terms, denial: Denial, now_ms: u64) -> u64 {
+    let Denial { hits, holders, jitter } = denial;
     let look = view.look(terms, now_ms);
     let wait_ms = |hits: u64| view.admits_at(terms, &look, hits).map(|at_ms| at_ms.saturating_sub(now_ms));
-    let hundredth = u64::from(terms.limit / 100);
-    let for_hundredth_ms = wait_ms(hits.max(hundredth)).or_else(|| wait_ms(hits)).unwrap_or(1000);
+    let hundredths = u64::from(terms.limit) * u64::from(holders.div_ceil(2).min(100)) / 100;
+    let for_hundredths_ms = wait_ms(hits.max(hundredths)).or_else(|| wait_ms(hits)).unwrap_or(1000);
     // Between three quarters and five quarters of it.
-    let jittered_ms = for_hundredth_ms.saturating_mul(768 + jitter % 512) / 1024;
+    let jittered_ms = for_hundredths_ms.saturating_mul(768 + jitter % 512) / 1024;
     let named_ms = wait_ms(hits).map_or(1000, |wait_ms| wait_ms.div_ceil(1000) * 1000);
     jittered_ms.min(named_ms)
 }

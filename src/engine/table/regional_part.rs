@@ -41,6 +41,12 @@ const UNHEARD: u8 = 4;
 /// Mark: no request of this process has asked for the key.
 const UNASKED: u8 = 8;
 
+/// Mark: the store has denied hits in the window that the key is in.
+const DENIED: u8 = 16;
+
+/// All processes together may have this part of a limit charged ahead.
+const AHEAD_PART: u32 = 100;
+
 /// Nanoseconds in a millisecond.
 pub(crate) const MS_NS: u64 = 1_000_000;
 
@@ -111,7 +117,7 @@ pub(in crate::engine) struct RegionalPart {
     is_noted: bool,
     /// The last read has failed: until `fresh_until_ms` the rule's `on_outage` decides.
     is_failed: bool,
-    /// The bits [`CELLS_SETTLED`], [`HEARD`], [`UNHEARD`] and [`UNASKED`].
+    /// The bits [`CELLS_SETTLED`], [`HEARD`], [`UNHEARD`], [`UNASKED`] and [`DENIED`].
     marks: u8,
     /// Where its counts are shared.
     store: Store,
@@ -334,7 +340,7 @@ impl RegionalPart {
         }
         let steps = sequence.wrapping_sub(self.sequence).cast_signed();
         let (before, now) = (counter.window_of(self.sequence.into()), counter.window_of(sequence.into()));
-        self.marks &= if before == now { !CELLS_SETTLED } else { !(CELLS_SETTLED | HEARD) };
+        self.marks &= if before == now { !CELLS_SETTLED } else { !(CELLS_SETTLED | HEARD | DENIED) };
         self.sequence = sequence;
         let Ok(steps) = usize::try_from(steps) else { return self.unseat() };
         self.own.advance(steps);
@@ -442,6 +448,23 @@ impl RegionalPart {
         })
     }
 
+    /// Hits of the newest window that the store has charged ahead: memory admits as many without asking.
+    #[inline]
+    pub(crate) fn spare(&self) -> u64 {
+        match &self.own {
+            OwnCounts::Windows([newest, _]) => newest.acked().saturating_sub(newest.own),
+            OwnCounts::Exact(_) | OwnCounts::Bucket { .. } => 0,
+        }
+    }
+
+    /// How many hits the store may charge ahead with a check. Only of a key that is over its limit, where every hit that becomes
+    /// free would be asked about alone; and so few that the others hardly miss them while nobody uses them.
+    pub(crate) fn ahead(&self, terms: &Terms) -> u16 {
+        let is_meant = self.marks & DENIED != 0 && matches!(self.own, OwnCounts::Windows(_));
+        let hits = terms.limit / AHEAD_PART / self.holders().max(1);
+        if is_meant { u16::try_from(hits).unwrap_or(u16::MAX) } else { 0 }
+    }
+
     /// Leaves what the store has charged ahead of this process's hits to the check that is sent now. Until that is answered,
     /// memory uses none of it, or it would be used twice.
     pub(crate) fn leave_spare(&mut self) {
@@ -459,6 +482,7 @@ impl RegionalPart {
         refunds.asked = refunds.asked.saturating_add(hits).min(COUNT_MAX);
         let pending = refunds.asked.saturating_sub(refunds.acked);
         refunds.blind = refunds.blind.saturating_add(missing).min(pending);
+        self.marks &= !DENIED;
         self.resume();
     }
 
@@ -509,6 +533,7 @@ impl RegionalPart {
         // If nothing at all was left, one hit is too many.
         self.paused_hits = u32::try_from(hits).unwrap_or(u32::MAX).max(1);
         self.paused_until = ((mono_ms + for_ms.min(PAUSE_MS_MAX)) / PAUSE_UNIT_MS) as u32;
+        self.marks |= DENIED;
     }
 
     /// Ends the pause: the store is asked again.

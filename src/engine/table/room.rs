@@ -152,7 +152,8 @@ impl Table {
         let lost = match part.is_dirty() && part.is_seated() {
             true => {
                 let key = OwnedKey::new(&slot.key(), part.is_sensitive(), slot.is_global);
-                let update = KeyUpdate { cells: part.pending_cells(&slot.counter, &terms, false, now_ms), now_ms };
+                let cells = part.pending_cells(&slot.counter, &terms, false, now_ms);
+                let update = KeyUpdate { cells, now_ms, ahead: 0 };
                 self.grown(part.store()).farewells.push(Farewell { key, terms, update, pending })
             }
             false => pending,

@@ -571,3 +571,24 @@ fn cells_expire_and_who_stops_leaves() {
     origin.call(&replay(B, bucket(told(0))), TIME_MS + 60_000);
     assert_eq!(origin.total(&KEY, 10), None);
 }
+
+#[test]
+fn hits_are_charged_ahead_as_far_as_they_fit() {
+    let mut origin = Origin::default();
+    let ahead = |process, own, limit| {
+        let need = Need { ahead: 3, ..need(1, limit) };
+        check(process, fixed(told(own)), &[ask(&[need])])
+    };
+    let field = |origin: &mut Origin, call: &Call| {
+        let reply = origin.call(call, TIME_MS);
+        (reply.verdicts[0].is_admitted, reply.parts[0][0].sum, reply.parts[0][0].field)
+    };
+    assert_eq!(field(&mut origin, &ahead(A, 0, 10)), (true, 4, 4), "one is admitted, and three are charged besides");
+    assert_eq!(field(&mut origin, &ahead(A, 4, 10)), (true, 8, 8), "all of them were used up");
+    assert_eq!(field(&mut origin, &ahead(A, 5, 10)), (true, 9, 9), "three are there beside what is admitted");
+    assert_eq!(field(&mut origin, &ahead(A, 5, 10)), (true, 9, 9), "a call that comes again changes nothing");
+    assert_eq!(field(&mut origin, &ahead(B, 0, 10)), (true, 10, 1), "there is no room for more");
+    assert_eq!(field(&mut origin, &ahead(B, 1, 10)), (false, 10, 1), "nothing is charged for who is denied");
+    let judged = Call { charges: false, ..ahead(B, 1, 20) };
+    assert_eq!(field(&mut origin, &judged), (true, 10, 1), "nor where the origin only judges");
+}

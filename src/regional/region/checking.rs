@@ -132,6 +132,7 @@ impl Region {
     fn check_call(&self, state: &mut RegionState, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> OutgoingCall {
         let mut keys: Vec<CheckKey> = Vec::new();
         let mut parts: Vec<CallKey> = Vec::new();
+        let mut ahead: Vec<u16> = Vec::new();
         let mut numbers: HashMap<OriginKey, usize> = HashMap::new();
         let mut wire_asks = Vec::new();
         let mut until_us = now.mono_us;
@@ -145,7 +146,9 @@ impl Region {
                 let asked = &waiting.store_request.questions[*question];
                 let origin = waiting.keys[*question];
                 let part = *numbers.entry(origin).or_insert_with(|| {
-                    let part = self.judged_part(origin, asked, now);
+                    let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
+                    ahead.push(update.ahead);
+                    let part = CallKey::new(origin, &asked.terms, update);
                     let StoreQuestion { terms, is_cut_off, is_strict, .. } = *asked;
                     keys.push(CheckKey { origin, key: asked.key.clone(), terms, is_cut_off, is_strict });
                     parts.push(part);
@@ -155,7 +158,11 @@ impl Region {
                     continue;
                 }
                 let quota = asked.kind.quota();
-                needs.push(Need { part, limit: judged_limit(asked, &parts[part]), hits: asked.hits, quota, ahead: 0 });
+                let limit = judged_limit(asked, &parts[part]);
+                // Alone on its key, and whatever else the request asks about denies it as a whole.
+                let is_plain = asked.kind == QuestionKind::Fits && asked.counted_after == 0 && !asked.is_strict;
+                let ahead = if is_plain { ahead[part] } else { 0 };
+                needs.push(Need { part, limit, hits: asked.hits, quota, ahead });
                 judged.push(*question);
             }
             let is_unseated = |need: &Need| parts[need.part].cells.iter().any(|cell| !cell.is_seated);
@@ -178,12 +185,6 @@ impl Region {
         // The origin gets its full time: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
         OutgoingCall { id, operation: CallPurpose::Check, call, is_strict: is_strict && charges, within_us }
-    }
-
-    /// The part of a check about a key, whether the table holds the key or not.
-    fn judged_part(&self, origin: OriginKey, asked: &StoreQuestion, now: Now) -> CallKey {
-        let update = self.ledger().update_of(&asked.key, &asked.terms, asked.is_cut_off, now);
-        CallKey::new(origin, &asked.terms, update)
     }
 
     /// Lets requests go on that wait for a key: together, unless the key denies them by now.

@@ -241,7 +241,7 @@ impl Chaos {
             for place in 0..part.cells.len() {
                 let sequence = part.cells[place].sequence();
                 part.cells[place] = self.ordinary(part.key, sequence);
-                if place > 0 {
+                if place > 0 && self.rng.random_range(0..2) == 0 {
                     let shape = CellShape::Window(WindowUpdate { sequence, ..WindowUpdate::default() });
                     part.cells[place] = CellUpdate { is_seated: true, shape, ..CellUpdate::default() };
                 }

@@ -153,18 +153,26 @@ if #ARGV == 2 and #process == 8 and #text > 7 and #KEYS > 0 and #KEYS <= AT_ONCE
       break
     end
 
-    -- The cell before it, of which nothing is told.
+    -- The cell before it, of which nothing is new.
     local said_2, sum_2 = '', 0
     if cells == 2 then
-      local key_2, flags_2 = KEYS[next_key], byte(text, next_at)
-      if not key_2 or key_2 == key or next_at > parts_end or flags_2 > 1 then
+      local key_2 = KEYS[next_key]
+      if not key_2 or key_2 == key or next_at > parts_end then
         break
       end
-      local before_2 = held[next_key]
+      local flags_2, own_2, epoch_2, floor_2 = byte(text, next_at), 0, 0, 0
+      next_at, next_key = next_at + 1, next_key + 1
+      if flags_2 == 3 and next_at + 34 <= parts_end then
+        own_2, epoch_2, floor_2 = unpack_numbers('<I7I7I7', text, next_at)
+        next_at = next_at + 35
+      elseif flags_2 > 1 then
+        break
+      end
+      local before_2 = held[next_key - 1]
       if before_2 then
         local kind, e_2
         kind, e_2, sum_2 = unpack_numbers('<I1I7I7', before_2)
-        if kind ~= SHORT or sum_2 >= MAX then
+        if kind ~= SHORT or sum_2 >= MAX or (epoch_2 ~= e_2 and epoch_2 ~= 0) then
           break
         end
         local mine_2 = find(before_2, process, 16, true)
@@ -172,11 +180,20 @@ if #ARGV == 2 and #process == 8 and #text > 7 and #KEYS > 0 and #KEYS <= AT_ONCE
           mine_2 = find(before_2, process, mine_2 + 1, true)
         end
         local field_2 = mine_2 and unpack_numbers('<I7', before_2, mine_2 + 8) or 0
-        said_2 = pack('<I1I7I7I7I7I7I3', 2, e_2, sum_2, field_2, 0, 0, (#before_2 - 15) / 15)
+        if own_2 > field_2 or (epoch_2 == e_2 and floor_2 > sum_2) then
+          break
+        end
+        local holders_2 = (#before_2 - 15) / 15
+        if epoch_2 == e_2 and own_2 == field_2 then
+          said_2 = pack('<I1I7I3', 1, sum_2, holders_2)
+        else
+          said_2 = pack('<I1I7I7I7I7I7I3', 2, e_2, sum_2, field_2, 0, 0, holders_2)
+        end
+      elseif own_2 > 0 or epoch_2 ~= 0 then
+        break
       else
         said_2 = NOT_THERE
       end
-      next_at, next_key = next_at + 1, next_key + 1
     end
     if number == parts and (next_at ~= parts_end + 1 or KEYS[next_key]) then
       break
