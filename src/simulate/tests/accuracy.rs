@@ -101,6 +101,18 @@ fn under_the_limit_nobody_is_denied_and_hardly_anybody_asks() {
     }
 }
 
+/// Without hits that are charged ahead, each that is admitted would be asked about alone, and a denial would come on top.
+#[test]
+fn who_is_over_its_limit_asks_for_several_hits_at_once() {
+    for seed in 0..5 {
+        let world = loaded(setup(seed, 3, 1000), 500, 30);
+        let (asked, admitted) = (world.oracle.asked, world.oracle.total(0));
+        eprintln!("seed {seed}: asked {asked}, admitted {admitted}");
+        assert!(asked * 2 <= admitted, "seed {seed}: asked {asked} times for {admitted} hits");
+        assert!(admitted * 100 >= exact(1000, 500, 30) * 99, "seed {seed}: {admitted}");
+    }
+}
+
 /// A hundred processes near the limit of one key: the origin serves a bounded number of calls.
 #[test]
 fn a_hot_key_costs_the_origin_a_bounded_number_of_calls() {
