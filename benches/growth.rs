@@ -128,7 +128,7 @@ impl GrowthCase {
 
     /// Does what a process does every 50 ms: takes counts that have grown, to tell them.
     fn flush(&self) {
-        self.engine.table().ledger(Store::Origin).unsent(false, NOW).for_each(drop);
+        self.engine.table().ledger(Store::Origin).unsent(NOW).for_each(drop);
     }
 
     fn round(&mut self, random: &mut Random) {

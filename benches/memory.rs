@@ -83,7 +83,7 @@ impl MemoryCase {
                 // Does what a flush does every 50 ms.
                 if n % FLUSH_KEYS == 0 {
                     let now = Now { wall_ms: now_ms, mono_us: 0 };
-                    table.ledger(Store::Origin).unsent(false, now).for_each(drop);
+                    table.ledger(Store::Origin).unsent(now).for_each(drop);
                 }
             }
         }

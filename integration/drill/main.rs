@@ -67,6 +67,11 @@ const DRILLS: &[Drill] = &[
         what: "Redis stands still for 20 s",
         run: || region::faults::stands_still(Duration::from_secs(20)),
     },
+    Drill {
+        name: "region-redis-empty",
+        what: "Redis is back empty, with 3 x 120,000 keys to tell again",
+        run: || region::heal::back_empty(120_000, &[]),
+    },
     Drill { name: "region-redis-loads", what: "Redis restarts and loads its data", run: region::faults::loads },
     Drill {
         name: "region-redis-errors",

@@ -170,10 +170,10 @@ async fn scripts_and_commands_run_on_a_single_server() {
     server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     assert_eq!(redis.identity(WITHIN).await.unwrap().evicting_policy(), Some("allkeys-lru"));
     assert!(!redis.is_cluster());
-    assert_eq!(redis.status().connections, 2);
+    assert_eq!(redis.status().connections, 3);
 
     let clients = || server.cli(&["CLIENT", "LIST"]).lines().count();
-    assert_eq!(clients(), 3);
+    assert_eq!(clients(), 4);
     drop(redis);
     eventually("closed with the last clone", async || clients() == 1).await;
 }
@@ -229,9 +229,9 @@ async fn a_server_that_hangs_costs_no_more_than_the_callers_time() {
     server.signal("CONT");
     // The connection was kept: what was sent is answered, late, and nothing mixes up.
     eventually("answers", async || add(&redis, Lane::Checks, "b", 7).await.is_ok_and(|count| count % 7 == 0)).await;
-    assert_eq!(redis.status().connections, 2);
+    assert_eq!(redis.status().connections, 3);
     redis.probe(WITHIN).await.unwrap();
-    assert_eq!(redis.status().connections, 4);
+    assert_eq!(redis.status().connections, 6);
     assert!(add(&redis, Lane::Checks, "b", 7).await.is_ok());
 }
 
@@ -386,5 +386,5 @@ async fn a_master_that_becomes_a_replica_is_left() {
     server.cli(&["REPLICAOF", "127.0.0.1", &other.port.to_string()]);
     let refused = add(&redis, Lane::Checks, "a", 1).await.unwrap_err();
     assert_eq!(refused.reason(), "readonly");
-    eventually("another connection", async || redis.status().connections > 2).await;
+    eventually("another connection", async || redis.status().connections > 3).await;
 }

@@ -6,6 +6,7 @@ mod closed;
 mod cluster;
 mod connection;
 pub mod faults;
+pub mod heal;
 mod held;
 mod identity;
 mod quota;

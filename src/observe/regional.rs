@@ -50,6 +50,7 @@ pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
         "hydrations": figures.hydrations,
         "replayed_cells": figures.replayed_cells,
         "heals": figures.heals,
+        "keys_to_heal": figures.keys_to_heal,
         "pending_hits": figures.pending_hits,
         "held_hits": figures.held_hits,
         "lost_hits": figures.lost_hits,
@@ -76,6 +77,11 @@ pub(super) fn write(figures: &RegionalFigures, page: &mut MetricsPage<'_>) -> fm
     )?;
     page.counter("tidegate_regional_replayed_cells_total", "Cells that replays have told", figures.replayed_cells)?;
     page.counter("tidegate_regional_heals_total", "How often all counts were told again", figures.heals)?;
+    page.gauge(
+        "tidegate_regional_keys_to_heal",
+        "Keys that are still to be looked at, to tell all counts again",
+        figures.keys_to_heal,
+    )?;
     page.gauge("tidegate_regional_pending_hits", "Hits pending when the last flush began", figures.pending_hits)?;
     page.gauge(
         "tidegate_regional_held_hits",
@@ -166,6 +172,7 @@ mod tests {
             checks: 0,
             replayed_cells: 0,
             heals: 0,
+            keys_to_heal: 0,
             clock_offset_ms: -3,
             breakers: vec![("checks", true, 2), ("replays", false, 0)],
             live: 4,
@@ -177,7 +184,7 @@ mod tests {
                 address: "redis:6379".into(),
                 connected_since: Some(at(9)),
                 is_doubted: false,
-                connections: 2,
+                connections: 3,
                 last_error: Some(last_error),
             },
         };

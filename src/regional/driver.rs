@@ -26,9 +26,11 @@ use crate::complaints::Complaints;
 use crate::engine::decide::{StoreView, Why};
 use crate::engine::reach::Store;
 use crate::engine::{Engine, StoreRequest};
+use crate::regional::call::{Call, Reply};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
 use crate::regional::redis::{Lane, OriginError, Redis};
-use crate::regional::region::{CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
+use crate::regional::region::{CallId, CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
+use crate::regional::replay::REPLAY_AWAITED_US;
 use crate::regional::wait_queue::{AskOutcome, WaitId};
 
 /// The time left for the way back to the caller, before its own deadline.
@@ -143,6 +145,7 @@ impl RegionalDriver {
             checks: count(&self.metrics.checks),
             replayed_cells: count(&self.metrics.replayed_cells),
             heals: count(&self.metrics.heals),
+            keys_to_heal: self.region.keys_to_heal(),
             clock_offset_ms: self.metrics.clock_offset_ms.load(Ordering::Relaxed),
             breakers,
             live: self.region.live(),
@@ -252,17 +255,20 @@ impl RegionalDriver {
 
     async fn call(self: Arc<Self>, outgoing: OutgoingCall) {
         let OutgoingCall { id, operation, call, is_strict, within_us } = outgoing;
-        let lane = if operation == CallPurpose::Check { Lane::Checks } else { Lane::Replays };
         let began = Instant::now();
         let within = Duration::from_micros(within_us);
+        let mut was_late = false;
         let replied = match &self.replicated {
+            _ if operation == CallPurpose::Replay => self.replay(id, &call, within, &mut was_late).await,
             Some(replicated) if is_strict => replicated.call(Lane::Checks, &call, within).await,
-            _ => self.redis.call(lane, &call, within).await,
+            _ => self.redis.call(Lane::Checks, &call, within).await,
         };
         let effects = match replied {
             Ok(reply) => {
                 self.was_answered.store(true, Ordering::Relaxed);
-                self.metrics.called(operation, began.elapsed());
+                if !was_late {
+                    self.metrics.called(operation, began.elapsed());
+                }
                 if operation == CallPurpose::Replay {
                     let cells = call.parts.iter().map(|part| part.cells.len() as u64).sum();
                     RegionalMetrics::count(&self.metrics.replayed_cells, cells);
@@ -270,7 +276,9 @@ impl RegionalDriver {
                 self.region.replied(id, &reply, self.now())
             }
             Err(error) => {
-                self.metrics.failed(operation, error.reason());
+                if !was_late {
+                    self.metrics.failed(operation, error.reason());
+                }
                 self.warn(&error);
                 tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
                 self.region.failed(id, self.now())
@@ -279,6 +287,23 @@ impl RegionalDriver {
         self.perform(effects);
         // The pump may have something to do sooner now.
         self.wake.notify_one();
+    }
+
+    /// Makes a replay, and lets the region know when its time is up. A call that is late has failed as far as metrics go.
+    async fn replay(
+        self: &Arc<Self>,
+        id: CallId,
+        call: &Call,
+        within: Duration,
+        was_late: &mut bool,
+    ) -> Result<Reply, OriginError> {
+        let patience = within + Duration::from_micros(REPLAY_AWAITED_US);
+        let is_late = |error: &OriginError| {
+            *was_late = true;
+            self.metrics.failed(CallPurpose::Replay, error.reason());
+            self.perform(self.region.timed_out(id, self.now()));
+        };
+        self.redis.replay(call, within, patience, is_late).await
     }
 
     /// Flushes, and lets requests go on when the time that they wait for has come.

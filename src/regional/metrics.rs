@@ -84,6 +84,8 @@ pub(crate) struct RegionalFigures {
     pub replayed_cells: u64,
     /// As [`RegionalMetrics::heals`].
     pub heals: u64,
+    /// Keys that are still to be looked at, to tell all counts again; 0 if the origin has lost nothing.
+    pub keys_to_heal: u64,
     /// As [`RegionalMetrics::clock_offset_ms`].
     pub clock_offset_ms: i64,
     /// Name, whether it is open, how often it has opened.
@@ -98,7 +100,7 @@ pub(crate) struct RegionalFigures {
     pub held_hits: u64,
     /// For how many seconds something has been pending without a break; 0 if nothing is.
     pub lag_s: f64,
-    /// How the connections of both lanes are.
+    /// How the connections of all lanes are.
     pub connection: ConnectionStatus,
 }
 

@@ -97,6 +97,20 @@ impl Redis {
         self.inner.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await
     }
 
+    /// Runs a script, and waits for its end even after its time is up: see [`Lanes::answer_at_last`].
+    async fn script_to_its_end(
+        &self,
+        lane: Lane,
+        script: &'static Script,
+        Invocation { keys, args }: &Invocation,
+        [within, patience]: [Duration; 2],
+        is_late: impl FnOnce(&OriginError),
+    ) -> Result<Value, OriginError> {
+        let live = self.inner.lanes.live(lane)?;
+        let asking = live.link.script(script, keys, args);
+        self.inner.lanes.answer_at_last(lane, &live, within, patience, asking, is_late).await
+    }
+
     /// Runs a script, and has the replicas acknowledge what it wrote.
     async fn replicated_script(
         &self,
@@ -120,7 +134,7 @@ impl Redis {
 
     /// Asks the servers who they are. Another run id means another start, and perhaps other data.
     pub async fn identity(&self, within: Duration) -> Result<Identity, OriginError> {
-        let lane = Lane::Replays;
+        let lane = Lane::Beats;
         let live = self.inner.lanes.live(lane)?;
         let asking = async {
             let server = live.link.info("server").await?;
@@ -133,11 +147,16 @@ impl Redis {
     /// Makes fresh connections and puts them into use once they answer. For a breaker's probe, never for a request.
     pub async fn probe(&self, within: Duration) -> Result<(), OriginError> {
         let lanes = &self.inner.lanes;
-        let dialling = async { tokio::try_join!(dial::dial(lanes.settings()), dial::dial(lanes.settings())) };
+        let one = || dial::dial(lanes.settings());
+        let dialling = async { tokio::try_join!(one(), one(), one()) };
         let dialled = tokio::time::timeout(within, dialling).await;
         let dialled = dialled.unwrap_or(Err(OriginError::Timeout { within }));
-        let (checks, replays) = dialled.inspect_err(|error| lanes.note(error))?;
-        tokio::join!(lanes.offer(Lane::Checks, checks), lanes.offer(Lane::Replays, replays));
+        let (checks, replays, beats) = dialled.inspect_err(|error| lanes.note(error))?;
+        tokio::join!(
+            lanes.offer(Lane::Checks, checks),
+            lanes.offer(Lane::Replays, replays),
+            lanes.offer(Lane::Beats, beats)
+        );
         Ok(())
     }
 

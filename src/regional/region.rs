@@ -4,11 +4,13 @@
 //! calls, tell these requests). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod checking;
+mod healing;
 mod patrol;
 mod replaying;
 
 use crate::regional::region::patrol::Patrol;
 pub(crate) use crate::regional::region::replaying::CellField;
+use crate::regional::region::replaying::{ReplayCall, Replays};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,9 +23,7 @@ use crate::clock::Now;
 use crate::engine::decide::{Cause, StoreAccess, StoreView};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
-use crate::engine::table::SlotRef;
 use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
-use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::breaker::{Breaker, BreakerOptions};
@@ -62,7 +62,7 @@ impl CallPurpose {
 /// A call to make.
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
-    /// To be handed back with [`Region::replied`] or [`Region::failed`].
+    /// To be handed back with [`Region::replied`] or [`Region::failed`], and before that with [`Region::timed_out`].
     pub id: CallId,
     /// Chooses the lane, and the metric that counts the call.
     pub operation: CallPurpose,
@@ -70,7 +70,7 @@ pub struct OutgoingCall {
     pub call: Call,
     /// It charges a strict limit: if replicas have to acknowledge that, it goes over their connections.
     pub is_strict: bool,
-    /// How long it may take; after that it has failed.
+    /// How long it may take: see [`Region::timed_out`].
     pub within_us: u64,
 }
 
@@ -98,13 +98,7 @@ impl Effects {
 #[derive(Debug)]
 enum PendingCall {
     CheckCall(CheckCall),
-    Replay {
-        slots: Vec<(SlotRef, OriginKey)>,
-    },
-    /// About keys that are not in the table any more.
-    Farewells {
-        farewells: Vec<Farewell>,
-    },
+    Replay(ReplayCall),
 }
 
 #[derive(Debug)]
@@ -116,15 +110,15 @@ struct RegionState {
     gathering: Gathering,
     /// Checks that have not come back.
     checks_under_way: usize,
-    replays_under_way: usize,
+    telling: Replays,
     checks: Breaker,
     /// For checks of strict limits at an origin that decides others too: they have more time, and may wait for
     /// replicas.
     strict: Breaker,
     replays: Breaker,
     flush_at_us: u64,
-    /// The next shard whose keys are to be told again, because the origin has lost its data.
-    heal_next: Option<u32>,
+    /// The process stops: it tells what it can, and spares nobody.
+    is_leaving: bool,
     /// Since when something has been pending without a break that the origin has not answered for.
     behind_since_us: Option<u64>,
     /// When a call last came back without an answer.
@@ -224,12 +218,12 @@ impl Region {
             next_call: 0,
             gathering: Gathering::default(),
             checks_under_way: 0,
-            replays_under_way: 0,
+            telling: Replays::new(options.is_cluster),
             checks: Breaker::new(options.breaker),
             strict: Breaker::new(options.breaker),
             replays: Breaker::new(options.breaker),
             flush_at_us: 0,
-            heal_next: None,
+            is_leaving: false,
             behind_since_us: None,
             unanswered_us: None,
             surveyed_us: 0,
@@ -341,8 +335,8 @@ impl Region {
     /// When [`Region::poll`] has something to do, at the latest.
     pub fn next_us(&self) -> u64 {
         let state = self.state.lock();
-        let next_us = [state.wait_queue.next_us(), state.gathering.until_us()].into_iter().flatten().min();
-        next_us.map_or(state.flush_at_us, |next_us| next_us.min(state.flush_at_us))
+        let next_us = [state.wait_queue.next_us(), state.gathering.until_us(), self.heals_at_us(&state)];
+        next_us.into_iter().flatten().fold(state.flush_at_us, u64::min)
     }
 
     /// Does what is due by now: lets requests go on that waited for their time, and flushes.
@@ -350,6 +344,7 @@ impl Region {
         if now.mono_us >= self.state.lock().flush_at_us {
             // Requests need the state: a walk takes a while.
             self.patrol_some(now);
+            self.survey(now);
         }
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
@@ -362,11 +357,9 @@ impl Region {
         if now.mono_us >= state.flush_at_us {
             state.flush_at_us = now.mono_us + FLUSH_INTERVAL_US;
             state.wait_queue.tidy(now.mono_us);
-            self.heal_some(state);
-            effects.join(self.flush(state, true, now));
-        } else if self.ledger().is_any_urgent() {
-            effects.join(self.flush(state, false, now));
+            self.begin_flush(state, now);
         }
+        effects.join(self.send_some(state, now));
         effects
     }
 
@@ -384,17 +377,18 @@ impl Region {
         Call { process: self.options.process, nonce: 0, charges: false, parts: vec![part], asks: Vec::new() }
     }
 
-    /// Tells the origin everything that is pending, now.
+    /// Tells the origin what is pending, as fast as it takes it: for a clean stop.
     pub fn flush_now(&self, now: Now) -> Effects {
         let state = &mut *self.state.lock();
-        self.heal_some(state);
-        self.flush(state, true, now)
+        state.is_leaving = true;
+        self.begin_flush(state, now);
+        self.send_some(state, now)
     }
 
     /// Whether anything is pending, under way or still to be told again.
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
-        let is_healing = state.heal_next.is_some();
+        let is_healing = state.telling.healing.is_some();
         is_healing || !state.under_way.is_empty() || self.ledger().is_any_unsent()
     }
 
@@ -476,11 +470,6 @@ impl Region {
         self.tell_requests(state);
     }
 
-    /// Has every key told again, some at a time, because the origin may have lost data.
-    pub fn heal(&self) {
-        self.state.lock().heal_next = Some(0);
-    }
-
     /// Takes the answer to a call.
     pub fn replied(&self, id: CallId, reply: &Reply, now: Now) -> Effects {
         let state = &mut *self.state.lock();
@@ -493,47 +482,46 @@ impl Region {
                 effects.join(self.go_together(state, now));
                 effects
             }
-            Some(PendingCall::Replay { slots }) => {
-                state.replays.record(true, now.mono_us);
-                state.replays_under_way -= 1;
-                self.replayed(state, &slots, reply, now);
-                Effects::default()
-            }
-            Some(PendingCall::Farewells { .. }) => {
-                state.replays.record(true, now.mono_us);
-                state.replays_under_way -= 1;
-                Effects::default()
+            Some(PendingCall::Replay(replay)) => self.replayed(state, replay, reply, now),
+        }
+    }
+
+    /// Takes note that the time of a call is up. A check has failed then, because its requests wait no longer. A replay is
+    /// still under way until [`Region::replied`] or [`Region::failed`] says what has become of it.
+    pub fn timed_out(&self, id: CallId, now: Now) -> Effects {
+        let state = &mut *self.state.lock();
+        match state.under_way.remove(&id) {
+            None => Effects::default(),
+            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, now),
+            Some(PendingCall::Replay(replay)) => {
+                let (replay, effects) = self.replay_is_late(state, replay, now);
+                state.under_way.insert(id, PendingCall::Replay(replay));
+                effects
             }
         }
     }
 
-    /// Takes note that a call had no answer, or none in time.
+    /// Takes note that a call had no answer, and will have none.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
         let state = &mut *self.state.lock();
-        state.unanswered_us = Some(now.mono_us);
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(PendingCall::CheckCall(check)) => {
-                state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
-                self.tell_requests(state);
-                state.checks_under_way -= 1;
-                let mut effects = self.unchecked(state, &check, now);
-                effects.join(self.go_together(state, now));
-                effects
-            }
-            Some(PendingCall::Replay { slots }) => {
-                state.replays.record(false, now.mono_us);
-                state.replays_under_way -= 1;
-                slots.into_iter().for_each(|(at, _)| self.ledger().unacknowledged(at));
-                Effects::default()
-            }
-            Some(PendingCall::Farewells { farewells }) => {
-                state.replays.record(false, now.mono_us);
-                state.replays_under_way -= 1;
-                farewells.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell));
-                Effects::default()
+            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, now),
+            Some(PendingCall::Replay(replay)) => {
+                state.unanswered_us = Some(now.mono_us);
+                self.unreplayed(state, replay, now)
             }
         }
+    }
+
+    fn check_failed(&self, state: &mut RegionState, check: &CheckCall, now: Now) -> Effects {
+        state.unanswered_us = Some(now.mono_us);
+        state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
+        self.tell_requests(state);
+        state.checks_under_way -= 1;
+        let mut effects = self.unchecked(state, check, now);
+        effects.join(self.go_together(state, now));
+        effects
     }
 
     fn origin_key(&self, key: &Key<'_>, is_sensitive: bool) -> OriginKey {

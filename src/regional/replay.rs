@@ -1,24 +1,21 @@
 //! What the origin has not heard of: which keys to tell it about, and how many at a time.
 //!
-//! Slots with pending hits stand in the table's queue. A flush takes them and tells each once, however many requests
-//! made it pending. Nothing is dropped: the hits stay in the slot until the origin has answered, and a slot whose
-//! message had no answer goes into the queue again.
+//! Slots with pending hits stand in the table's queue. A flush tells each once, however many requests made it pending, message
+//! by message as the [`SendWindow`](crate::regional::send_window::SendWindow) lets them go. Nothing is dropped: the hits stay in the slot until the origin has
+//! answered, and a slot whose message had no answer goes into the queue again.
 
 use crate::regional::call::CallKey;
 
 /// The time between two flushes.
 pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
-/// How long a replay may take before it is made again.
+/// How long a replay may take before the origin counts as silent.
 pub(crate) const REPLAY_TIMEOUT_US: u64 = 100_000;
-/// Keys in one message, and their cells, at most: so few that the origin is busy with them for a millisecond or two. An
-/// exact window has seventeen cells.
-pub(crate) const PARTS_MAX: usize = 64;
-pub(crate) const CELLS_MAX: usize = 2 * PARTS_MAX;
-/// Messages under way at most; what is left waits for the next flush.
-pub(crate) const MESSAGES_MAX: usize = 64;
-/// Keys that are told again in one flush after the origin has lost its data: at this pace a million takes half a minute,
-/// and the origin has time for others.
-pub(crate) const HEALED_PER_FLUSH: usize = 2_000;
+/// How long a replay is awaited that had no answer in its time: while it may still arrive, nothing of it is told again. Then its
+/// connection is closed.
+pub(crate) const REPLAY_AWAITED_US: u64 = 5_000_000;
+/// Cells in one message, at most, but for the last key: an exact window has seventeen. So few that the origin is busy with them
+/// for a fraction of a millisecond, and so many that the call itself costs little beside them.
+pub(crate) const CELLS_MAX: usize = 64;
 
 /// What to tell the origin.
 #[derive(Clone, Debug)]
@@ -44,13 +41,18 @@ impl<K> ReplayBatch<K> {
         self.parts.push(part);
     }
 
-    /// There is no room for more in so many messages.
-    pub(crate) fn is_full(&self, messages: usize) -> bool {
-        self.parts.len() >= PARTS_MAX * messages || self.cells >= CELLS_MAX * messages
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// There is no room for one more like the last, among so many cells.
+    pub(crate) fn is_full(&self, cells: usize) -> bool {
+        let last = self.parts.last().map_or(0, |part| part.cells.len());
+        self.cells + last.max(1) > cells
     }
 
     fn has_room_for(&self, part: &CallKey) -> bool {
-        self.parts.len() < PARTS_MAX && self.cells + part.cells.len() <= CELLS_MAX
+        self.cells + part.cells.len() <= CELLS_MAX
     }
 
     /// Divides the batch into messages. If `slot_of` is given, each has keys of one Cluster slot.
@@ -91,14 +93,14 @@ mod tests {
             measure: Measure::Sum,
             cells: std::iter::repeat_n(CellUpdate::default(), cells).collect(),
         };
-        for (cells, messages) in [(1, 4), (2, 4), (17, 37)] {
+        for (cells, messages) in [(1, 4), (2, 8), (17, 86)] {
             let mut batch = ReplayBatch::default();
             for slot in 0..256 {
                 batch.push(SlotRef::of(slot), part(cells));
             }
             let sent = batch.into_messages(None);
             assert_eq!(sent.len(), messages, "{cells} cells a key");
-            assert!(sent.iter().all(|message| message.cells <= CELLS_MAX && message.parts.len() <= PARTS_MAX));
+            assert!(sent.iter().all(|message| message.cells <= CELLS_MAX));
             assert_eq!(sent.iter().map(|message| message.keys.len()).sum::<usize>(), 256);
         }
     }

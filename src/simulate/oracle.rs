@@ -11,6 +11,8 @@ pub struct RequestedHits {
     pub at_us: u64,
     /// When the request arrived, by the true time.
     pub arrived_us: u64,
+    /// When it was answered, by the true time: if a store has charged it, later than it was counted.
+    pub answered_us: u64,
     /// As in [`KeyHits::key`](crate::simulate::process::KeyHits::key).
     pub key: usize,
     /// 0 if the request only looked.
@@ -55,6 +57,8 @@ pub struct Oracle {
     pub cells: u64,
     /// Keys that replays were about.
     pub told: u64,
+    /// How often a replay told of a key while an earlier one about it had not arrived yet.
+    pub told_again: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
 }

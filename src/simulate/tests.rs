@@ -8,6 +8,7 @@ mod digests;
 mod eviction;
 mod exact_count;
 mod global;
+mod heal;
 mod kinds;
 mod ordinary;
 mod overload;

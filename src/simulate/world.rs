@@ -9,11 +9,12 @@ mod origin;
 mod requests;
 mod trouble;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::model::Rows;
+use crate::regional::call::OriginKey;
 use crate::regional::model::Origin;
 use crate::regional::region::{ProbeResult, Region};
 use crate::regional::wait_queue::AskOutcome;
@@ -23,6 +24,7 @@ use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::Oracle;
 use crate::simulate::process::{KeyHits, Process, ProcessStart, with_request};
 use crate::simulate::random::Random;
+use crate::simulate::service_times::ServiceTimes;
 use crate::simulate::world::event::{Event, To};
 
 /// When the true time begins: a whole number of days after 1970.
@@ -34,6 +36,7 @@ const MONO_START_US: u64 = 10 * 3_600_000_000;
 const COPY_EVERY_US: u64 = 20_000;
 const COPIES_MAX: usize = 50;
 const BEAT_EVERY_US: u64 = 1_000_000;
+const BEAT_TIMEOUT_US: u64 = 500_000;
 /// How long a clean stop may take.
 const LEAVE_WITHIN_US: u64 = 2_000_000;
 
@@ -68,6 +71,8 @@ pub struct Setup {
     pub keys_max: usize,
     /// `None` in an honest run.
     pub plant: Option<Plant>,
+    /// `None`: the stores take no time for what they are asked.
+    pub service: Option<ServiceTimes>,
 }
 
 impl Setup {
@@ -87,6 +92,7 @@ impl Setup {
             in_flight_max: usize::MAX,
             keys_max: 10_000,
             plant: None,
+            service: None,
         }
     }
 }
@@ -99,6 +105,8 @@ struct Home {
     copies: VecDeque<(u64, Origin)>,
     /// Until when nothing is answered: calls that arrive are served then.
     frozen_until_us: u64,
+    /// When it has served all that has come in.
+    busy_until_ns: u64,
     /// Until when nothing goes from this region to the table.
     cut_there_us: u64,
     /// Until when nothing comes back from the table.
@@ -132,6 +140,8 @@ pub struct World {
     next_poll: BTreeMap<(usize, Store), u64>,
     /// For each process, until when it may take to stop; `None`: it does not stop.
     leaving: Vec<Option<u64>>,
+    /// Keys that replays on their way tell a store of, and who sent them.
+    told_under_way: BTreeSet<(To, OriginKey)>,
     /// When the call was sent that is being answered, if one is.
     replied_to_us: Option<u64>,
     /// The log to compare with.
@@ -162,6 +172,7 @@ impl World {
             generation: 0,
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
+            told_under_way: BTreeSet::new(),
             replied_to_us: None,
             oracle: Oracle::default(),
             digest: Digest::default(),
@@ -233,6 +244,11 @@ impl World {
         START_MS + self.now_us / 1000
     }
 
+    /// The time, counted from the start.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
@@ -298,6 +314,10 @@ impl World {
                 self.react(to.process, store, |region| region.replied(id, &reply, now));
                 self.replied_to_us = None;
             }
+            Event::CallTimesOut { to, store, id } if self.is_there(to) => {
+                let now = self.now(to.process);
+                self.react(to.process, store, |region| region.timed_out(id, now));
+            }
             Event::CallFails { to, store, id } if self.is_there(to) => {
                 let now = self.now(to.process);
                 self.react(to.process, store, |region| region.failed(id, now));
@@ -315,7 +335,18 @@ impl World {
                 let now = self.now(to.process);
                 self.react(to.process, store, |region| region.poll(now));
             }
-            Event::ReplyArrives { .. } | Event::CallFails { .. } | Event::Deadline { .. } | Event::Poll { .. } => {}
+            Event::BeatFails { to, store } if self.is_there(to) => {
+                let now = self.now(to.process);
+                if let Some(region) = self.processes[to.process].store(store) {
+                    region.heartbeat_ended(false, now);
+                }
+            }
+            Event::ReplyArrives { .. }
+            | Event::BeatFails { .. }
+            | Event::CallTimesOut { .. }
+            | Event::CallFails { .. }
+            | Event::Deadline { .. }
+            | Event::Poll { .. } => {}
             Event::Beat { process } => self.beat(process),
             Event::Copy => {
                 for home in &mut self.homes {
@@ -361,6 +392,11 @@ impl World {
     /// Has all processes hear again how every key stands that they have told of.
     pub fn read_again(&mut self) {
         self.processes.iter().flat_map(Process::stores).for_each(|region| region.heal());
+    }
+
+    /// How many keys the processes have still to look at, to tell an origin again what it has lost.
+    pub fn keys_to_heal(&self) -> u64 {
+        self.processes.iter().map(|process| process.region.keys_to_heal()).sum()
     }
 
     /// How a process counts a key now, without changing its table; `None` if it does not match.

@@ -38,6 +38,13 @@ impl CellUpdate {
         }
     }
 
+    /// The process knows of nothing in the cell, so a store that has lost it need not hear of it.
+    pub(super) fn says_nothing(&self) -> bool {
+        let has_refunds = self.asked > 0 || matches!(self.shape, CellShape::Window(window) if window.refunds_floor > 0);
+        let is_window = matches!(self.shape, CellShape::Window(_));
+        is_window && self.is_seated && self.own.max(self.acked).max(self.floor) == 0 && !has_refunds
+    }
+
     /// Leaves out what other regions have counted.
     pub(super) fn leave_foreign_out(&mut self) {
         if let CellShape::Window(window) = &mut self.shape {

@@ -45,6 +45,10 @@ impl Farewells {
         self.0.pop().map(|farewell| *farewell)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -134,6 +134,18 @@ impl Table {
         self.entry(&mut shard, number, slot).map(|entry| work(entry, found.is_none()))
     }
 
+    /// Works on the first key of a shard in this slot or one behind it. Says which slot that is; `None` if there is none.
+    pub(super) fn with_first_from<T>(
+        &self,
+        number: u32,
+        from: u32,
+        work: impl FnOnce(KeyEntry<'_>) -> T,
+    ) -> Option<(u32, T)> {
+        let mut shard = self.lock(number);
+        let slot = shard.first_taken_from(from)?;
+        self.entry(&mut shard, number, slot).map(|entry| (slot, work(entry)))
+    }
+
     /// Works on every key of a shard.
     pub(super) fn each_in(&self, number: u32, mut work: impl FnMut(KeyEntry<'_>)) {
         let mut shard = self.lock(number);

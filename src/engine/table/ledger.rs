@@ -18,6 +18,7 @@ use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::regional_part::Heard;
+use crate::engine::table::resend_walk::ResendWalk;
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 
@@ -51,15 +52,6 @@ pub struct UnsentKey {
     /// What to tell. If the process does not know its own field at the store, its totals mean nothing yet: the store adds none
     /// of them, and its answer brings the field.
     pub update: KeyUpdate,
-}
-
-/// The keys to tell a store about now, each once. Keys that come in meanwhile are left for the next time.
-#[derive(Debug)]
-pub struct UnsentKeys<'t> {
-    ledger: Ledger<'t>,
-    is_urgent: bool,
-    left: usize,
-    now: Now,
 }
 
 /// A store's answer to a check of a key.
@@ -129,14 +121,38 @@ impl<'t> Ledger<'t> {
 
     /// Makes all urgent keys wait to be told with the rest.
     pub(crate) fn forget_urgent(&self) {
-        while self.table.grown(self.store).urgent.pop().is_some() {}
+        while self.next_urgent().is_some() {}
     }
 
-    /// The keys to tell about now: all that wait, or those that are urgent.
-    pub fn unsent(&self, is_urgent: bool, now: Now) -> UnsentKeys<'t> {
-        let grown = self.table.grown(self.store);
-        let left = if is_urgent { grown.urgent.len() } else { grown.all.len() };
-        UnsentKeys { ledger: *self, is_urgent, left, now }
+    /// The next key that is urgent: it leaves the queue of those, and still waits with the rest.
+    pub(crate) fn next_urgent(&self) -> Option<SlotRef> {
+        self.table.grown(self.store).urgent.pop()
+    }
+
+    /// How many keys wait to be told, about: some may have been told since, or be gone.
+    pub(crate) fn unsent_keys(&self) -> usize {
+        self.table.grown(self.store).all.len()
+    }
+
+    /// The key that has waited longest. It leaves the queue, so it has to be told now.
+    pub(crate) fn next_unsent(&self) -> Option<SlotRef> {
+        self.table.grown(self.store).all.pop()
+    }
+
+    /// What to tell of a key that waited. `None` if there is nothing, or a message about it is under way.
+    pub(crate) fn tell(&self, at: SlotRef, now: Now) -> Option<UnsentKey> {
+        self.table.with_at(at, |entry| if entry.part.sync().dequeue() { tell(entry, now) } else { None }).flatten()
+    }
+
+    /// All keys that wait to be told now, each once. Keys that come in meanwhile are left for the next time.
+    pub fn unsent(&self, now: Now) -> impl Iterator<Item = UnsentKey> + use<'t> {
+        let ledger = *self;
+        (0..self.unsent_keys()).map_while(move |_| ledger.next_unsent()).filter_map(move |at| ledger.tell(at, now))
+    }
+
+    /// How many keys that were given up still have something to tell.
+    pub(crate) fn farewells(&self) -> usize {
+        self.table.grown(self.store).farewells.len()
     }
 
     /// What a key that was given up still has to tell.
@@ -212,23 +228,23 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// Queues keys that the store may have lost to be told again, shard by shard from this one on, until there are enough.
-    /// Returns the shard to go on with, `None` after the last.
-    pub(crate) fn resend_some(&self, from: u32, enough: usize) -> Option<u32> {
-        let mut marked = 0;
-        for number in from..self.table.shards() {
-            if marked >= enough {
-                return Some(number);
+    /// Goes on with a walk by one slot. If its key has to be told again, and neither waits to be told nor has a message under
+    /// way, returns what to tell.
+    pub(crate) fn resend_next(&self, walk: &mut ResendWalk, now: Now) -> Option<UnsentKey> {
+        let visit = |entry: KeyEntry<'_>| {
+            if entry.part.holders() == 0 || entry.part.store() != self.store {
+                return None;
             }
-            self.table.each_in(number, |mut entry| {
-                if entry.part.holders() > 0 && entry.part.store() == self.store {
-                    entry.part.want();
-                    entry.enqueue(false);
-                    marked += 1;
-                }
-            });
+            // A key that waits, or is under way, is told everything with its next message.
+            entry.part.want();
+            if entry.part.is_queued() || entry.part.is_sent() { None } else { tell(entry, now) }
+        };
+        let mut unsent = walk.step(self.table, visit).flatten()?;
+        let cells = &mut unsent.update.cells;
+        while cells.len() > 1 && cells.last().is_some_and(CellUpdate::says_nothing) {
+            cells.pop();
         }
-        None
+        Some(unsent)
     }
 
     /// Pending hits of the keys that wait to be told. Takes keys that are gone out of the queue.
@@ -361,28 +377,8 @@ impl<'t> Ledger<'t> {
     }
 }
 
-impl Iterator for UnsentKeys<'_> {
-    type Item = UnsentKey;
-
-    fn next(&mut self) -> Option<UnsentKey> {
-        let Ledger { table, store } = self.ledger;
-        let queue = if self.is_urgent { &table.grown(store).urgent } else { &table.grown(store).all };
-        while self.left > 0 {
-            self.left -= 1;
-            let at = queue.pop()?;
-            if let Some(unsent) = table.with_at(at, |entry| take(entry, self.now)).flatten() {
-                return Some(unsent);
-            }
-        }
-        None
-    }
-}
-
-/// What to tell about a key that stood in the queue.
-fn take(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
-    if !entry.part.sync().dequeue() {
-        return None;
-    }
+/// What to tell about a key that stands in no queue.
+fn tell(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
     let terms = entry.slot.terms();
     let now_ms = entry.look(&terms, now.wall_ms).now_ms;
     let (at, key) = (entry.at, entry.key());

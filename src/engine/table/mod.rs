@@ -28,6 +28,7 @@ mod missing_counts;
 mod own_counts;
 pub(in crate::engine) mod pinned;
 pub(in crate::engine) mod regional_part;
+pub(crate) mod resend_walk;
 mod room;
 mod send_state;
 mod shard;

@@ -318,6 +318,12 @@ impl Shard {
         (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].is_taken).collect()
     }
 
+    /// The first slot that is taken, from this one on.
+    pub(crate) fn first_taken_from(&self, from: u32) -> Option<u32> {
+        let behind = self.slots.iter().skip(from as usize);
+        behind.zip(from..).find_map(|(slot, number)| slot.is_taken.then_some(number))
+    }
+
     /// The shard has no room for another key, however few the table has.
     pub(crate) fn is_full(&self) -> bool {
         self.notes.free.is_empty() && self.slots.len() == Index::SLOTS_MAX

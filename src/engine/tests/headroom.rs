@@ -230,7 +230,7 @@ impl Process {
     }
 
     fn tell(&mut self) {
-        let unsent: Vec<_> = self.ledger().unsent(false, self.now()).collect();
+        let unsent: Vec<_> = self.ledger().unsent(self.now()).collect();
         for unsent in unsent {
             let update = unsent.update;
             let part = CallKey::new(KEY, &unsent.terms, update);

@@ -25,6 +25,20 @@ impl Redis {
         codec::decode(call, &value).map_err(|_| OriginError::BadReply)
     }
 
+    /// Sends a replay and reads the reply, however late it is: what a replay tells must not be told again before it is gone.
+    /// Says when its time is up. After `patience` nothing arrives any more.
+    pub(crate) async fn replay(
+        &self,
+        call: &Call,
+        within: Duration,
+        patience: Duration,
+        is_late: impl FnOnce(&OriginError),
+    ) -> Result<Reply, OriginError> {
+        let invocation = codec::encode(call);
+        let value = self.script_to_its_end(Lane::Replays, &ORIGIN, &invocation, [within, patience], is_late).await?;
+        codec::decode(call, &value).map_err(|_| OriginError::BadReply)
+    }
+
     /// Finds out whether a call would be served: a server that answers PING may still refuse the script. The answer is
     /// not read.
     pub async fn try_call(&self, lane: Lane, call: &Call, within: Duration) -> Result<(), OriginError> {
@@ -42,7 +56,7 @@ impl Redis {
     /// Tells the store that the process lives, and hears how many do.
     pub async fn beat(&self, store: Store, process: ProcessId, within: Duration) -> Result<BeatReply, OriginError> {
         let Invocation { keys, args } = codec::encode_beat(store, process);
-        let value = self.script(Lane::Replays, &BEAT, &keys, &args, within).await?;
+        let value = self.script(Lane::Beats, &BEAT, &keys, &args, within).await?;
         codec::decode_beat(&value).map_err(|_| OriginError::BadReply)
     }
 
@@ -61,6 +75,6 @@ impl Redis {
     /// Tells the store that the process stops. Others notice within three seconds anyway.
     pub async fn leave(&self, store: Store, process: ProcessId, within: Duration) -> Result<(), OriginError> {
         let Invocation { keys, args } = codec::encode_leave(store, process);
-        self.script(Lane::Replays, &BEAT, &keys, &args, within).await.map(drop)
+        self.script(Lane::Beats, &BEAT, &keys, &args, within).await.map(drop)
     }
 }

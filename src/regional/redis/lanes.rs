@@ -26,6 +26,10 @@ const STEADY: Duration = Duration::from_secs(1);
 /// A call that times out casts doubt on a connection of at least this age. In place of a younger one, a new one would
 /// do no better.
 const DOUBTED_AFTER: Duration = Duration::from_secs(5);
+/// How often a call that is late looks whether it is still worth waiting.
+const LATE_LOOK: Duration = Duration::from_millis(20);
+/// How long a call that is late waits for its connection when another has taken its place.
+const LATE_AFTER_REPLACED: Duration = Duration::from_millis(100);
 /// The longest pause between attempts while a lane is empty.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The longest pause between attempts while every lane has a connection, though one is doubted.
@@ -33,15 +37,16 @@ const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
 /// A failure that lasts is logged again after this time.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// One of the two connections. They are apart so that a check never waits behind a large replay.
+/// One of the three connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Checks,
     Replays,
+    Beats,
 }
 
 impl Lane {
-    pub const ALL: [Lane; 2] = [Lane::Checks, Lane::Replays];
+    pub const ALL: [Lane; 3] = [Lane::Checks, Lane::Replays, Lane::Beats];
 }
 
 /// A connection in use.
@@ -64,7 +69,7 @@ pub struct ConnectionStatus {
     pub connected_since: Option<SystemTime>,
     /// A connection in use has failed a call, and another is sought. In a Cluster it may be a single node.
     pub is_doubted: bool,
-    /// Connections made since the start, two at first.
+    /// Connections made since the start, three at first.
     pub connections: u64,
     /// The last failure of a connection or an attempt at one, which may be long past.
     pub last_error: Option<LastError>,
@@ -86,6 +91,7 @@ pub(super) struct Lanes {
     settings: RedisSettings,
     checks: ArcSwapOption<Live>,
     replays: ArcSwapOption<Live>,
+    beats: ArcSwapOption<Live>,
     /// Wakes the connector: a lane lacks a connection that is not doubted.
     is_lacking: Notify,
     connections: AtomicU64,
@@ -105,6 +111,7 @@ impl Lanes {
             settings,
             checks: ArcSwapOption::empty(),
             replays: ArcSwapOption::empty(),
+            beats: ArcSwapOption::empty(),
             is_lacking: Notify::new(),
             connections: AtomicU64::new(0),
             failures: Mutex::default(),
@@ -119,6 +126,7 @@ impl Lanes {
         match lane {
             Lane::Checks => &self.checks,
             Lane::Replays => &self.replays,
+            Lane::Beats => &self.beats,
         }
     }
 
@@ -145,6 +153,42 @@ impl Lanes {
             Err(error) => self.judge(lane, live, error),
         }
         answer
+    }
+
+    /// Waits for an answer even after its time is up, so that the caller knows when nothing of what it has sent can arrive any
+    /// more. Tells it when the time is up, with the failure that this is. An answer that has not come by `patience`, or that
+    /// does not come although another connection has taken the place of this one, never will: the connection is closed.
+    pub(super) async fn answer_at_last<T>(
+        &self,
+        lane: Lane,
+        live: &Live,
+        within: Duration,
+        patience: Duration,
+        asking: impl Future<Output = Result<T, OriginError>>,
+        is_late: impl FnOnce(&OriginError),
+    ) -> Result<T, OriginError> {
+        let began = Instant::now();
+        tokio::pin!(asking);
+        if let Ok(answer) = tokio::time::timeout(within, asking.as_mut()).await {
+            return self.answer(lane, live, within, async { answer }).await;
+        }
+        let error = OriginError::Timeout { within };
+        self.judge(lane, live, &error);
+        is_late(&error);
+        let mut replaced = None;
+        loop {
+            if let Ok(answer) = tokio::time::timeout(LATE_LOOK, asking.as_mut()).await {
+                return self.answer(lane, live, within, async { answer }).await;
+            }
+            let is_current = self.slot(lane).load().as_ref().is_some_and(|current| current.id == live.id);
+            if !is_current {
+                replaced.get_or_insert_with(Instant::now);
+            }
+            if began.elapsed() >= patience || replaced.is_some_and(|at: Instant| at.elapsed() >= LATE_AFTER_REPLACED) {
+                live.link.close();
+                return Err(OriginError::Timeout { within: began.elapsed() });
+            }
+        }
     }
 
     fn judge(&self, lane: Lane, live: &Live, error: &OriginError) {
@@ -220,7 +264,7 @@ impl Lanes {
             let is_empty = Lane::ALL.into_iter().any(|lane| self.slot(lane).load().is_none());
             let longest = if is_empty { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
             tokio::time::sleep(backoff.next(longest, rand::random())).await;
-            tokio::join!(self.fill(Lane::Checks), self.fill(Lane::Replays));
+            tokio::join!(self.fill(Lane::Checks), self.fill(Lane::Replays), self.fill(Lane::Beats));
         }
     }
 
@@ -249,10 +293,10 @@ impl Lanes {
 
     pub(super) fn status(&self) -> ConnectionStatus {
         let lives = Lane::ALL.map(|lane| self.slot(lane).load_full());
-        let connected_since = match &lives {
-            [Some(checks), Some(replays)] => Some(checks.since_wall.max(replays.since_wall)),
-            _ => None,
-        };
+        let since = |live: &Option<Arc<Live>>| live.as_ref().map(|live| live.since_wall);
+        // `None` if one of them has none.
+        let connected_since = lives.iter().map(since).collect::<Option<Vec<_>>>();
+        let connected_since = connected_since.and_then(|since| since.into_iter().max());
         let is_doubted = lives.iter().flatten().any(|live| live.is_doubted.load(Ordering::Relaxed));
         ConnectionStatus {
             is_doubted,

@@ -76,6 +76,14 @@ impl Link {
         }
     }
 
+    /// Closes the connection: calls on it end, and what they have sent is read no more, but for what has arrived. A Cluster
+    /// stays: its client gives up the calls to a node that hangs by itself.
+    pub(super) fn close(&self) {
+        if let Link::Single { driver, .. } = self {
+            driver.task.abort();
+        }
+    }
+
     /// Runs one command, on the node of its key.
     pub(super) async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
         let answer = match self {

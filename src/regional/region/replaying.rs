@@ -1,24 +1,94 @@
-//! Replays tell the origin what it has not heard of, and again what it may have lost.
+//! Replays tell the origin what it has not heard of: message by message, the next when one is answered, as the window lets
+//! them go. What is urgent goes first, then what is due, then what keys that were given up had to say, and last what the
+//! origin has lost ([`healing`](crate::regional::region::healing)).
+//!
+//! A message whose time is up is still under way: the breaker hears of it, but its keys are told again only when the answer
+//! has come late, or when the connection is closed. So a slow origin is never sent what it still has to do.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::HeldAt;
+use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::UnsentKey;
 use crate::regional::call::{CallKey, OriginKey, Reply};
 use crate::regional::redis::cluster_slot::cluster_slot;
+use crate::regional::region::healing::Healing;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
-use crate::regional::replay::{HEALED_PER_FLUSH, MESSAGES_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
+use crate::regional::replay::{CELLS_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
+use crate::regional::send_window::{SendWindow, WindowBounds};
 
-/// The time between counts of the pending hits while nothing can be told.
+/// The time between counts of the pending hits while nothing can be told, or not all.
 const SURVEY_INTERVAL_US: u64 = 1_000_000;
 /// Messages without an answer may still arrive for this long.
 const LATE_US: u64 = 60_000_000;
+/// How many urgent keys wait for room at most. The others go with the next flush.
+const URGENT_MAX: usize = 4096;
 
 /// A place where the store may hold something that this process has told of a key.
 pub(crate) type CellField = (OriginKey, HeldAt);
+
+/// How far a process is in telling the origin.
+#[derive(Debug)]
+pub(super) struct Replays {
+    /// What is under way, and how much may be.
+    pub(super) window: SendWindow,
+    /// Keys that became urgent while there was no room.
+    urgent: VecDeque<SlotRef>,
+    /// Keys that waited when the last flush began, and are still to be told.
+    due: usize,
+    /// Likewise keys that were given up.
+    farewells: usize,
+    /// Hits that were pending when the last flush began, as far as they have been told.
+    pending_hits: u64,
+    /// Messages under way, but for those that only heal.
+    news_under_way: usize,
+    /// `None`: the origin has lost nothing.
+    pub(super) healing: Option<Healing>,
+}
+
+impl Replays {
+    pub(super) fn new(is_cluster: bool) -> Replays {
+        let bounds = if is_cluster { WindowBounds::CLUSTER } else { WindowBounds::SERVER };
+        Replays {
+            window: SendWindow::new(bounds),
+            urgent: VecDeque::new(),
+            due: 0,
+            farewells: 0,
+            pending_hits: 0,
+            news_under_way: 0,
+            healing: None,
+        }
+    }
+
+    /// The last flush has told everything that there was.
+    fn is_through(&self) -> bool {
+        self.due == 0 && self.farewells == 0 && self.urgent.is_empty()
+    }
+}
+
+/// A message that tells, while it is under way.
+#[derive(Debug)]
+pub(super) struct ReplayCall {
+    about: ReplayKeys,
+    cells: usize,
+    sent_us: u64,
+    /// It only tells again what the origin has lost.
+    is_healing: bool,
+    /// Its time is up, and it may still arrive.
+    is_late: bool,
+}
+
+/// Whose totals a message tells.
+#[derive(Debug)]
+enum ReplayKeys {
+    /// Keys of the table.
+    Slots(Vec<(SlotRef, OriginKey)>),
+    /// Keys that are not in the table any more.
+    Farewells(Vec<Farewell>),
+}
 
 impl Region {
     /// The cells that this process has a field in, to take it out at a clean stop: the totals stay, and others divide
@@ -35,102 +105,220 @@ impl Region {
         fields
     }
 
-    /// Marks some keys to be told again after the origin has lost its data.
-    pub(super) fn heal_some(&self, state: &mut RegionState) {
-        if let Some(shard) = state.heal_next {
-            state.heal_next = self.ledger().resend_some(shard, HEALED_PER_FLUSH);
+    /// Begins a flush: everything that waits by now is to be told.
+    pub(super) fn begin_flush(&self, state: &mut RegionState, now: Now) {
+        let ledger = self.ledger();
+        if !ledger.is_any_unsent() && state.telling.news_under_way == 0 {
+            state.behind_since_us = None;
+        } else {
+            state.behind_since_us.get_or_insert(now.mono_us);
         }
+        let telling = &mut state.telling;
+        (telling.due, telling.farewells, telling.pending_hits) = (ledger.unsent_keys(), ledger.farewells(), 0);
     }
 
-    /// Sends what is pending: all of it, or only what is urgent.
-    pub(super) fn flush(&self, state: &mut RegionState, is_all: bool, now: Now) -> Effects {
-        let ledger = self.ledger();
-        if is_all {
-            // Done before the look at what is unsent. A request queues its key there first, so an urgent one that is
-            // forgotten here goes with this flush.
-            ledger.forget_urgent();
-        }
-        let is_idle = if is_all { !ledger.is_any_unsent() } else { !ledger.is_any_urgent() };
-        if is_idle && state.replays_under_way == 0 {
-            state.behind_since_us = None;
-            self.pending_hits.store(0, Ordering::Relaxed);
-            return Effects::default();
-        }
-        state.behind_since_us.get_or_insert(now.mono_us);
-        if state.replays.is_open() || state.replays_under_way >= MESSAGES_MAX {
-            // Urgent keys wait with the rest, and go with the next flush.
-            ledger.forget_urgent();
-            if is_all {
-                self.survey(state, now);
-            }
-            return Effects::default();
-        }
+    /// Sends what there is room for.
+    pub(super) fn send_some(&self, state: &mut RegionState, now: Now) -> Effects {
         let mut effects = Effects::default();
-        let (mut batch, mut farewells) = (ReplayBatch::default(), ReplayBatch::default());
-        let mut pending_hits = 0;
-        let mut unsent = ledger.unsent(!is_all, now);
-        let messages = MESSAGES_MAX - state.replays_under_way;
-        while !batch.is_full(messages)
-            && let Some(UnsentKey { at, key, terms, update }) = unsent.next()
-        {
-            let origin = self.origin_key(&key.as_key(), key.is_sensitive);
-            let part = CallKey::new(origin, &terms, update);
-            pending_hits += part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum::<u64>();
-            batch.push(at, part);
+        if state.replays.is_open() {
+            // Urgent keys wait with the rest, and go with the next flush.
+            self.ledger().forget_urgent();
+            state.telling.urgent.clear();
+            return effects;
         }
-        let mut told = HashSet::new();
-        while is_all
-            && !farewells.is_full(messages)
-            && let Some(farewell) = ledger.next_farewell()
-        {
+        loop {
+            let room = state.telling.window.room();
+            if room == 0 || !self.send_next(state, room, &mut effects, now) {
+                break;
+            }
+        }
+        // Who waits for room here wakes nobody.
+        while let Some(at) = self.ledger().next_urgent() {
+            if state.telling.urgent.len() < URGENT_MAX {
+                state.telling.urgent.push_back(at);
+            }
+        }
+        if state.telling.is_through() {
+            self.pending_hits.store(state.telling.pending_hits, Ordering::Relaxed);
+        }
+        effects
+    }
+
+    /// Sends one message, or as many as the slots of a Cluster make of one. False if there is nothing to say.
+    fn send_next(&self, state: &mut RegionState, room: usize, effects: &mut Effects, now: Now) -> bool {
+        // In a Cluster every key may need a message of its own.
+        let cells =
+            if self.options.is_cluster { room.min(state.telling.window.messages()) } else { room.min(CELLS_MAX) };
+        let news = self.news(state, cells, now);
+        let is_healing = news.is_empty();
+        let farewells = if is_healing { self.farewells(state, cells) } else { ReplayBatch::default() };
+        let batch = if is_healing && farewells.is_empty() { self.lost(state, cells, now) } else { news };
+        if batch.is_empty() && farewells.is_empty() {
+            return false;
+        }
+        let slot_of = |part: &CallKey| cluster_slot(&part.key);
+        let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
+        for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
+            let slots = slots.into_iter().zip(parts.iter().map(|part| part.key)).collect();
+            effects.calls.push(self.replay(state, parts, ReplayKeys::Slots(slots), is_healing, now));
+        }
+        for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
+            effects.calls.push(self.replay(state, parts, ReplayKeys::Farewells(farewells), false, now));
+        }
+        true
+    }
+
+    /// What is urgent, and then what is due.
+    fn news(&self, state: &mut RegionState, cells: usize, now: Now) -> ReplayBatch<SlotRef> {
+        let (ledger, telling) = (self.ledger(), &mut state.telling);
+        let mut batch = ReplayBatch::default();
+        while !batch.is_full(cells) {
+            let urgent = telling.urgent.pop_front().or_else(|| ledger.next_urgent());
+            let due = || {
+                telling.due = telling.due.checked_sub(1)?;
+                let at = ledger.next_unsent();
+                if at.is_none() {
+                    telling.due = 0;
+                }
+                at
+            };
+            let Some(at) = urgent.or_else(due) else { break };
+            if let Some(unsent) = ledger.tell(at, now) {
+                let pending = self.push(&mut batch, unsent);
+                telling.pending_hits += pending;
+            }
+        }
+        batch
+    }
+
+    /// Adds a key to a batch. Says how many hits of it are pending.
+    pub(super) fn push(&self, batch: &mut ReplayBatch<SlotRef>, unsent: UnsentKey) -> u64 {
+        let UnsentKey { at, key, terms, update } = unsent;
+        let part = CallKey::new(self.origin_key(&key.as_key(), key.is_sensitive), &terms, update);
+        let pending = part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum();
+        batch.push(at, part);
+        pending
+    }
+
+    /// What keys that were given up still have to tell.
+    fn farewells(&self, state: &mut RegionState, cells: usize) -> ReplayBatch<Farewell> {
+        let (ledger, telling) = (self.ledger(), &mut state.telling);
+        let (mut batch, mut told) = (ReplayBatch::default(), HashSet::new());
+        while telling.farewells > 0 && !batch.is_full(cells) {
+            let Some(farewell) = ledger.next_farewell() else {
+                telling.farewells = 0;
+                break;
+            };
             let origin = self.origin_key(&farewell.key.as_key(), farewell.key.is_sensitive);
             // A key that was given up twice: no call names a key twice.
             if !told.insert(origin) {
                 ledger.put_farewell_back(farewell);
                 break;
             }
-            pending_hits += farewell.pending;
-            farewells.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
+            telling.farewells -= 1;
+            telling.pending_hits += farewell.pending;
+            batch.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
         }
-        if is_all {
-            self.pending_hits.store(pending_hits, Ordering::Relaxed);
-        }
-        let slot_of = |part: &CallKey| cluster_slot(&part.key);
-        let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
-        for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
-            let slots = slots.into_iter().zip(parts.iter().map(|part| part.key)).collect();
-            effects.calls.push(self.replay(state, parts, PendingCall::Replay { slots }));
-        }
-        for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
-            effects.calls.push(self.replay(state, parts, PendingCall::Farewells { farewells }));
-        }
-        effects
+        batch
     }
 
-    fn replay(&self, state: &mut RegionState, parts: Vec<CallKey>, under_way: PendingCall) -> OutgoingCall {
+    fn replay(
+        &self,
+        state: &mut RegionState,
+        parts: Vec<CallKey>,
+        about: ReplayKeys,
+        is_healing: bool,
+        now: Now,
+    ) -> OutgoingCall {
+        let cells = parts.iter().map(|part| part.cells.len()).sum();
         let call = self.call(state, false, parts, Vec::new());
-        state.replays_under_way += 1;
-        let id = self.enter_call(state, under_way);
+        state.telling.window.sent(cells);
+        state.telling.news_under_way += usize::from(!is_healing);
+        let replay = ReplayCall { about, cells, sent_us: now.mono_us, is_healing, is_late: false };
+        let id = self.enter_call(state, PendingCall::Replay(replay));
         // A store that may take long over a check may take as long over a replay.
         let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
         OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
     }
 
-    /// Counts what is pending once a second, while nothing can be told.
-    fn survey(&self, state: &mut RegionState, now: Now) {
-        if now.mono_us < state.surveyed_us + SURVEY_INTERVAL_US {
-            return;
+    /// Counts what is pending, once a second, while nothing can be told or more than the last flush could tell.
+    pub(super) fn survey(&self, now: Now) {
+        {
+            let state = &mut *self.state.lock();
+            let is_due = now.mono_us >= state.surveyed_us + SURVEY_INTERVAL_US;
+            if !is_due || !state.replays.is_open() && state.telling.is_through() {
+                return;
+            }
+            state.surveyed_us = now.mono_us;
         }
-        state.surveyed_us = now.mono_us;
+        // Requests need the state: a walk through many keys takes a while.
         self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
     }
 
-    pub(super) fn replayed(&self, state: &mut RegionState, slots: &[(SlotRef, OriginKey)], reply: &Reply, now: Now) {
-        for ((at, key), cells) in slots.iter().zip(&reply.parts) {
-            self.ledger().acknowledged(*at, cells, state.wait_queue.is_busy(key), now);
+    /// Takes the answer to a replay. More may go now.
+    pub(super) fn replayed(&self, state: &mut RegionState, replay: ReplayCall, reply: &Reply, now: Now) -> Effects {
+        let ReplayCall { about, cells, sent_us, is_healing, is_late } = replay;
+        state.telling.news_under_way -= usize::from(!is_healing);
+        if is_late {
+            // It counted as a failure when its time was up.
+            state.replays.answered();
+            self.leave_window(state, cells, true);
+        } else {
+            state.replays.record(true, now.mono_us);
+            state.telling.window.answered(cells, now.mono_us.saturating_sub(sent_us), now.mono_us);
         }
-        if state.replays_under_way == 0 {
+        if let ReplayKeys::Slots(slots) = about {
+            for ((at, key), cells) in slots.iter().zip(&reply.parts) {
+                self.ledger().acknowledged(*at, cells, state.wait_queue.is_busy(key), now);
+            }
+        }
+        let effects = self.send_some(state, now);
+        if state.telling.news_under_way == 0 && state.telling.is_through() {
             state.behind_since_us = self.ledger().is_any_unsent().then_some(now.mono_us);
+        }
+        effects
+    }
+
+    /// The time of a replay is up. It may still arrive, so its keys stay under way.
+    pub(super) fn replay_is_late(
+        &self,
+        state: &mut RegionState,
+        mut replay: ReplayCall,
+        now: Now,
+    ) -> (ReplayCall, Effects) {
+        state.replays.record(false, now.mono_us);
+        state.unanswered_us = Some(now.mono_us);
+        replay.is_late = true;
+        state.telling.window.is_late();
+        if self.options.is_cluster {
+            // The other nodes may be well.
+            state.telling.window.gone(replay.cells);
+        }
+        let effects = self.send_some(state, now);
+        (replay, effects)
+    }
+
+    /// A replay had no answer, and will have none: all of it is told again.
+    pub(super) fn unreplayed(&self, state: &mut RegionState, replay: ReplayCall, now: Now) -> Effects {
+        let ReplayCall { about, cells, is_healing, is_late, .. } = replay;
+        state.telling.news_under_way -= usize::from(!is_healing);
+        if !is_late {
+            state.replays.record(false, now.mono_us);
+        }
+        self.leave_window(state, cells, is_late);
+        match about {
+            ReplayKeys::Slots(slots) => slots.iter().for_each(|(at, _)| self.ledger().unacknowledged(*at)),
+            ReplayKeys::Farewells(all) => {
+                all.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell))
+            }
+        }
+        self.send_some(state, now)
+    }
+
+    /// A message is not under way any more. In a Cluster a late one has left the window already.
+    fn leave_window(&self, state: &mut RegionState, cells: usize, is_late: bool) {
+        if !(is_late && self.options.is_cluster) {
+            state.telling.window.gone(cells);
         }
     }
 }

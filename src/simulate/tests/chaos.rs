@@ -69,6 +69,9 @@ fn wrong(world: &World, kind: Kind) -> Option<String> {
     if pending > 0 {
         return Some(format!("{pending} hits are still pending"));
     }
+    if world.oracle.told_again > 0 {
+        return Some(format!("{} keys were told of again before the origin had heard", world.oracle.told_again));
+    }
     let lost_max = match kind {
         Kind::Crashes => world.oracle.died_with,
         // The dead may have told hits that nobody else had heard of.

@@ -31,6 +31,8 @@ pub(super) struct CallSending {
     pub(super) is_replay: bool,
     /// Its reply goes nowhere.
     pub(super) is_repeat: bool,
+    /// The store has taken its time for it.
+    pub(super) is_served: bool,
 }
 
 /// Something that happens at a moment.
@@ -59,6 +61,12 @@ pub(super) enum Event {
         sent_us: u64,
     },
     /// The time of a call is up, whether it was answered or not.
+    CallTimesOut {
+        to: To,
+        store: Store,
+        id: CallId,
+    },
+    /// The connection of a call is closed: it has no answer, if it had none before.
     CallFails {
         to: To,
         store: Store,
@@ -77,6 +85,11 @@ pub(super) enum Event {
     /// A process sends its heartbeats, and plans the next ones and its probes.
     Beat {
         process: usize,
+    },
+    /// A heartbeat had no answer in its time.
+    BeatFails {
+        to: To,
+        store: Store,
     },
     /// Copies of the origins are made, for failovers.
     Copy,

@@ -3,10 +3,14 @@
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};
 use crate::regional::region::{CallPurpose, OutgoingCall};
+use crate::regional::replay::REPLAY_AWAITED_US;
 use crate::simulate::faults::Plant;
 use crate::simulate::process::Process;
 use crate::simulate::world::event::{CallSending, Event, To};
-use crate::simulate::world::{BEAT_EVERY_US, World};
+use crate::simulate::world::{BEAT_EVERY_US, BEAT_TIMEOUT_US, World};
+
+/// How long it takes until a process knows that a connection has broken.
+const CLOSED_AFTER_US: u64 = 50_000;
 
 impl World {
     fn delay_us(&mut self) -> u64 {
@@ -20,12 +24,20 @@ impl World {
         let from = self.to(process);
         let network = self.setup.network;
         let is_replay = operation == CallPurpose::Replay;
-        self.at(self.now_us + within_us, Event::CallFails { to: from, store, id });
+        let timeout_us = self.now_us + within_us;
+        self.at(timeout_us, Event::CallTimesOut { to: from, store, id });
         let mut arrivals = Vec::new();
         let delay_us = self.delay_us();
-        if !self.random.permille(network.lost_calls) {
+        let is_lost = self.random.permille(network.lost_calls);
+        if !is_lost {
             let late_us = if self.random.permille(network.late) { self.random.below(1_000_000) } else { 0 };
             arrivals.push((self.now_us + delay_us + late_us, false));
+        }
+        // What gets lost takes its connection along.
+        let closed_us = timeout_us + if is_lost { CLOSED_AFTER_US } else { REPLAY_AWAITED_US };
+        if is_replay {
+            self.at(closed_us, Event::CallFails { to: from, store, id });
+            self.note_replay(from, &call, is_lost);
         }
         if self.random.permille(network.repeated) {
             arrivals.push((self.now_us + delay_us + self.random.below(1_000_000), true));
@@ -33,17 +45,41 @@ impl World {
         for (at_us, is_repeat) in arrivals {
             // A frozen origin serves what has come in when it wakes up.
             let at_us = at_us.max(self.redis(process, store).frozen_until_us);
-            let sending = CallSending { id, sent_us: self.now_us, is_replay, is_repeat };
+            let sending = CallSending { id, sent_us: self.now_us, is_replay, is_repeat, is_served: false };
             self.at(at_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
         }
     }
 
+    /// Takes note of the keys that a replay is about, until it has arrived.
+    fn note_replay(&mut self, from: To, call: &Call, is_lost: bool) {
+        for part in &call.parts {
+            self.oracle.told_again += u64::from(self.told_under_way.contains(&(from, part.key)));
+            if !is_lost {
+                self.told_under_way.insert((from, part.key));
+            }
+        }
+    }
+
     pub(super) fn call_arrives(&mut self, from: To, store: Store, call: &Call, sending: CallSending) {
-        let CallSending { id, sent_us, is_replay, is_repeat } = sending;
+        let CallSending { id, sent_us, is_replay, is_repeat, is_served } = sending;
         let frozen_until_us = self.redis(from.process, store).frozen_until_us;
         if self.now_us < frozen_until_us {
             self.at(frozen_until_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
             return;
+        }
+        if let Some(times) = self.setup.service.filter(|_| !is_served) {
+            let now_ns = self.now_us * 1000;
+            let home = self.redis_mut(from.process, store);
+            home.busy_until_ns = home.busy_until_ns.max(now_ns) + times.of(call);
+            let done_us = home.busy_until_ns.div_ceil(1000);
+            let sending = CallSending { is_served: true, ..sending };
+            self.at(done_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
+            return;
+        }
+        if is_replay && !is_repeat {
+            for part in &call.parts {
+                self.told_under_way.remove(&(from, part.key));
+            }
         }
         self.oracle.calls += 1;
         self.oracle.cells += call.parts.iter().map(|part| part.cells.len() as u64).sum::<u64>();
@@ -64,7 +100,11 @@ impl World {
             }
             _ => self.redis_mut(from.process, store).origin.call(call, time_ms),
         };
-        if is_repeat || self.random.permille(self.setup.network.lost_replies) {
+        if is_repeat {
+            return;
+        }
+        if self.random.permille(self.setup.network.lost_replies) {
+            self.at(self.now_us + CLOSED_AFTER_US, Event::CallFails { to: from, store, id });
             return;
         }
         let at_us = self.now_us + self.delay_us();
@@ -73,9 +113,14 @@ impl World {
 
     pub(super) fn beat(&mut self, process: usize) {
         for store in [Store::Origin, Store::Owner] {
-            let is_there = self.processes[process].store(store).is_some();
-            if is_there && self.now_us >= self.redis(process, store).frozen_until_us {
+            if self.processes[process].store(store).is_none() {
+                continue;
+            }
+            if self.now_us >= self.redis(process, store).frozen_until_us {
                 self.beat_at(process, store);
+            } else {
+                let to = self.to(process);
+                self.at(self.now_us + BEAT_TIMEOUT_US, Event::BeatFails { to, store });
             }
         }
         self.at(self.now_us + BEAT_EVERY_US, Event::Beat { process });

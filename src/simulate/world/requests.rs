@@ -68,6 +68,7 @@ impl World {
     fn note(&mut self, process: usize, asked: &[KeyHits], is_admitted: bool, times: RequestTimes) {
         let RequestTimes { arrived_us, counted_us, has_waited } = times;
         let at_ms = (START_MS + counted_us / 1000).saturating_add_signed(self.processes[process].skew_ms);
+        let answered_us = self.now_us;
         for KeyHits { key, hits } in asked {
             let log = match (is_admitted, *hits < 0) {
                 (false, _) => &mut self.oracle.denials,
@@ -75,7 +76,16 @@ impl World {
                 (true, true) => &mut self.oracle.refunds,
             };
             let (key, hits) = (*key, hits.unsigned_abs());
-            log.push(RequestedHits { at_ms, at_us: counted_us, arrived_us, key, hits, process, has_waited });
+            log.push(RequestedHits {
+                at_ms,
+                at_us: counted_us,
+                arrived_us,
+                answered_us,
+                key,
+                hits,
+                process,
+                has_waited,
+            });
         }
     }
 
