@@ -19,7 +19,7 @@ const GROUPS: &[(&[(&str, &str)], &str)] = &[
             ("REDIS_STARTUP_MAX_INTERVAL", ""),
             ("REDIS_STARTUP_MAX_ELAPSED_TIME", ""),
         ],
-        "two connections carry everything, and neither the start nor health waits for Redis",
+        "three connections carry everything, and neither the start nor health waits for Redis",
     ),
     (
         &[
