@@ -57,6 +57,7 @@
 //! | store | either of the two |
 //! | lane | the connections to a store for one kind of call, so that replays never hold up checks, and neither of them heartbeats |
 //! | window (of replays) | how many cells may be under way to the origin; it follows the round trip |
+//! | tag | what the names of keys share that are in one slot of a Cluster: one of 256 |
 //! | late | said of a replay: its time is up, and it may still arrive |
 //! | consultation | the walk of a request over the stores: whom to ask, what the answer means, when to look again |
 //! | layer | what counts are shared through: the origin, the owner, the table of all regions |
