@@ -23,7 +23,7 @@ pub(super) enum Beginning {
     Watermark,
     /// Where the last one ended before one failed, once more.
     LookBack,
-    /// About now: what has changed since the last one has to be read otherwise.
+    /// Lately: what has changed before has to be read otherwise.
     Gap,
 }
 
@@ -45,6 +45,8 @@ pub(super) struct Followed {
     /// The server's clock at the last reading that heard all that had changed: the next one begins there.
     watermark_ms: Option<u64>,
     missed: Option<Missed>,
+    /// When a reading last failed.
+    failed_us: Option<u64>,
     /// When a reading last succeeded, or came in part.
     pub at_us: Option<u64>,
 }
@@ -53,7 +55,7 @@ impl Followed {
     /// `timeout_ms`: how long a statement may take.
     pub(super) fn new(timeout_ms: u64) -> Followed {
         let overlap_ms = OVERLAP_MS_MIN.max(2 * timeout_ms + 1000);
-        Followed { overlap_ms, clock_ms: None, watermark_ms: None, missed: None, at_us: None }
+        Followed { overlap_ms, clock_ms: None, watermark_ms: None, missed: None, failed_us: None, at_us: None }
     }
 
     /// The server's clock now, going by the last reading; `None` before the first.
@@ -83,13 +85,18 @@ impl Followed {
         let from_ms = match beginning {
             Beginning::Watermark => self.watermark_ms,
             Beginning::LookBack => self.missed.map(|missed| missed.from_ms),
-            Beginning::Gap => self.server_ms(now),
+            // A server that was away for everybody is told everything when it is back, which is after the last failure.
+            Beginning::Gap => {
+                let ago_us = self.failed_us.map_or(0, |failed_us| now.mono_us.saturating_sub(failed_us));
+                self.server_ms(now).map(|server_ms| server_ms.saturating_sub(ago_us / 1000))
+            }
         };
         from_ms.unwrap_or(0).saturating_sub(self.overlap_ms)
     }
 
     /// A reading has failed.
-    pub(super) fn failed(&mut self) {
+    pub(super) fn failed(&mut self, now: Now) {
+        self.failed_us = Some(now.mono_us);
         if let Some(from_ms) = self.watermark_ms {
             let missed = self.missed.get_or_insert(Missed { from_ms, again_us: None });
             missed.again_us = None;
@@ -116,6 +123,7 @@ impl Followed {
         if let Some(missed) = &mut self.missed {
             missed.again_us.get_or_insert(now.mono_us + self.overlap_ms * 1000);
         }
+        self.failed_us = None;
         self.clock_ms = Some(server_ms);
         self.at_us = Some(now.mono_us);
         is_another

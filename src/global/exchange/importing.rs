@@ -154,7 +154,7 @@ impl Exchange {
     /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
     pub fn not_imported(&self, reading: &ReadScope, now: Now) {
         let mut state = self.state.lock();
-        state.followed.failed();
+        state.followed.failed(now);
         if !matches!(reading, ReadScope::Since { .. }) {
             state.passes.part_failed(now.mono_us);
         }
