@@ -30,6 +30,8 @@ pub struct ForeignSum {
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
+    /// What of it the other regions can be taken to have found.
+    pub told: Counts,
 }
 
 /// What became of a cell that other regions told of.
@@ -139,7 +141,7 @@ impl<'t> ForeignLedger<'t> {
         // A rule may have changed its algorithm: the cells are the same.
         for algorithm in Algorithm::windowed() {
             self.table.with_key(&Key { algorithm, ..*key }, |mut entry| {
-                is_news |= entry.import(sum.sequence, sum.others, sum.row, now_ms);
+                is_news |= entry.import(sum, now_ms);
                 slots.push(entry.at);
             });
         }
@@ -165,7 +167,7 @@ impl<'t> ForeignLedger<'t> {
                 // A request has made the key in between.
                 self.table.count_asked();
             }
-            let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
+            let is_news = entry.import(sum, now_ms);
             ImportResult::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
         });
         imported.unwrap_or_else(|| {
@@ -183,9 +185,8 @@ impl<'t> ForeignLedger<'t> {
         sum: &ForeignSum,
         now_ms: u64,
     ) -> Option<bool> {
-        let imported = self.table.with_at(at, |mut entry| {
-            is_meant(&entry.slot.key()).then(|| entry.import(sum.sequence, sum.others, sum.row, now_ms))
-        });
+        let imported =
+            self.table.with_at(at, |mut entry| is_meant(&entry.slot.key()).then(|| entry.import(sum, now_ms)));
         imported.flatten()
     }
 

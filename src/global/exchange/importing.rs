@@ -11,7 +11,7 @@ use crate::global::exchange::Exchange;
 use crate::global::exchange::followed::Beginning;
 use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
-use crate::global::row::{CellName, HeardRow};
+use crate::global::row::{CellName, Counts, HeardRow};
 
 /// How many ages of news one import remembers at most.
 const AGES_MAX: usize = 1_024;
@@ -27,11 +27,15 @@ pub struct ImportProgress {
     must_forget: bool,
     /// Where it began, if it is a reading of what has changed.
     beginning: Option<Beginning>,
+    /// Rows of this region that are older may have become visible just now: if so, others have not found them by their dates,
+    /// so they are sent again. What is read otherwise was there before, as a rule.
+    found_from_ms: u64,
 }
 
 impl ImportProgress {
     pub(super) fn new(region: &str) -> ImportProgress {
-        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget: false, beginning: None }
+        let import = Import::new(region);
+        ImportProgress { import, news_ms: Vec::new(), must_forget: false, beginning: None, found_from_ms: 0 }
     }
 
     /// How many rows were heard.
@@ -59,7 +63,9 @@ impl Exchange {
         let part = if beginning == Beginning::Gap { None } else { state.passes.next_part(now.mono_us) };
         let Some(reading) = part else {
             hearing.beginning = Some(beginning);
-            return (ReadScope::Since { ms: state.followed.since_ms(beginning, now) }, hearing);
+            hearing.found_from_ms = state.followed.found_from_ms(now);
+            let unpublished_us = state.publishing.failing_us(now.mono_us);
+            return (ReadScope::Since { ms: state.followed.since_ms(beginning, unpublished_us, now) }, hearing);
         };
         match &reading {
             ReadScope::All { from: None } => {
@@ -173,9 +179,10 @@ impl Exchange {
             self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
             return;
         };
+        let foreign = foreign_sum(sum, hearing.found_from_ms);
         let is_news = match named.is_sensitive {
-            true => self.take_hidden(identifier, sum, now),
-            false => self.take_key(named, identifier, sum, now),
+            true => self.take_hidden(identifier, sum, foreign, now),
+            false => self.take_key(named, identifier, sum, foreign, now),
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
@@ -183,10 +190,10 @@ impl Exchange {
     }
 
     /// Takes over what a row says about a key whose identifier it names. True if it was news.
-    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let terms = named.terms(sum.cell.duration_ms);
         let key = Key::new(named.space, &terms, identifier);
-        match self.ledger().import(&key, &terms, &foreign_sum(sum), now.wall_ms) {
+        match self.ledger().import(&key, &terms, &foreign, now.wall_ms) {
             ImportResult::NoRoom => {
                 self.leave_out(sum);
                 false
@@ -206,17 +213,17 @@ impl Exchange {
         }
     }
 
-    fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_hidden(&self, digest: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let at = self.state.lock().digested.slot(digest);
         if let Some(at) = at {
             let is_it = |key: &Key<'_>| *self.identifier(key, true) == *digest;
-            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign_sum(sum), now.wall_ms) {
+            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign, now.wall_ms) {
                 self.contest(at, sum);
                 return is_news;
             }
             self.state.lock().digested.gone(digest);
         }
-        let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
+        let kept = WaitingRow { sum: foreign, expires_at_ms: sum.cell.expires_at_ms() };
         let keys_max = self.engine.table().keys_max();
         if !self.state.lock().digested.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
@@ -249,6 +256,7 @@ impl Exchange {
 }
 
 /// A cell's rows as the ledger takes them.
-fn foreign_sum(sum: &CellSum) -> ForeignSum {
-    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row }
+fn foreign_sum(sum: &CellSum, found_from_ms: u64) -> ForeignSum {
+    let told = if sum.row_updated_at_ms >= found_from_ms { sum.row } else { Counts::default() };
+    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row, told }
 }
