@@ -38,6 +38,7 @@ pub(super) struct CallSending {
 /// What a reading of the table that regions share has come to.
 #[derive(Debug)]
 pub(super) struct TableRead {
+    /// What was told, in the order of cells.
     pub(super) rows: Vec<HeardRow>,
     /// The table's clock when it began.
     pub(super) server_ms: u64,
