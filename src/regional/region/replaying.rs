@@ -13,10 +13,12 @@ use crate::engine::table::SlotRef;
 use crate::engine::table::cell::HeldAt;
 use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::UnsentKey;
+use crate::regional::breaker::CallEnd;
 use crate::regional::call::{CallKey, OriginKey, Reply};
+use crate::regional::node_map::NodeId;
 use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::healing::Healing;
-use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
+use crate::regional::region::{BreakerKind, CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
 use crate::regional::replay::{CELLS_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
 use crate::regional::send_window::{SendWindow, WindowBounds};
 
@@ -26,6 +28,9 @@ const SURVEY_INTERVAL_US: u64 = 1_000_000;
 const LATE_US: u64 = 60_000_000;
 /// How many urgent keys wait for room at most. The others go with the next flush.
 const URGENT_MAX: usize = 4096;
+
+/// How many keys are parked for nodes that are given up, or released, in one go: requests need the state.
+const PARKED_AT_ONCE: usize = 2048;
 
 /// A place where the store may hold something that this process has told of a key.
 pub(crate) type CellField = (OriginKey, HeldAt);
@@ -45,6 +50,8 @@ pub(super) struct Replays {
     pending_hits: u64,
     /// Messages under way, but for those that only heal.
     news_under_way: usize,
+    /// Keys that were parked for a node, and are to go back into the queue.
+    released: Vec<SlotRef>,
     /// `None`: the origin has lost nothing.
     pub(super) healing: Option<Healing>,
 }
@@ -59,13 +66,23 @@ impl Replays {
             farewells: 0,
             pending_hits: 0,
             news_under_way: 0,
+            released: Vec::new(),
             healing: None,
         }
     }
 
     /// The last flush has told everything that there was.
     fn is_through(&self) -> bool {
-        self.due == 0 && self.farewells == 0 && self.urgent.is_empty()
+        self.due == 0 && self.farewells == 0 && self.urgent.is_empty() && self.released.is_empty()
+    }
+
+    /// Keys that were parked may be told again.
+    pub(super) fn release(&mut self, parked: Vec<SlotRef>) {
+        self.released.extend(parked);
+    }
+
+    pub(super) fn is_any_released(&self) -> bool {
+        !self.released.is_empty()
     }
 }
 
@@ -73,6 +90,8 @@ impl Replays {
 #[derive(Debug)]
 pub(super) struct ReplayCall {
     about: ReplayKeys,
+    /// Which node it is for.
+    node: NodeId,
     cells: usize,
     sent_us: u64,
     /// It only tells again what the origin has lost.
@@ -108,7 +127,7 @@ impl Region {
     /// Begins a flush: everything that waits by now is to be told.
     pub(super) fn begin_flush(&self, state: &mut RegionState, now: Now) {
         let ledger = self.ledger();
-        if !ledger.is_any_unsent() && state.telling.news_under_way == 0 {
+        if !ledger.is_any_unsent() && state.telling.news_under_way == 0 && !state.is_any_parked() {
             state.behind_since_us = None;
         } else {
             state.behind_since_us.get_or_insert(now.mono_us);
@@ -120,13 +139,19 @@ impl Region {
     /// Sends what there is room for.
     pub(super) fn send_some(&self, state: &mut RegionState, now: Now) -> Effects {
         let mut effects = Effects::default();
-        if state.replays.is_open() {
+        if state.nodes.are_all_given_up(BreakerKind::Replays) {
             // Urgent keys wait with the rest, and go with the next flush.
             self.ledger().forget_urgent();
             state.telling.urgent.clear();
             return effects;
         }
-        loop {
+        for _ in 0..PARKED_AT_ONCE {
+            let Some(at) = state.telling.released.pop() else { break };
+            self.ledger().unacknowledged(at);
+            state.telling.due += 1;
+        }
+        let parked_before = state.nodes.parked();
+        while state.nodes.parked() < parked_before + PARKED_AT_ONCE {
             let room = state.telling.window.room();
             if room == 0 || !self.send_next(state, room, &mut effects, now) {
                 break;
@@ -159,10 +184,20 @@ impl Region {
         let slot_of = |part: &CallKey| cluster_slot(&part.key);
         let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
         for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
+            let node = self.node_of(state, &parts[0].key);
+            if state.nodes.is_given_up(node, BreakerKind::Replays) {
+                state.nodes.park(node, slots.into_iter());
+                continue;
+            }
             let slots = slots.into_iter().zip(parts.iter().map(|part| part.key)).collect();
             effects.calls.push(self.replay(state, parts, ReplayKeys::Slots(slots), is_healing, now));
         }
         for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
+            if state.nodes.is_given_up(self.node_of(state, &parts[0].key), BreakerKind::Replays) {
+                // Their number has a bound, and so they wait where they were.
+                farewells.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell));
+                continue;
+            }
             effects.calls.push(self.replay(state, parts, ReplayKeys::Farewells(farewells), false, now));
         }
         true
@@ -231,14 +266,15 @@ impl Region {
         now: Now,
     ) -> OutgoingCall {
         let cells = parts.iter().map(|part| part.cells.len()).sum();
+        let node = parts.first().map_or(NodeId::NOBODY, |part| self.node_of(state, &part.key));
         let call = self.call(state, false, parts, Vec::new());
         state.telling.window.sent(cells);
         state.telling.news_under_way += usize::from(!is_healing);
-        let replay = ReplayCall { about, cells, sent_us: now.mono_us, is_healing, is_late: false };
+        let replay = ReplayCall { about, node, cells, sent_us: now.mono_us, is_healing, is_late: false };
         let id = self.enter_call(state, PendingCall::Replay(replay));
         // A store that may take long over a check may take as long over a replay.
         let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-        OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
+        OutgoingCall { id, operation: CallPurpose::Replay, node, call, is_strict: false, within_us }
     }
 
     /// Counts what is pending, once a second, while nothing can be told or more than the last flush could tell.
@@ -246,7 +282,8 @@ impl Region {
         {
             let state = &mut *self.state.lock();
             let is_due = now.mono_us >= state.surveyed_us + SURVEY_INTERVAL_US;
-            if !is_due || !state.replays.is_open() && state.telling.is_through() {
+            let is_told = state.telling.is_through() && !state.is_any_parked();
+            if !is_due || !state.nodes.are_all_given_up(BreakerKind::Replays) && is_told {
                 return;
             }
             state.surveyed_us = now.mono_us;
@@ -257,14 +294,14 @@ impl Region {
 
     /// Takes the answer to a replay. More may go now.
     pub(super) fn replayed(&self, state: &mut RegionState, replay: ReplayCall, reply: &Reply, now: Now) -> Effects {
-        let ReplayCall { about, cells, sent_us, is_healing, is_late } = replay;
+        let ReplayCall { about, node, cells, sent_us, is_healing, is_late } = replay;
         state.telling.news_under_way -= usize::from(!is_healing);
         if is_late {
             // It counted as a failure when its time was up.
-            state.replays.answered();
+            state.nodes.answered(node, BreakerKind::Replays);
             self.leave_window(state, cells, true);
         } else {
-            state.replays.record(true, now.mono_us);
+            state.nodes.record(node, BreakerKind::Replays, CallEnd::InTime, now.mono_us);
             state.telling.window.answered(cells, now.mono_us.saturating_sub(sent_us), now.mono_us);
         }
         if let ReplayKeys::Slots(slots) = about {
@@ -284,9 +321,10 @@ impl Region {
         &self,
         state: &mut RegionState,
         mut replay: ReplayCall,
+        late: CallEnd,
         now: Now,
     ) -> (ReplayCall, Effects) {
-        state.replays.record(false, now.mono_us);
+        state.nodes.record(replay.node, BreakerKind::Replays, late, now.mono_us);
         state.unanswered_us = Some(now.mono_us);
         replay.is_late = true;
         state.telling.window.is_late();
@@ -299,11 +337,11 @@ impl Region {
     }
 
     /// A replay had no answer, and will have none: all of it is told again.
-    pub(super) fn unreplayed(&self, state: &mut RegionState, replay: ReplayCall, now: Now) -> Effects {
-        let ReplayCall { about, cells, is_healing, is_late, .. } = replay;
+    pub(super) fn unreplayed(&self, state: &mut RegionState, replay: ReplayCall, end: CallEnd, now: Now) -> Effects {
+        let ReplayCall { about, node, cells, is_healing, is_late, .. } = replay;
         state.telling.news_under_way -= usize::from(!is_healing);
         if !is_late {
-            state.replays.record(false, now.mono_us);
+            state.nodes.record(node, BreakerKind::Replays, end, now.mono_us);
         }
         self.leave_window(state, cells, is_late);
         match about {
