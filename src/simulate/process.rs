@@ -230,6 +230,14 @@ impl Process {
         })
     }
 
+    /// The slot of a key. Only for a process that has just come, because that asks about every key.
+    pub(super) fn slot_of(&self, ruleset: &Ruleset, key: usize, now: Now) -> u16 {
+        match self.attempt(ruleset, &[KeyHits { key, hits: 1 }], now, &self.views(now)) {
+            Err(question) => self.region.slot_of(&question.questions[0].key),
+            Ok(_) => unreachable!("who has just come asks"),
+        }
+    }
+
     /// Has a request arrive. Says what became of it, and what the process wants done.
     pub fn request(&mut self, ruleset: &Ruleset, asked: KeysHits, now: Now) -> (Became, Effects) {
         let views = self.views(now);

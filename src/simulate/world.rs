@@ -416,6 +416,19 @@ impl World {
         totals.fold((0, 0), |sum, (hits, refunds)| (sum.0 + hits, sum.1 + refunds))
     }
 
+    /// Which nodes of a Cluster have the first so many keys to begin with.
+    pub fn nodes_at_first(&self, keys: usize) -> Vec<NodeId> {
+        let map = Servers::new(self.setup.nodes).map().clone();
+        let stranger = Process::new(self.processes[0].start, map.clone(), &self.ruleset, self.now(0));
+        (0..keys).map(|key| map.of(stranger.slot_of(&self.ruleset, key, self.now(0)))).collect()
+    }
+
+    /// The hits that some nodes of the Clusters hold.
+    pub fn node_totals(&self, is_wanted: impl Fn(NodeId) -> bool) -> u64 {
+        let servers = self.homes.iter().flat_map(|home| home.servers.in_use());
+        servers.filter(|(id, _)| is_wanted(*id)).map(|(_, server)| server.origin.totals().0).sum()
+    }
+
     /// The whole hits that the origins hold in buckets, and the most fields that one bucket has.
     pub fn origin_levels(&self) -> (u64, usize) {
         let levels = self.homes.iter().flat_map(|home| home.servers.in_use()).map(|(_, server)| server.origin.levels());

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::clock::Now;
+use crate::engine::key::OwnedKey;
 use crate::engine::reach::Store;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
@@ -206,6 +207,11 @@ impl Region {
 
     pub(super) fn cluster_slot(&self, key: &OriginKey) -> u16 {
         if self.options.is_cluster { cluster_slot(key) } else { 0 }
+    }
+
+    /// The slot that all cells of a key are in; 0 without a Cluster.
+    pub fn slot_of(&self, key: &OwnedKey) -> u16 {
+        self.cluster_slot(&self.origin_key(&key.as_key(), key.is_sensitive))
     }
 
     /// One of a request's keys is at a node that nobody asks.
