@@ -30,12 +30,10 @@ const IN_VAIN_MIN: usize = 8;
 const IN_TIME_ONE_OF: usize = 10;
 /// A store that serves anything says something within this time.
 const SILENCE_US: u64 = 100_000;
-/// The longest time between probes that failing probes lead to. A longer configured time stands.
+/// The longest time between probes that failing probes or relapses lead to: each doubles it. A longer configured time stands.
 const PROBE_INTERVAL_US_MAX: u64 = 1_000_000;
-/// The longest time to the first probe that relapses lead to: each doubles it. A longer configured time stands.
-const RELAPSED_INTERVAL_US_MAX: u64 = 4_000_000;
 /// A breaker that opens again within this time has relapsed: probes had closed it too early.
-const RELAPSE_US: u64 = 2_000_000;
+const RELAPSE_US: u64 = 1_000_000;
 /// Relapses are forgiven when it has been closed for this long.
 const FORGIVEN_US: u64 = 10_000_000;
 
@@ -170,7 +168,7 @@ impl Breaker {
             _ => 0,
         };
         let configured_us = self.options.probe_interval_us;
-        let interval_us = (configured_us << self.relapses).min(RELAPSED_INTERVAL_US_MAX).max(configured_us);
+        let interval_us = (configured_us << self.relapses).min(PROBE_INTERVAL_US_MAX).max(configured_us);
         let probe_at_us = now_us + self.spread(interval_us);
         self.open = Some(OpenSince { since_us: now_us, probe_at_us, interval_us, is_probing: false });
     }
@@ -340,8 +338,8 @@ mod tests {
             now_us - opened_us
         };
         let pauses: Vec<u64> = (0..7).map(|_| pause_us(MS)).collect();
-        assert!(pauses.windows(2).take(4).all(|pair| pair[0] < pair[1]), "{pauses:?}");
-        assert!(pauses.iter().all(|pause| *pause <= RELAPSED_INTERVAL_US_MAX), "{pauses:?}");
+        assert!(pauses.windows(2).take(2).all(|pair| pair[0] < pair[1]), "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause <= PROBE_INTERVAL_US_MAX), "{pauses:?}");
         assert!(pause_us(FORGIVEN_US) <= 200 * MS);
     }
 }
