@@ -14,6 +14,7 @@
 mod exactness;
 #[path = "../global/mod.rs"]
 mod global;
+mod nodes;
 #[path = "../policy/mod.rs"]
 mod policy;
 #[path = "../region/mod.rs"]
@@ -83,6 +84,12 @@ const DRILLS: &[Drill] = &[
         what: "Redis is slow, frozen, refused, full, read-only",
         run: region::faults::errors,
     },
+    Drill {
+        name: "region-redis-node",
+        what: "one node of a Cluster hangs until its replica has taken over, and longer",
+        run: region::nodes::frozen_node,
+    },
+    Drill { name: "region-redis-slow", what: "Redis answers at about the deadline, and later", run: nodes::slow },
     Drill { name: "region-kill", what: "a process is killed under load", run: region::restart::kill },
     Drill { name: "global-exactness", what: "three regions at ten times the load", run: exactness::three_regions },
     Drill { name: "global-mysql-stands-still", what: "MySQL stands still", run: global::faults::stands_still },

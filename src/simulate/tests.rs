@@ -10,6 +10,7 @@ mod exact_count;
 mod global;
 mod heal;
 mod kinds;
+mod nodes;
 mod ordinary;
 mod overload;
 mod owner;
