@@ -117,8 +117,9 @@ fn a_successor_with_older_data_hears_what_it_lacks() {
         world.run_until(8 * SECOND_US);
         for key in 0..6 {
             let admitted = world.oracle.total(key);
-            // What went to the old one is lost only as far as nobody was told of it.
-            assert!(admitted <= 44, "seed {seed}: {admitted} of 40 for {key}");
+            // The copy lacks about thirty hits of the key. Each process brings its own with its first call, and memory may have
+            // decided four.
+            assert!(admitted <= 50, "seed {seed}: {admitted} of 40 for {key}");
         }
         let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
         assert!(world.origin_total().0 >= admitted, "seed {seed}");
