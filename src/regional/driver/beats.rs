@@ -109,7 +109,11 @@ impl RegionalDriver {
         }
         let map = self.redis.maps().borrow().clone();
         servers.run_ids.retain(|id, _| map.nodes().iter().any(|node| node.id == *id));
-        let asked = self.region.nodes_in_use();
+        // A node of a Cluster that is given up is probed; here it would only keep the others waiting.
+        let asked = match self.redis.is_cluster() {
+            true => self.region.nodes_in_use(),
+            false => map.nodes().iter().map(|node| node.id).collect(),
+        };
         for (node, identified) in self.redis.identities(&asked, BEAT_TIMEOUT.max(self.deadline)).await {
             let identity = match identified {
                 Ok(identity) => identity,

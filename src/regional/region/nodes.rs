@@ -299,9 +299,11 @@ impl Region {
         }
     }
 
-    /// No node answers what it is told.
+    /// No node answers what it is told, or everything has been told but for what waits for nodes that do not answer.
     pub(crate) fn is_silent(&self) -> bool {
-        self.state.lock().nodes.are_all_given_up(BreakerKind::Replays)
+        let state = self.state.lock();
+        let is_idle = state.under_way.is_empty() && state.telling.is_idle() && !self.ledger().is_any_unsent();
+        state.nodes.are_all_given_up(BreakerKind::Replays) || is_idle && state.nodes.parked() > 0
     }
 
     /// How long the store has been given up as a whole, for strict limits or for the others; `None` if it is not.
