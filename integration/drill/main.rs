@@ -14,7 +14,6 @@
 mod exactness;
 #[path = "../global/mod.rs"]
 mod global;
-mod nodes;
 #[path = "../policy/mod.rs"]
 mod policy;
 #[path = "../region/mod.rs"]
@@ -89,7 +88,11 @@ const DRILLS: &[Drill] = &[
         what: "one node of a Cluster hangs until its replica has taken over, and longer",
         run: region::nodes::frozen_node,
     },
-    Drill { name: "region-redis-slow", what: "Redis answers at about the deadline, and later", run: nodes::slow },
+    Drill {
+        name: "region-redis-slow",
+        what: "Redis answers at about the deadline, and later",
+        run: || region::nodes::slow(Duration::from_secs(20)),
+    },
     Drill { name: "region-kill", what: "a process is killed under load", run: region::restart::kill },
     Drill { name: "global-exactness", what: "three regions at ten times the load", run: exactness::three_regions },
     Drill { name: "global-mysql-stands-still", what: "MySQL stands still", run: global::faults::stands_still },

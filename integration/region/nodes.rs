@@ -12,15 +12,15 @@ use crate::support::redis::RedisServer;
 use crate::support::redis_cluster::RedisCluster;
 
 /// Every request asks, and is denied in an outage.
-pub const RULES: &str = "
+const RULES: &str = "
 domain: d
 descriptors:
   - {key: asked, rate_limit: {requests_per_unit: 1000000000, unit: hour, slack: 0, on_outage: deny}}
 ";
-pub const KEYS: usize = 30;
+const KEYS: usize = 30;
 /// The node that hangs.
 const FROZEN: usize = 2;
-pub const RATE: u64 = 300;
+const RATE: u64 = 300;
 
 /// Which node has each key: the one whose total grows with requests. And how many hits that took.
 fn places(fleet: &Fleet, cluster: &RedisCluster) -> (Vec<usize>, u64) {
@@ -160,19 +160,38 @@ fn micros(us: u64) -> Duration {
 
 #[test]
 fn a_slow_redis_fails_no_call_and_loses_no_hit() {
-    let redis = RedisServer::start();
-    let proxy = CuttingProxy::before(redis.address());
-    let mut fleet = Fleet::together(2, RULES, &proxy.url(), &[]);
-    let load = fleet.load(Traffic::over("asked", KEYS, RATE));
-    load.goes_on(RATE);
-    for delay_ms in [9, 12, 0] {
-        proxy.delay(Duration::from_millis(delay_ms));
-        load.goes_on(2 * RATE);
+    print(&slow(Duration::from_secs(3)));
+}
+
+/// How a process does whose Redis takes too long for each answer, for so long.
+pub fn slow(lasts: Duration) -> Vec<Promise> {
+    let mut promises = Vec::new();
+    // At about the deadline half of the answers come in time; beyond it none does.
+    for (delay_us, most_opened) in [(9_000, 1.0), (12_000, 2.0)] {
+        let redis = RedisServer::start();
+        let proxy = CuttingProxy::before(redis.address());
+        let fleet = Fleet::together(1, RULES, &proxy.url(), &[]);
+        // A younger connection is never doubted.
+        let first = fleet.run(Traffic::over("asked", KEYS, RATE), Duration::from_secs(6));
+        let connections = || fleet.metric("tidegate_origin_connections_total");
+        let opened = || fleet.metric("tidegate_origin_breaker_opened_total{breaker=\"checks\"}");
+        let (connections_before, opened_before) = (connections(), opened());
+        proxy.delay(Duration::from_micros(delay_us));
+        let ledger = fleet.run(Traffic::over("asked", KEYS, RATE), lasts);
+        assert_eq!(ledger.failed(), 0);
+        proxy.delay(Duration::ZERO);
+        let truth = first.admitted_hits() + ledger.admitted_hits();
+        let held = until(PATIENCE, "the totals are whole", || Some(redis.total_hits()).filter(|hits| *hits >= truth));
+        let most = truth + first.denied() + ledger.denied();
+        assert!(held <= most, "what was denied may have been charged, and nothing else: {held} of {most}");
+        let at = format!("while answers take {} ms", delay_us / 1000);
+        let connected = (connections() - connections_before) / lasts.as_secs_f64();
+        promises.push(Promise::at_most(format!("new connections a second {at}"), 0.1, connected));
+        promises.push(Promise::at_most(
+            format!("how often the breaker opens {at}"),
+            most_opened,
+            opened() - opened_before,
+        ));
     }
-    let ledger = load.finish();
-    assert_eq!(ledger.failed(), 0);
-    let truth = ledger.admitted_hits();
-    let held = until(PATIENCE, "the totals are whole", || Some(redis.total_hits()).filter(|hits| *hits >= truth));
-    assert!(held <= truth + ledger.denied(), "what was denied may have been charged, and nothing else");
-    fleet.stop();
+    promises
 }

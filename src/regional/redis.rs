@@ -8,16 +8,16 @@ mod backoff;
 mod calls;
 pub(crate) mod cluster_slot;
 pub(crate) mod codec;
+mod connected_nodes;
 mod dial;
 mod error;
 mod failures;
-mod heard;
 mod lanes;
 mod link;
-mod nodes;
 mod script;
 mod sentinel;
 pub mod settings;
+mod signs_of_life;
 mod slots;
 mod tls;
 mod topology;
@@ -36,7 +36,7 @@ pub use crate::regional::redis::lanes::{ConnectionStatus, Lane};
 pub use crate::regional::redis::script::Script;
 
 use crate::regional::node_map::{NodeId, NodeMap};
-use crate::regional::redis::nodes::Nodes;
+use crate::regional::redis::connected_nodes::{ConnectedNode, ConnectedNodes};
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::redis::slots::Redirection;
 
@@ -49,7 +49,7 @@ pub struct Redis {
 }
 
 struct Inner {
-    nodes: Arc<Nodes>,
+    nodes: Arc<ConnectedNodes>,
     /// Keeps up with the slots of a Cluster.
     topology: AbortHandle,
 }
@@ -79,7 +79,7 @@ impl Identity {
 impl Redis {
     /// Starts to connect in the background and returns at once, also while Redis is down. Must be called on the runtime.
     pub fn start(settings: RedisSettings) -> Redis {
-        let nodes = Nodes::start(settings);
+        let nodes = ConnectedNodes::start(settings);
         let topology = tokio::spawn(topology::keep_placed(nodes.clone())).abort_handle();
         Redis { inner: Arc::new(Inner { nodes, topology }), replicas: 0 }
     }
@@ -90,7 +90,7 @@ impl Redis {
         Redis { replicas, ..Redis::start(settings) }
     }
 
-    fn nodes(&self) -> &Nodes {
+    fn nodes(&self) -> &ConnectedNodes {
         &self.inner.nodes
     }
 
@@ -112,7 +112,7 @@ impl Redis {
         self.redirected(lane, script, keys, args, left, redirection).await.unwrap_or(answer)
     }
 
-    fn redirection<T>(&self, asked: &nodes::Node, answer: &Result<T, OriginError>) -> Option<Redirection> {
+    fn redirection<T>(&self, asked: &ConnectedNode, answer: &Result<T, OriginError>) -> Option<Redirection> {
         Redirection::of(answer, asked.address.as_ref()?)
     }
 
@@ -192,7 +192,7 @@ impl Redis {
 
     /// When anything last came over a connection; `None` if there is none.
     pub fn heard(&self, node: NodeId, lane: Lane) -> Option<Instant> {
-        Some(self.nodes().get(node).ok()?.live(lane).ok()?.link.heard().at())
+        Some(self.nodes().get(node).ok()?.live(lane).ok()?.link.signs().at())
     }
 
     /// Asks servers who they are, side by side. Another run id means another start, and perhaps other data.

@@ -26,7 +26,7 @@ const CLOCK_SHARE: u64 = 20;
 
 /// What is remembered of the servers behind a store.
 #[derive(Debug, Default)]
-struct Servers {
+struct KnownServers {
     witness: Witness,
     /// The run id of each node, as it last told.
     run_ids: BTreeMap<NodeId, String>,
@@ -38,7 +38,7 @@ impl RegionalDriver {
     /// Tells the origin that this process lives, and hears how many do.
     pub(super) async fn beat(self: Arc<Self>) {
         let mut was_heard = false;
-        let mut servers = Servers::default();
+        let mut servers = KnownServers::default();
         let mut are_apart = false;
         let (store, process) = (self.region.store(), self.region.process());
         while !self.is_leaving.load(Ordering::Relaxed) {
@@ -103,13 +103,17 @@ impl RegionalDriver {
 
     /// Notices a restart or a failover: the data behind another run id may be older, or gone. True if there was one. In a
     /// Cluster this is every node's heartbeat, too.
-    async fn identify(&self, servers: &mut Servers) -> bool {
+    async fn identify(&self, servers: &mut KnownServers) -> bool {
         if self.is_anonymous.load(Ordering::Relaxed) {
             return false;
         }
         let map = self.redis.maps().borrow().clone();
         servers.run_ids.retain(|id, _| map.nodes().iter().any(|node| node.id == *id));
-        let asked = self.region.nodes_in_use();
+        // A node of a Cluster that is given up is probed; here it would only keep the others waiting.
+        let asked = match self.redis.is_cluster() {
+            true => self.region.nodes_in_use(),
+            false => map.nodes().iter().map(|node| node.id).collect(),
+        };
         for (node, identified) in self.redis.identities(&asked, BEAT_TIMEOUT.max(self.deadline)).await {
             let identity = match identified {
                 Ok(identity) => identity,

@@ -21,10 +21,10 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::regional::redis::error::OriginError;
-use crate::regional::redis::heard::{Heard, Listened};
 use crate::regional::redis::link::Link;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::redis::settings::address::{Credentials, RedisNode, RedisTarget};
+use crate::regional::redis::signs_of_life::{ListenedStream, SignsOfLife};
 use crate::regional::redis::{sentinel, tls};
 
 /// A peer that vanishes without a word is noticed after about 11 s: this long idle, then three probes.
@@ -157,12 +157,12 @@ where
             info = info.set_username(user);
         }
     }
-    let heard = Heard::default();
-    let stream = Listened::new(stream, heard.clone());
+    let signs = SignsOfLife::default();
+    let stream = ListenedStream::new(stream, signs.clone());
     // Callers limit the time of their calls.
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUED_MAX);
     let (connection, driver) = step(fresh, MultiplexedConnection::new_with_config(&info, stream, config)).await?;
-    Ok(Link::new(connection, driver, heard))
+    Ok(Link::new(connection, driver, signs))
 }
 
 fn keepalive() -> socket2::TcpKeepalive {

@@ -65,7 +65,7 @@ pub(super) struct Live {
 impl Live {
     /// The server owes an answer, and has said nothing for a while.
     fn is_silent(&self) -> bool {
-        self.link.heard().silence() >= SILENCE
+        self.link.signs().silence() >= SILENCE
     }
 }
 
@@ -184,8 +184,8 @@ impl Lanes {
 
     fn judge(&self, lane: Lane, live: &Live, error: &OriginError) {
         self.trouble.notify_one();
-        let heard = live.link.heard();
-        let is_heard = |within: Duration| heard.age() < DOUBTED_AFTER || heard.silence() < SILENCE.max(within);
+        let signs = live.link.signs();
+        let is_heard = |within: Duration| signs.age() < DOUBTED_AFTER || signs.silence() < SILENCE.max(within);
         match error.verdict() {
             LinkState::Keep => {}
             LinkState::Replace if matches!(error, OriginError::Timeout { within } if is_heard(*within)) => {}

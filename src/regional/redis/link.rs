@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::regional::redis::error::OriginError;
-use crate::regional::redis::heard::Heard;
 use crate::regional::redis::script::Script;
+use crate::regional::redis::signs_of_life::SignsOfLife;
 
 /// How many commands a pipeline has at most: the client library holds their replies until the last is there.
 const PIPELINE_COMMANDS_MAX: usize = 1000;
@@ -21,7 +21,7 @@ const PIPELINE_COMMANDS_MAX: usize = 1000;
 pub(super) struct Link {
     connection: MultiplexedConnection,
     driver: Driver,
-    heard: Heard,
+    signs: SignsOfLife,
 }
 
 /// The task that reads and writes a connection. Both end together.
@@ -53,14 +53,14 @@ impl Link {
     pub(super) fn new(
         connection: MultiplexedConnection,
         driver: impl Future<Output = ()> + Send + 'static,
-        heard: Heard,
+        signs: SignsOfLife,
     ) -> Link {
-        Link { connection, driver: Driver::spawn(driver), heard }
+        Link { connection, driver: Driver::spawn(driver), signs }
     }
 
     /// What is known of the connection's life.
-    pub(super) fn heard(&self) -> &Heard {
-        &self.heard
+    pub(super) fn signs(&self) -> &SignsOfLife {
+        &self.signs
     }
 
     /// Ends when the connection is gone.
@@ -79,7 +79,7 @@ impl Link {
 
     /// Runs one command.
     pub(super) async fn query(&self, command: &Cmd) -> Result<Value, OriginError> {
-        self.heard.asks();
+        self.signs.asks();
         Ok(self.connection.clone().send_packed_command(command).await?.extract_error()?)
     }
 
@@ -155,7 +155,7 @@ impl Link {
             for command in some {
                 pipeline.add_command(command.clone());
             }
-            self.heard.asks();
+            self.signs.asks();
             answers.extend(connection.send_packed_commands(&pipeline, 0, some.len()).await?);
         }
         answers.into_iter().map(|answer| Ok(answer.extract_error()?)).collect()

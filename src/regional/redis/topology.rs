@@ -12,10 +12,10 @@ use tokio::time::{sleep_until, timeout};
 
 use crate::regional::map_watch::MapWatch;
 use crate::regional::node_map::SLOTS;
+use crate::regional::redis::connected_nodes::ConnectedNodes;
 use crate::regional::redis::dial::dial;
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::lanes::Lane;
-use crate::regional::redis::nodes::Nodes;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::redis::settings::address::{RedisNode, RedisTarget};
 use crate::regional::redis::slots::{SlotRange, read_slots};
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Reads the map whenever it may have changed, for good. Only for a Cluster.
-pub(super) async fn keep_placed(nodes: Arc<Nodes>) {
+pub(super) async fn keep_placed(nodes: Arc<ConnectedNodes>) {
     let RedisTarget::Cluster(seeds) = nodes.settings().place.clone() else { return };
     let began = Instant::now();
     let now_us = || u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -77,7 +77,7 @@ fn is_forbidden(error: &OriginError) -> bool {
 }
 
 /// Asks nodes that we are connected to. `None`: nobody has answered.
-async fn known(nodes: &Nodes) -> Option<Vec<SlotRange>> {
+async fn known(nodes: &ConnectedNodes) -> Option<Vec<SlotRange>> {
     let mut asking = JoinSet::new();
     let mut all = nodes.all();
     while asking.len() < ASKED && !all.is_empty() {

@@ -76,7 +76,7 @@ impl ProbeResult {
 
 /// A node as a process sees it.
 #[derive(Debug)]
-struct Node {
+struct NodeBreakers {
     checks: Breaker,
     strict: Breaker,
     replays: Breaker,
@@ -84,7 +84,7 @@ struct Node {
     parked: Vec<SlotRef>,
 }
 
-impl Node {
+impl NodeBreakers {
     fn breaker(&self, kind: BreakerKind) -> &Breaker {
         match kind {
             BreakerKind::Checks => &self.checks,
@@ -106,7 +106,7 @@ impl Node {
 #[derive(Debug)]
 pub(super) struct Nodes {
     map: Arc<NodeMap>,
-    nodes: BTreeMap<NodeId, Node>,
+    nodes: BTreeMap<NodeId, NodeBreakers>,
     options: BreakerOptions,
     seed: u64,
     /// How often breakers of nodes that are gone had opened, by kind.
@@ -140,7 +140,7 @@ impl Nodes {
                 let seed = self.seed ^ (u64::from(node.id.0) << 8 | number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
                 Breaker::new(self.options, seed)
             };
-            self.nodes.entry(node.id).or_insert_with(|| Node {
+            self.nodes.entry(node.id).or_insert_with(|| NodeBreakers {
                 checks: breaker(1),
                 strict: breaker(2),
                 replays: breaker(3),
@@ -231,7 +231,7 @@ impl Region {
     /// The nodes that are asked, those that are given up left out.
     pub fn nodes_in_use(&self) -> SmallVec<[NodeId; 4]> {
         let state = self.state.lock();
-        let of = |(id, node): (&NodeId, &Node)| (!node.replays.is_open()).then_some(*id);
+        let of = |(id, node): (&NodeId, &NodeBreakers)| (!node.replays.is_open()).then_some(*id);
         state.nodes.nodes.iter().filter_map(of).collect()
     }
 
@@ -299,9 +299,11 @@ impl Region {
         }
     }
 
-    /// No node answers what it is told.
+    /// No node answers what it is told, or everything has been told but for what waits for nodes that do not answer.
     pub(crate) fn is_silent(&self) -> bool {
-        self.state.lock().nodes.are_all_given_up(BreakerKind::Replays)
+        let state = self.state.lock();
+        let is_idle = state.under_way.is_empty() && state.telling.is_idle() && !self.ledger().is_any_unsent();
+        state.nodes.are_all_given_up(BreakerKind::Replays) || is_idle && state.nodes.parked() > 0
     }
 
     /// How long the store has been given up as a whole, for strict limits or for the others; `None` if it is not.

@@ -80,6 +80,11 @@ impl Replays {
         self.due == 0 && self.farewells == 0 && self.urgent.is_empty() && self.released.is_empty() && !is_going
     }
 
+    /// Nothing is left to be told, whatever was lost.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_through() && self.healing.is_none()
+    }
+
     /// Keys that were parked may be told again.
     pub(super) fn release(&mut self, parked: Vec<SlotRef>) {
         self.released.extend(parked);

@@ -13,26 +13,26 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What is known of a connection's life: when it was made, when it was heard, and since when an answer is owed.
 #[derive(Clone, Debug)]
-pub(super) struct Heard {
+pub(super) struct SignsOfLife {
     since: Instant,
     /// In microseconds since then.
-    times: Arc<Times>,
+    times: Arc<SignTimes>,
 }
 
 #[derive(Debug, Default)]
-struct Times {
+struct SignTimes {
     heard_us: AtomicU64,
     /// When the first call went out since something was heard, or the last one before that.
     asked_us: AtomicU64,
 }
 
-impl Default for Heard {
-    fn default() -> Heard {
-        Heard { since: Instant::now(), times: Arc::default() }
+impl Default for SignsOfLife {
+    fn default() -> SignsOfLife {
+        SignsOfLife { since: Instant::now(), times: Arc::default() }
     }
 }
 
-impl Heard {
+impl SignsOfLife {
     fn now_us(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
@@ -53,7 +53,7 @@ impl Heard {
 
     /// A call goes out.
     pub(super) fn asks(&self) {
-        let Times { heard_us, asked_us } = &*self.times;
+        let SignTimes { heard_us, asked_us } = &*self.times;
         if asked_us.load(Ordering::Relaxed) <= heard_us.load(Ordering::Relaxed) {
             asked_us.store(self.now_us(), Ordering::Relaxed);
         }
@@ -61,7 +61,7 @@ impl Heard {
 
     /// For how long the other side has owed an answer and said nothing.
     pub(super) fn silence(&self) -> Duration {
-        let Times { heard_us, asked_us } = &*self.times;
+        let SignTimes { heard_us, asked_us } = &*self.times;
         let (heard_us, asked_us) = (heard_us.load(Ordering::Relaxed), asked_us.load(Ordering::Relaxed));
         if asked_us <= heard_us {
             return Duration::ZERO;
@@ -71,29 +71,29 @@ impl Heard {
 }
 
 /// A stream that notes when bytes come.
-pub(super) struct Listened<S> {
+pub(super) struct ListenedStream<S> {
     stream: S,
-    heard: Heard,
+    signs: SignsOfLife,
 }
 
-impl<S> Listened<S> {
-    pub(super) fn new(stream: S, heard: Heard) -> Listened<S> {
-        Listened { stream, heard }
+impl<S> ListenedStream<S> {
+    pub(super) fn new(stream: S, signs: SignsOfLife) -> ListenedStream<S> {
+        ListenedStream { stream, signs }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Listened<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ListenedStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(context, into);
         if into.filled().len() > before {
-            self.heard.hears();
+            self.signs.hears();
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Listened<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ListenedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
@@ -128,8 +128,8 @@ mod tests {
     #[tokio::test]
     async fn whatever_comes_ends_the_silence() {
         let (near, mut far) = tokio::io::duplex(64);
-        let heard = Heard::default();
-        let mut near = Listened::new(near, heard.clone());
+        let heard = SignsOfLife::default();
+        let mut near = ListenedStream::new(near, heard.clone());
         assert_eq!(heard.silence(), Duration::ZERO, "nothing was asked");
         std::thread::sleep(Duration::from_millis(2));
         heard.asks();

@@ -4,7 +4,7 @@
 //! nobody but its own keys: neither calls to others nor the search for its successor. The client library's own client of
 //! Clusters is not used, because it makes connections to a node while calls to all nodes wait.
 //!
-//! Who has which slot is asked of the nodes themselves ([`Topology`]). A node that is new in the answer gets its slots when
+//! Who has which slot is asked of the nodes themselves ([`topology`](crate::regional::redis::topology)). A node that is new in the answer gets its slots when
 //! its connections are there. A call that goes to the wrong node is sent on once, and its slot is remembered.
 
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ use crate::regional::redis::slots::SlotRange;
 const CONNECTED_LOOK: Duration = Duration::from_millis(5);
 
 /// A server, and the task that keeps us connected to it.
-pub(super) struct Node {
+pub(super) struct ConnectedNode {
     /// Names it in maps.
     pub id: NodeId,
     /// Where it is; `None` if the store is no Cluster.
@@ -40,14 +40,14 @@ pub(super) struct Node {
     connector: AbortHandle,
 }
 
-impl Drop for Node {
+impl Drop for ConnectedNode {
     fn drop(&mut self) {
         self.connector.abort();
         self.lanes.close();
     }
 }
 
-impl Node {
+impl ConnectedNode {
     pub(super) fn live(&self, lane: Lane) -> Result<Arc<Live>, OriginError> {
         self.lanes.live(lane)
     }
@@ -65,11 +65,11 @@ impl Node {
 #[derive(Clone)]
 struct Placement {
     map: Arc<NodeMap>,
-    nodes: HashMap<NodeId, Arc<Node>>,
+    nodes: HashMap<NodeId, Arc<ConnectedNode>>,
 }
 
 /// All servers of a store.
-pub(super) struct Nodes {
+pub(super) struct ConnectedNodes {
     settings: RedisSettings,
     placement: ArcSwap<Placement>,
     /// Locked by whoever changes the placement.
@@ -84,16 +84,16 @@ pub(super) struct Nodes {
     failures: Failures,
 }
 
-impl Nodes {
+impl ConnectedNodes {
     /// Begins to connect. Must be called on the runtime. The nodes of a Cluster are not known yet.
-    pub(super) fn start(settings: RedisSettings) -> Arc<Nodes> {
+    pub(super) fn start(settings: RedisSettings) -> Arc<ConnectedNodes> {
         let map = match settings.place {
             RedisTarget::Cluster(_) => NodeMap::unknown(),
             _ => NodeMap::undivided(&settings.place.to_string()),
         };
         let map = Arc::new(map);
         let placement = Placement { map: map.clone(), nodes: HashMap::new() };
-        let nodes = Nodes {
+        let nodes = ConnectedNodes {
             settings,
             placement: ArcSwap::from_pointee(placement),
             change: Mutex::default(),
@@ -120,7 +120,7 @@ impl Nodes {
     }
 
     /// A server that we begin to connect to: a node of the Cluster, or `None` for the only server there is.
-    fn node(&self, address: Option<RedisNode>) -> Arc<Node> {
+    fn node(&self, address: Option<RedisNode>) -> Arc<ConnectedNode> {
         let mut settings = self.settings.clone();
         if let Some(node) = &address {
             settings.place = RedisTarget::Single(node.clone());
@@ -128,7 +128,7 @@ impl Nodes {
         let lanes = Lanes::new(settings, self.trouble.clone());
         let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
         let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        Arc::new(Node { id, address, lanes, connector })
+        Arc::new(ConnectedNode { id, address, lanes, connector })
     }
 
     /// The map, now and whenever it changes.
@@ -136,30 +136,30 @@ impl Nodes {
         self.maps.subscribe()
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Node>> {
+    pub(super) fn all(&self) -> Vec<Arc<ConnectedNode>> {
         let mut all: Vec<_> = self.placement.load().nodes.values().cloned().collect();
         all.sort_unstable_by_key(|node| node.id);
         all
     }
 
-    pub(super) fn get(&self, id: NodeId) -> Result<Arc<Node>, OriginError> {
+    pub(super) fn get(&self, id: NodeId) -> Result<Arc<ConnectedNode>, OriginError> {
         self.placement.load().nodes.get(&id).cloned().ok_or(OriginError::Down)
     }
 
     /// The server that has a key.
-    pub(super) fn of_key(&self, key: Option<&Vec<u8>>) -> Result<Arc<Node>, OriginError> {
+    pub(super) fn of_key(&self, key: Option<&Vec<u8>>) -> Result<Arc<ConnectedNode>, OriginError> {
         let slot = key.filter(|_| self.is_cluster()).map_or(0, |key| slot_of_name(key));
         let placement = self.placement.load();
         placement.nodes.get(&placement.map.of(slot)).cloned().ok_or(OriginError::Down)
     }
 
     /// The node at this address, if it is known.
-    fn at(&self, address: &RedisNode) -> Option<Arc<Node>> {
+    fn at(&self, address: &RedisNode) -> Option<Arc<ConnectedNode>> {
         self.placement.load().nodes.values().find(|node| node.address.as_ref() == Some(address)).cloned()
     }
 
     /// A slot has moved. Returns the node that has it now; there may be no connection to it yet.
-    pub(super) fn moved(&self, slot: u16, to: &RedisNode) -> Arc<Node> {
+    pub(super) fn moved(&self, slot: u16, to: &RedisNode) -> Arc<ConnectedNode> {
         let _change = self.change.lock();
         let mut placement = Placement::clone(&self.placement.load());
         let node = self.at(to).unwrap_or_else(|| self.node(Some(to.clone())));
@@ -171,7 +171,7 @@ impl Nodes {
     }
 
     /// The node that a call is to be sent on to while its slot moves, if it is known.
-    pub(super) fn importing(&self, to: &RedisNode) -> Option<Arc<Node>> {
+    pub(super) fn importing(&self, to: &RedisNode) -> Option<Arc<ConnectedNode>> {
         self.at(to)
     }
 
@@ -185,11 +185,11 @@ impl Nodes {
         });
     }
 
-    /// Takes over who has which slot. Nodes that are new get theirs when we are connected to them, or when that takes too long.
+    /// Takes over who has which slot. ConnectedNodes that are new get theirs when we are connected to them, or when that takes too long.
     pub(super) async fn place(&self, ranges: &[SlotRange]) {
-        let mut new: Vec<Arc<Node>> = Vec::new();
+        let mut new: Vec<Arc<ConnectedNode>> = Vec::new();
         for SlotRange { primary, .. } in ranges {
-            let is_new = |new: &[Arc<Node>]| new.iter().all(|node| node.address.as_ref() != Some(primary));
+            let is_new = |new: &[Arc<ConnectedNode>]| new.iter().all(|node| node.address.as_ref() != Some(primary));
             if self.at(primary).is_none() && is_new(&new) {
                 new.push(self.node(Some(primary.clone())));
             }
@@ -202,7 +202,7 @@ impl Nodes {
         let mut nodes = HashMap::new();
         let mut parts = Vec::with_capacity(ranges.len());
         for SlotRange { first, last, primary } in ranges {
-            let is_it = |node: &&Arc<Node>| node.address.as_ref() == Some(primary);
+            let is_it = |node: &&Arc<ConnectedNode>| node.address.as_ref() == Some(primary);
             let known = self.at(primary).or_else(|| new.iter().find(is_it).cloned());
             let Some(node) = known else { continue };
             parts.push((*first, *last, node.id));
