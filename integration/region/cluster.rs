@@ -126,6 +126,22 @@ async fn a_node_that_hangs_does_not_hold_up_the_others() {
     .await;
 }
 
+/// It begins with the node that it is told of, and learns from where calls are sent on to.
+#[tokio::test]
+async fn a_user_that_may_not_ask_for_the_slots_learns_them_one_by_one() {
+    let nodes = three_nodes().await;
+    for node in &nodes {
+        assert_eq!(node.cli(&["ACL", "SETUSER", "default", "-cluster|slots"]), "OK");
+    }
+    let redis = started(&["--redis-url", &nodes[0].url(), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    for n in 0..50 {
+        let key = format!("{{k{n}}}");
+        eventually(&key, async || add(&redis, Lane::Checks, &key, 1).await.is_ok()).await;
+    }
+    assert_eq!(redis.maps().borrow().nodes().len(), 3);
+}
+
 #[tokio::test]
 async fn the_nodes_of_a_cluster_are_verified_too() {
     let directory = tempfile::tempdir().unwrap();

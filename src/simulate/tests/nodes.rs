@@ -89,7 +89,7 @@ fn what_a_frozen_node_is_to_be_told_holds_nobody_up() {
         let untold = |world: &World, is_wanted: &dyn Fn(NodeId) -> bool| -> u64 {
             let arrived = world.oracle.admitted.iter().filter(|it| it.arrived_us < 6 * SECOND_US);
             let admitted = arrived.filter(|it| is_wanted(nodes[it.key])).map(|it| it.hits).sum::<u64>();
-            admitted.saturating_sub(world.node_totals(&is_wanted))
+            admitted.saturating_sub(world.node_totals(is_wanted))
         };
         let is_frozen = |node: NodeId| node == NodeId(FROZEN as u32);
         assert_eq!(untold(&world, &|node| !is_frozen(node)), 0, "seed {seed}: the others hear of all");
