@@ -93,6 +93,7 @@
 //! | foreign | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
 //! | missing | counts of other regions that were left out here, and are looked up by name |
+//! | pass | a reading of the whole table, or of all rows of some rules, in one part or several |
 
 // The surface is chosen: `pub` is what the binary, integration/, benches/ and fuzz/ use. The compiler sees when nobody uses the rest.
 #![warn(unreachable_pub)]

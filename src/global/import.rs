@@ -1,9 +1,10 @@
 //! Rows on their way from the table: the rows of a cell come one after the other and make one sum.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::engine::table::cell::COUNT_MAX;
-use crate::global::row::{CellName, Counts, HeardRow};
+use crate::global::row::{CellName, Counts, HeardRow, RuleName};
 use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 
 /// How many regions' last changes are remembered: many more than anybody has.
@@ -14,6 +15,8 @@ const SEEN_MAX: usize = 256;
 pub enum ReadScope {
     /// Everything that has not expired, from this cell on if there is one: what comes before it has been read.
     All { from: Option<CellName> },
+    /// Likewise of these rules alone, of which there is at least one, sorted.
+    Rules { names: Arc<[RuleName]>, from: Option<CellName> },
     /// All rows of cells in which one has changed since then, by the server's clock.
     Since { ms: u64 },
 }
@@ -27,6 +30,8 @@ pub(crate) struct CellSum {
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
+    /// When this region's row was last sent, by the server's clock; 0 if there is none.
+    pub row_updated_at_ms: u64,
     /// When another region last changed the cell, by the server's clock; 0 if none has.
     pub updated_at_ms: u64,
 }
@@ -67,12 +72,13 @@ impl Import {
         }
         let mut complete = None;
         if self.at_hand.as_ref().is_none_or(|sum| sum.cell != cell) {
-            let sum = CellSum { cell, others: Counts::default(), row: Counts::default(), updated_at_ms: 0 };
+            let none = Counts::default();
+            let sum = CellSum { cell, others: none, row: none, row_updated_at_ms: 0, updated_at_ms: 0 };
             complete = self.at_hand.replace(sum);
         }
         if let Some(sum) = &mut self.at_hand {
             if region == self.region {
-                sum.row = counts;
+                (sum.row, sum.row_updated_at_ms) = (counts, updated_at_ms);
             } else {
                 sum.others = sum.others.plus(counts);
                 sum.updated_at_ms = sum.updated_at_ms.max(updated_at_ms);

@@ -17,6 +17,7 @@ mod owner;
 mod policy;
 mod schedule;
 mod search;
+mod table;
 
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};

@@ -30,6 +30,8 @@ pub struct ForeignSum {
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
+    /// What of it the other regions can be taken to have found.
+    pub told: Counts,
 }
 
 /// What became of a cell that other regions told of.
@@ -139,7 +141,7 @@ impl<'t> ForeignLedger<'t> {
         // A rule may have changed its algorithm: the cells are the same.
         for algorithm in Algorithm::windowed() {
             self.table.with_key(&Key { algorithm, ..*key }, |mut entry| {
-                is_news |= entry.import(sum.sequence, sum.others, sum.row, now_ms);
+                is_news |= entry.import(sum, now_ms);
                 slots.push(entry.at);
             });
         }
@@ -165,7 +167,7 @@ impl<'t> ForeignLedger<'t> {
                 // A request has made the key in between.
                 self.table.count_asked();
             }
-            let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
+            let is_news = entry.import(sum, now_ms);
             ImportResult::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
         });
         imported.unwrap_or_else(|| {
@@ -183,9 +185,8 @@ impl<'t> ForeignLedger<'t> {
         sum: &ForeignSum,
         now_ms: u64,
     ) -> Option<bool> {
-        let imported = self.table.with_at(at, |mut entry| {
-            is_meant(&entry.slot.key()).then(|| entry.import(sum.sequence, sum.others, sum.row, now_ms))
-        });
+        let imported =
+            self.table.with_at(at, |mut entry| is_meant(&entry.slot.key()).then(|| entry.import(sum, now_ms)));
         imported.flatten()
     }
 
@@ -204,6 +205,17 @@ impl<'t> ForeignLedger<'t> {
         self.next_of(|| self.table.digested.pop(), |_| true)
     }
 
+    /// Something is going to be read that was not before: until it was, these keys lack counts of other regions, and so
+    /// may any new key.
+    pub(crate) fn expect_reading(&self, lacks: impl Fn(&Key<'_>) -> bool) {
+        self.table.missing.expect_reading();
+        self.table.each(|entry| {
+            if lacks(&entry.slot.key()) {
+                entry.part.set_unheard(true);
+            }
+        });
+    }
+
     /// A full read begins: until it ends, any key may lack counts of other regions.
     pub(crate) fn begin_reading(&self) {
         self.table.missing.begin_reading();
@@ -214,7 +226,7 @@ impl<'t> ForeignLedger<'t> {
         self.table.missing.leave_out(until_ms);
     }
 
-    /// A full read ends: everything was heard. Unless something was left out meanwhile, no key lacks anything.
+    /// All that was to be read was heard. Unless something was left out meanwhile, no key lacks anything.
     pub(crate) fn end_reading(&self, now_ms: u64) {
         let missing = &self.table.missing;
         missing.end_reading();

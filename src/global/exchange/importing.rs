@@ -8,14 +8,11 @@ use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
 use crate::global::exchange::Exchange;
+use crate::global::exchange::followed::Beginning;
 use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
-use crate::global::row::{CellName, HeardRow};
+use crate::global::row::{CellName, Counts, HeardRow};
 
-/// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
-const OVERLAP_MS_MIN: u64 = 5_000;
-/// A server's clock that goes back by more than this is another server's.
-const CLOCK_BACK_MS: u64 = 1_000;
 /// How many ages of news one import remembers at most.
 const AGES_MAX: usize = 1_024;
 
@@ -28,11 +25,17 @@ pub struct ImportProgress {
     news_ms: Vec<u64>,
     /// Everything is read from the start, and what the table was told is not forgotten yet.
     must_forget: bool,
+    /// Where it began, if it is a reading of what has changed.
+    beginning: Option<Beginning>,
+    /// Rows of this region that are older may have become visible just now: if so, others have not found them by their dates,
+    /// so they are sent again. What is read otherwise was there before, as a rule.
+    found_from_ms: u64,
 }
 
 impl ImportProgress {
-    pub(super) fn new(region: &str, must_forget: bool) -> ImportProgress {
-        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget }
+    pub(super) fn new(region: &str) -> ImportProgress {
+        let import = Import::new(region);
+        ImportProgress { import, news_ms: Vec::new(), must_forget: false, beginning: None, found_from_ms: 0 }
     }
 
     /// How many rows were heard.
@@ -44,27 +47,38 @@ impl ImportProgress {
 impl Exchange {
     /// Has everything read at the next import, and told again as far as it is not there: the table may have lost rows.
     pub fn doubt(&self) {
-        self.state.lock().read_anew();
+        self.state.lock().passes.read_anew();
     }
 
     /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
     /// [`Exchange::not_imported`].
     pub fn reading(&self, now: Now) -> (ReadScope, ImportProgress) {
+        let mut hearing = ImportProgress::new(&self.options.region);
         let mut state = self.state.lock();
-        let since_ms = state.watermark_ms.unwrap_or(0).saturating_sub(self.overlap_ms());
-        let reading = match state.next_part(now) {
-            Some(pass) => ReadScope::All { from: pass.from.clone() },
-            None => ReadScope::Since { ms: since_ms },
-        };
-        let is_start = reading == ReadScope::All { from: None };
-        if is_start {
-            self.ledger().begin_reading();
+        if state.followed.is_new() {
+            state.passes.read_anew();
         }
-        (reading, ImportProgress::new(&self.options.region, is_start))
-    }
-
-    fn overlap_ms(&self) -> u64 {
-        OVERLAP_MS_MIN.max(2 * self.options.timeout_ms + 1000)
+        let beginning = state.followed.beginning(now);
+        // After a gap, what changes is followed first: a pass would find the server with everybody else's.
+        let part = if beginning == Beginning::Gap { None } else { state.passes.next_part(now.mono_us) };
+        let Some(reading) = part else {
+            hearing.beginning = Some(beginning);
+            hearing.found_from_ms = state.followed.found_from_ms(now);
+            let unpublished_us = state.publishing.failing_us(now.mono_us);
+            return (ReadScope::Since { ms: state.followed.since_ms(beginning, unpublished_us, now) }, hearing);
+        };
+        match &reading {
+            ReadScope::All { from: None } => {
+                hearing.must_forget = true;
+                self.counts.full_reads.fetch_add(1, Ordering::Relaxed);
+                self.ledger().begin_reading();
+            }
+            ReadScope::Rules { from: None, .. } => {
+                self.counts.rule_reads.fetch_add(1, Ordering::Relaxed);
+            }
+            ReadScope::All { .. } | ReadScope::Rules { .. } | ReadScope::Since { .. } => {}
+        }
+        (reading, hearing)
     }
 
     /// Forgets what the table was told, before everything that it holds is heard: nothing is taken for granted any
@@ -87,22 +101,26 @@ impl Exchange {
     /// old each piece of news was, in milliseconds.
     pub fn imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let ages_ms = self.heard(hearing, reading, server_ms, now);
-        // If the pass was given up meanwhile, another one follows, and this is not its end.
-        let is_whole = matches!(reading, ReadScope::All { .. }) && self.state.lock().pass.take().is_some();
-        if is_whole {
-            // The table is told again what it turned out not to hold.
-            self.ledger().note_all();
-            self.ledger().end_reading(now.wall_ms);
+        if !matches!(reading, ReadScope::Since { .. }) {
+            let ended = self.state.lock().passes.ended();
+            if ended.is_some_and(|end| end.is_of_everything) {
+                // The table is told again what it turned out not to hold.
+                self.ledger().note_all();
+            }
+            if ended.is_some_and(|end| end.is_all_read) {
+                self.ledger().end_reading(now.wall_ms);
+            }
         }
         ages_ms
     }
 
-    /// Ends a reading of everything that did not get to the end. The next part begins where this one ended. Until then,
-    /// readings follow what has changed since `server_ms`, the server's clock from just before this one.
+    /// Ends a part of a pass that did not get to the end. The next part begins where this one ended. Until then, readings
+    /// follow what has changed since `server_ms`, the server's clock from just before this one, if it was the first of a pass
+    /// through everything.
     pub fn partly_imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let reached = hearing.import.reached().cloned();
         let ages_ms = self.heard(hearing, reading, server_ms, now);
-        self.state.lock().part_ended(reached, now);
+        self.state.lock().passes.part_ended(reached, now.mono_us);
         ages_ms
     }
 
@@ -119,28 +137,32 @@ impl Exchange {
             let seen = state.seen.entry(region.clone()).or_default();
             *seen = updated_at_ms.max(seen).to_owned();
         }
-        if state.clock_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
-            // Another server answers: what it dated before our watermark was never read.
-            state.read_anew();
-        }
         state.digested.expire(now.wall_ms);
-        state.clock_ms = Some(server_ms);
-        if !matches!(reading, ReadScope::All { from: Some(_) }) {
-            // A reading that begins at a cell does not hear what has changed before that cell.
-            state.watermark_ms = Some(server_ms);
-        }
         state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
-        state.imported_us = Some(now.mono_us);
+        let is_another_server = state.followed.answered(server_ms, now);
+        // A reading that begins at a cell, or is of some rules, does not hear all that has changed.
+        if hearing.beginning.is_some() || *reading == (ReadScope::All { from: None }) {
+            state.followed.heard(hearing.beginning, server_ms);
+        }
+        let lacks_something = is_another_server || hearing.beginning == Some(Beginning::Gap);
+        if lacks_something {
+            state.passes.read_all_soon(now.mono_us);
+        }
         state.importing.ended(true, now.mono_us);
+        drop(state);
+        if lacks_something {
+            // Any key may, until all is read.
+            self.ledger().expect_reading(|_| true);
+        }
         hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
     }
 
     /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
     pub fn not_imported(&self, reading: &ReadScope, now: Now) {
         let mut state = self.state.lock();
-        if matches!(reading, ReadScope::Since { .. }) {
-            // Statements that others gave up on may be committed late, with an early date: a full reading finds them.
-            state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
+        state.followed.failed(now);
+        if !matches!(reading, ReadScope::Since { .. }) {
+            state.passes.part_failed(now.mono_us);
         }
         state.importing.ended(false, now.mono_us);
     }
@@ -157,9 +179,10 @@ impl Exchange {
             self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
             return;
         };
+        let foreign = foreign_sum(sum, hearing.found_from_ms);
         let is_news = match named.is_sensitive {
-            true => self.take_hidden(identifier, sum, now),
-            false => self.take_key(named, identifier, sum, now),
+            true => self.take_hidden(identifier, sum, foreign, now),
+            false => self.take_key(named, identifier, sum, foreign, now),
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
@@ -167,10 +190,10 @@ impl Exchange {
     }
 
     /// Takes over what a row says about a key whose identifier it names. True if it was news.
-    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let terms = named.terms(sum.cell.duration_ms);
         let key = Key::new(named.space, &terms, identifier);
-        match self.ledger().import(&key, &terms, &foreign_sum(sum), now.wall_ms) {
+        match self.ledger().import(&key, &terms, &foreign, now.wall_ms) {
             ImportResult::NoRoom => {
                 self.leave_out(sum);
                 false
@@ -190,17 +213,17 @@ impl Exchange {
         }
     }
 
-    fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_hidden(&self, digest: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let at = self.state.lock().digested.slot(digest);
         if let Some(at) = at {
             let is_it = |key: &Key<'_>| *self.identifier(key, true) == *digest;
-            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign_sum(sum), now.wall_ms) {
+            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign, now.wall_ms) {
                 self.contest(at, sum);
                 return is_news;
             }
             self.state.lock().digested.gone(digest);
         }
-        let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
+        let kept = WaitingRow { sum: foreign, expires_at_ms: sum.cell.expires_at_ms() };
         let keys_max = self.engine.table().keys_max();
         if !self.state.lock().digested.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
@@ -233,6 +256,7 @@ impl Exchange {
 }
 
 /// A cell's rows as the ledger takes them.
-fn foreign_sum(sum: &CellSum) -> ForeignSum {
-    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row }
+fn foreign_sum(sum: &CellSum, found_from_ms: u64) -> ForeignSum {
+    let told = if sum.row_updated_at_ms >= found_from_ms { sum.row } else { Counts::default() };
+    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row, told }
 }

@@ -77,13 +77,13 @@ impl Exchange {
         let key = owned.as_key();
         let Some(named) = names.of_space(key.space) else { return };
         for (sequence, counts) in cells {
-            if state.server_ms(now).is_some_and(|server_ms| sequence > server_ms / key.window_ms + 1) {
+            if state.followed.server_ms(now).is_some_and(|server_ms| sequence > server_ms / key.window_ms + 1) {
                 // This clock is ahead by more than a window: others would count it when that window comes.
                 continue;
             }
             let cell = CellName {
-                workspace: named.workspace.clone(),
-                namespace: named.namespace.clone(),
+                workspace: named.name.workspace.clone(),
+                namespace: named.name.namespace.clone(),
                 identifier: self.identifier(&key, named.is_sensitive || owned.is_sensitive),
                 duration_ms: key.window_ms,
                 sequence,
