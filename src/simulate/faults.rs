@@ -75,6 +75,8 @@ pub enum Fault {
     TableClock { by_ms: i64 },
     /// From now on the wall clocks of a region's processes are off by this much.
     Skew { region: usize, by_ms: i64 },
+    /// From now on the wall clock of one process, and of those that take its place, is off by this much.
+    Clock { process: usize, by_ms: i64 },
     /// A process dies and another takes its place.
     Crash { process: usize },
     /// A process stops cleanly and another takes its place.

@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod chaos;
+mod clocks;
 mod cluster;
 mod crafted;
 mod digests;

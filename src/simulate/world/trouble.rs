@@ -65,6 +65,7 @@ impl World {
                     self.processes[process].skew_ms = by_ms;
                 }
             }
+            Fault::Clock { process, by_ms } => self.processes[process].skew_ms = by_ms,
             Fault::Crash { process } => {
                 self.oracle.died_with += self.pending(process);
                 self.replace(process);
