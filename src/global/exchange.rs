@@ -3,10 +3,13 @@
 //! It is told what happens (time has passed, rows were sent, rows were heard) and says what to do (send these rows, read
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
+mod following;
 mod importing;
 mod lookup_turn;
 mod pass;
 mod publishing;
+mod region_voice;
+mod speaking;
 #[cfg(test)]
 mod tests;
 
@@ -27,8 +30,11 @@ use crate::engine::table::foreign_ledger::ForeignLedger;
 use crate::global::cadence::Cadence;
 use crate::global::digested_keys::DigestedKeys;
 use crate::global::exchange::pass::Pass;
+use crate::global::exchange::region_voice::RegionVoice;
 use crate::global::names::Names;
 use crate::global::row::CellName;
+use crate::global::voice::Role;
+use crate::regional::call::ProcessId;
 use crate::regional::key_names::KeyNames;
 use crate::rules::Ruleset;
 
@@ -48,6 +54,8 @@ pub struct ExchangeOptions {
     pub timeout_ms: u64,
     /// Seeds choices that should differ between processes.
     pub seed: u64,
+    /// This process's name at the region's Redis, over which processes agree on who speaks for them; `None` without one.
+    pub process: Option<ProcessId>,
 }
 
 /// Counts since the start.
@@ -71,6 +79,18 @@ pub struct ExchangeCounts {
     pub roomless_rows: AtomicU64,
     /// Keys that were looked up, because something had been left out.
     pub sought_keys: AtomicU64,
+    /// Cells that this process has mentioned to the speaker.
+    pub mentions_made: AtomicU64,
+    /// Cells that others have mentioned to this process.
+    pub mentions_heard: AtomicU64,
+    /// Entries that this process has appended to the feed, and their bytes.
+    pub handed_on: [AtomicU64; 2],
+    /// Entries of the feed that it has heard, and their bytes.
+    pub heard: [AtomicU64; 2],
+    /// How often it lacked something of the feed, so that it read the table itself.
+    pub gaps: AtomicU64,
+    /// Mentions and entries that made no sense.
+    pub malformed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -85,8 +105,9 @@ struct ExchangeState {
     full_at_us: u64,
     /// How far reading everything has come; `None` if it is not under way.
     pass: Option<Pass>,
-    /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from.
-    refused: HashMap<CellName, (u64, SlotRef)>,
+    /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from, if
+    /// this process counts them.
+    refused: HashMap<CellName, (u64, Option<SlotRef>)>,
     digested: DigestedKeys,
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
@@ -97,9 +118,20 @@ struct ExchangeState {
     /// When a reading last succeeded, or came in part.
     imported_us: Option<u64>,
     random: u64,
+    /// What the processes of the region share; `None` without a region's Redis.
+    voice: Option<Box<RegionVoice>>,
 }
 
 impl ExchangeState {
+    fn role(&self) -> Role {
+        self.voice.as_ref().map_or(Role::Alone, |voice| voice.lease.role())
+    }
+
+    fn random_below(&mut self, below: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33) % below
+    }
+
     /// The server's clock now, going by the last reading; `None` before the first.
     fn server_ms(&self, now: Now) -> Option<u64> {
         let since_us = now.mono_us.saturating_sub(self.imported_us?);
@@ -130,6 +162,14 @@ pub struct ExchangeStatus {
     pub imported_ago_us: Option<u64>,
     /// Keys that wait to be published; some may be gone.
     pub waiting: usize,
+    /// What this process does for its region.
+    pub role: Role,
+    /// Who speaks for the region, as far as is known; `None` too if the region has no Redis.
+    pub speaker: Option<ProcessId>,
+    /// Time since this process last heard the feed, or appended to it.
+    pub heard_ago_us: Option<u64>,
+    /// Cells that the process publishes for its region.
+    pub spoken_cells: usize,
 }
 
 /// A process's part in the exchange.
@@ -160,6 +200,7 @@ impl Exchange {
             published_us: None,
             imported_us: None,
             random: options.seed | 1,
+            voice: options.process.map(|process| Box::new(RegionVoice::new(process, now, options.seed))),
         };
         // Until everything is read, any key may lack counts.
         engine.table().foreign_ledger().begin_reading();
@@ -183,6 +224,11 @@ impl Exchange {
         state.importing.hasten(now.mono_us);
     }
 
+    /// What this process does for its region.
+    pub fn role(&self) -> Role {
+        self.state.lock().role()
+    }
+
     /// When the next turn of publishing is due.
     pub fn publish_at_us(&self) -> u64 {
         self.state.lock().publishing.next_us()
@@ -193,6 +239,10 @@ impl Exchange {
         self.state.lock().importing.next_us()
     }
 
+    fn regions(&self) -> u32 {
+        u32::try_from(self.options.regions.len()).unwrap_or(u32::MAX)
+    }
+
     /// A key's identifier as rows have it: a keyed digest if the key is sensitive.
     fn identifier(&self, key: &Key<'_>, is_sensitive: bool) -> Box<[u8]> {
         if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
@@ -201,17 +251,23 @@ impl Exchange {
     pub fn status(&self, now: Now) -> ExchangeStatus {
         let state = self.state.lock();
         let ago = |at_us: Option<u64>| at_us.map(|at_us| now.mono_us.saturating_sub(at_us));
+        let voice = state.voice.as_ref();
+        let is_speaker_stuck = state.role() == Role::Following && voice.is_some_and(|voice| voice.is_speaker_stuck);
         ExchangeStatus {
             contested_keys: state.contested.values().filter(|until_ms| **until_ms > now.wall_ms).count(),
             seen: state.seen.clone(),
             server_ms: state.clock_ms,
-            is_publish_open: state.publishing.is_open(),
+            is_publish_open: state.publishing.is_open() || is_speaker_stuck,
             is_import_open: state.importing.is_open(),
             publish_opened: state.publishing.opened,
             import_opened: state.importing.opened,
             published_ago_us: ago(state.published_us),
             imported_ago_us: ago(state.imported_us),
             waiting: self.ledger().noted(),
+            role: state.role(),
+            speaker: voice.and_then(|voice| voice.lease.speaker()),
+            heard_ago_us: ago(voice.and_then(|voice| voice.lease.heard_us())),
+            spoken_cells: voice.map_or(0, |voice| voice.spoken.len()),
         }
     }
 }

@@ -63,8 +63,8 @@ impl GlobalMetrics {
         self.times[turn as usize].record(time);
     }
 
-    pub(crate) fn imported_age(&self, age: Duration) {
-        self.ages.record(age);
+    pub(crate) fn imported_ages(&self, ages_ms: Vec<u64>) {
+        ages_ms.into_iter().for_each(|age_ms| self.ages.record(Duration::from_millis(age_ms)));
     }
 
     pub(crate) fn failed(&self, turn: TurnKind, failure: StoreFailure) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
+use crate::engine::key::Key;
 use crate::rules::limit::{Limit, Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::rules::{OVERRIDE_RULE_ID, Ruleset};
@@ -36,6 +37,11 @@ impl NamedRule {
         let unknown =
             Terms { limit: u32::MAX, window_ms, algorithm: algorithm.unwrap_or(Algorithm::DEFAULT), burst: u32::MAX };
         of_window.copied().unwrap_or(unknown)
+    }
+
+    /// One of its keys.
+    pub(crate) fn key<'i>(&self, window_ms: u64, identifier: &'i [u8]) -> Key<'i> {
+        Key::new(self.space, &self.terms(window_ms), identifier)
     }
 
     /// Whether rows of a window are about anything that is counted in all regions.

@@ -17,6 +17,7 @@ mod script;
 mod sentinel;
 pub mod settings;
 mod tls;
+mod voice;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -73,7 +74,17 @@ impl Identity {
 impl Redis {
     /// Starts to connect in the background and returns at once, also while Redis is down. Must be called on the runtime.
     pub fn start(settings: RedisSettings) -> Redis {
-        let lanes = Lanes::new(settings);
+        Redis::start_lanes(settings, &Lane::OF_CALLS)
+    }
+
+    /// Starts a connection that only listens to the feed of the region's voice: that waits for entries, and would hold up
+    /// all else.
+    pub(crate) fn start_feed(settings: RedisSettings) -> Redis {
+        Redis::start_lanes(settings, &[Lane::Feed])
+    }
+
+    fn start_lanes(settings: RedisSettings, lanes: &'static [Lane]) -> Redis {
+        let lanes = Lanes::new(settings, lanes);
         let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
         Redis { inner: Arc::new(Inner { lanes, connector }), replicas: 0 }
     }

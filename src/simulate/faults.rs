@@ -63,6 +63,8 @@ pub enum Fault {
     Stall { for_us: u64 },
     /// From now on the wall clocks of a region's processes are off by this much.
     Skew { region: usize, by_ms: i64 },
+    /// A process does nothing about other regions for this long.
+    Pause { process: usize, for_us: u64 },
     /// A process dies and another takes its place.
     Crash { process: usize },
     /// A process stops cleanly and another takes its place.

@@ -1,13 +1,14 @@
 //! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
 //!
 //! [`requests`] lets processes decide, [`origin`] carries calls to the stores, [`exchange`] rows to the table that regions
-//! share, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
+//! share, [`voice`] what processes tell each other about that, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
 
 mod event;
 mod exchange;
 mod origin;
 mod requests;
 mod trouble;
+mod voice;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -136,6 +137,10 @@ pub struct World {
     stalled_until_us: u64,
     /// How many processes were started so far.
     generation: u64,
+    /// When each process next looks what it has to tell the others of its region.
+    next_voice: BTreeMap<To, u64>,
+    /// Until when processes do nothing about other regions.
+    paused: BTreeMap<To, u64>,
     /// When each process polls each store the next time.
     next_poll: BTreeMap<(usize, Store), u64>,
     /// For each process, until when it may take to stop; `None`: it does not stop.
@@ -170,6 +175,8 @@ impl World {
             rows: Rows::default(),
             stalled_until_us: 0,
             generation: 0,
+            next_voice: BTreeMap::new(),
+            paused: BTreeMap::new(),
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
             told_under_way: BTreeSet::new(),
@@ -305,6 +312,9 @@ impl World {
     }
 
     fn happen(&mut self, event: Event) {
+        if let Some(until_us) = self.paused_until_us(&event) {
+            return self.at(until_us, event);
+        }
         match event {
             Event::Request { process, asked } => self.request(process, asked),
             Event::CallArrives { from, store, call, sending } => self.call_arrives(from, store, &call, sending),
@@ -367,6 +377,12 @@ impl World {
             Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),
             Event::ReadAnswered { to, reading, hearing, rows } => self.read_answered(to, reading, hearing, rows),
             Event::Seek { to, seeking } => self.seek(to, seeking),
+            Event::Voice { to } => self.voice(to),
+            Event::VoiceArrives { from, talking } => self.voice_arrives(from, talking),
+            Event::VoiceAnswered { to, talking, reply } => self.voice_answered(to, &talking, reply.as_ref()),
+            Event::CellsArrive { from, reads, sent_us } => self.cells_arrive(from, reads, sent_us),
+            Event::CellsAnswered { to, reads, replies } => self.cells_answered(to, &reads, replies.as_deref()),
+            Event::Feed { to } => self.feed(to),
             Event::Leave { to } => self.leave(to),
             Event::Probe { process } => {
                 let now = self.now(process);

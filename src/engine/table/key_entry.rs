@@ -6,7 +6,7 @@
 use crate::engine::count::counter::Look;
 use crate::engine::headroom::Headroom;
 use crate::engine::key::{Key, OwnedKey};
-use crate::engine::table::foreign::{Counts, View};
+use crate::engine::table::foreign::{CellStanding, Counts, View};
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::shard::Shard;
@@ -73,6 +73,11 @@ impl KeyEntry<'_> {
     /// Takes note of what the key takes beside its slot now. To be called where that may have changed.
     pub(super) fn weigh(&mut self) {
         self.table.weigh(self.slot, Some(self.part));
+    }
+
+    /// What other regions know of a cell, and how much it matters to them.
+    pub(super) fn standing(&self, sequence: u64) -> CellStanding {
+        self.part.standing(sequence, &self.slot.terms(), self.table.regions())
     }
 
     /// Takes over what the table of the regions says about a cell. True if others have counted more than was known.

@@ -118,7 +118,11 @@ fn without_an_answer_only_what_had_to_ask_is_decided_by_its_policy() {
         case.look(entries)
     };
     assert_eq!(unanswered(&["guarded=x", "closed=x"], 1), Ok("OK: OK 998, OK 5".into()), "memory decides this one");
-    assert_eq!(unanswered(&["guarded=x"], 10), Ok("OVER: OVER 0".into()), "its allowance is gone, and its policy denies");
+    assert_eq!(
+        unanswered(&["guarded=x"], 10),
+        Ok("OVER: OVER 0".into()),
+        "its allowance is gone, and its policy denies"
+    );
 }
 
 impl Case {

@@ -7,10 +7,12 @@ use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
-use crate::global::exchange::Exchange;
+use crate::global::exchange::{Exchange, ExchangeState};
+use crate::global::feed::Covered;
 use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
 use crate::global::row::{CellName, HeardRow};
+use crate::global::voice::Role;
 
 /// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
 const OVERLAP_MS_MIN: u64 = 5_000;
@@ -28,16 +30,68 @@ pub struct ImportProgress {
     news_ms: Vec<u64>,
     /// Everything is read from the start, and what the table was told is not forgotten yet.
     must_forget: bool,
+    /// What is to be handed on to the other processes of the region; `None` unless this one speaks for them.
+    pub(super) handing: Option<Handing>,
+}
+
+/// What a reading of the speaker hands on.
+#[derive(Debug)]
+pub(super) struct Handing {
+    /// Everything that has changed since then, by the server's clock, is handed on at its end.
+    pub from_ms: u64,
+    /// Of a reading of everything, only what changed since then, and what is news here.
+    pub only_since_ms: Option<u64>,
+    /// What was heard so far.
+    pub sums: Vec<CellSum>,
 }
 
 impl ImportProgress {
     pub(super) fn new(region: &str, must_forget: bool) -> ImportProgress {
-        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget }
+        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget, handing: None }
+    }
+
+    /// How old each piece of news was at a time by the server's clock.
+    pub(super) fn ages_ms(&self, server_ms: u64) -> Vec<u64> {
+        self.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
     }
 
     /// How many rows were heard.
     pub fn rows(&self) -> u64 {
         self.import.rows
+    }
+}
+
+impl ExchangeState {
+    /// Takes note of when regions changed rows, and returns those that were not known to have changed so lately.
+    pub(super) fn see(&mut self, seen: impl IntoIterator<Item = (Box<str>, u64)>) -> Vec<(Box<str>, u64)> {
+        let mut newer = Vec::new();
+        for (region, at_ms) in seen {
+            let known_ms = self.seen.entry(region.clone()).or_default();
+            if at_ms > *known_ms {
+                *known_ms = at_ms;
+                newer.push((region, at_ms));
+            }
+        }
+        newer
+    }
+
+    /// Everything that has changed until then, by the server's clock, was heard, from the server or from the speaker.
+    /// `is_watermark`: nothing before is missing either.
+    pub(super) fn heard_until(&mut self, server_ms: u64, is_watermark: bool, now: Now) {
+        if self.clock_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
+            // Another server answers: what it dated before our watermark was never read.
+            self.read_anew();
+        }
+        self.digested.expire(now.wall_ms);
+        self.clock_ms = Some(server_ms);
+        if is_watermark {
+            self.watermark_ms = Some(server_ms);
+            if let Some(voice) = &mut self.voice {
+                voice.lacks_at_us = None;
+            }
+        }
+        self.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
+        self.imported_us = Some(now.mono_us);
     }
 }
 
@@ -60,7 +114,25 @@ impl Exchange {
         if is_start {
             self.ledger().begin_reading();
         }
-        (reading, ImportProgress::new(&self.options.region, is_start))
+        let mut hearing = ImportProgress::new(&self.options.region, is_start);
+        // Before its first reading the speaker does not know what others have heard.
+        if let Some(from_ms) = state.watermark_ms.filter(|_| state.role() == Role::Speaking) {
+            let only_since_ms = matches!(reading, ReadScope::All { .. }).then_some(since_ms);
+            hearing.handing = Some(Handing { from_ms, only_since_ms, sums: Vec::new() });
+        }
+        (reading, hearing)
+    }
+
+    /// Whether the turn that is due reads anything. If not, it ends with [`Exchange::passed_import`]: a process that follows
+    /// the speaker hears of changes from that, and reads the table only for what it lacks.
+    pub fn wants_reading(&self, now: Now) -> bool {
+        let state = self.state.lock();
+        state.role() != Role::Following || state.lacks_anything(now)
+    }
+
+    /// Ends a turn of importing that had nothing to read.
+    pub fn passed_import(&self, now: Now) {
+        self.state.lock().importing.passed(now.mono_us);
     }
 
     fn overlap_ms(&self) -> u64 {
@@ -72,6 +144,9 @@ impl Exchange {
     pub fn forget_told(&self, hearing: &mut ImportProgress) {
         if std::mem::take(&mut hearing.must_forget) {
             self.ledger().forget_told();
+            if let Some(voice) = &mut self.state.lock().voice {
+                voice.spoken.forget_told();
+            }
         }
     }
 
@@ -115,24 +190,17 @@ impl Exchange {
         self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
         self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
         let mut state = self.state.lock();
-        for (region, updated_at_ms) in &hearing.import.seen {
-            let seen = state.seen.entry(region.clone()).or_default();
-            *seen = updated_at_ms.max(seen).to_owned();
-        }
-        if state.clock_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
-            // Another server answers: what it dated before our watermark was never read.
-            state.read_anew();
-        }
-        state.digested.expire(now.wall_ms);
-        state.clock_ms = Some(server_ms);
-        if !matches!(reading, ReadScope::All { from: Some(_) }) {
-            // A reading that begins at a cell does not hear what has changed before that cell.
-            state.watermark_ms = Some(server_ms);
-        }
-        state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
-        state.imported_us = Some(now.mono_us);
+        let seen = state.see(std::mem::take(&mut hearing.import.seen));
+        // A reading that begins at a cell does not hear what has changed before that cell.
+        let is_watermark = !matches!(reading, ReadScope::All { from: Some(_) });
+        state.heard_until(server_ms, is_watermark, now);
         state.importing.ended(true, now.mono_us);
-        hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
+        let ages_ms = hearing.ages_ms(server_ms);
+        if let Some(handing) = hearing.handing {
+            let covered = is_watermark.then_some(Covered { from_ms: handing.from_ms, to_ms: server_ms });
+            state.hand_on(handing.sums, seen, covered, now);
+        }
+        ages_ms
     }
 
     /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
@@ -143,6 +211,9 @@ impl Exchange {
             state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
         }
         state.importing.ended(false, now.mono_us);
+        if state.importing.is_open() {
+            self.resign(&mut state, now);
+        }
     }
 
     pub(super) fn take(&self, hearing: &mut ImportProgress, sum: &CellSum, now: Now) {
@@ -163,6 +234,14 @@ impl Exchange {
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
+        }
+        if let Some(handing) = &mut hearing.handing {
+            if handing.only_since_ms.is_none_or(|since_ms| is_news || sum.updated_at_ms >= since_ms) {
+                handing.sums.push(sum.clone());
+            }
+            if let Some(voice) = &mut self.state.lock().voice {
+                voice.spoken.heard(&sum.cell, sum.others.hits > 0, sum.row);
+            }
         }
     }
 

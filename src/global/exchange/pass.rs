@@ -7,6 +7,7 @@
 
 use crate::clock::Now;
 use crate::global::exchange::ExchangeState;
+use crate::global::exchange::region_voice::RegionVoice;
 use crate::global::row::CellName;
 
 /// The time between passes, and up to a fifth more: everything is read whatever has changed, to repair what was missed.
@@ -37,6 +38,24 @@ impl ExchangeState {
         self.pass = None;
     }
 
+    /// Whether a process that follows the speaker has to read the table itself: it has never read it, was told to read it
+    /// anew, or has missed something.
+    pub(super) fn lacks_anything(&self, now: Now) -> bool {
+        let is_due = match &self.pass {
+            Some(pass) => now.mono_us >= pass.next_us,
+            None => now.mono_us >= self.full_at_us,
+        };
+        let lacks_news = |voice: &RegionVoice| voice.lacks_at_us.is_some_and(|at_us| now.mono_us >= at_us);
+        self.watermark_ms.is_none() || is_due || self.voice.as_deref().is_some_and(lacks_news)
+    }
+
+    /// Leaves the pass that is made from time to time to the speaker.
+    pub(super) fn leave_pass_to_speaker(&mut self, now: Now) {
+        if self.full_at_us > now.mono_us {
+            self.full_at_us = self.full_at_us.max(now.mono_us + INTERVAL_US);
+        }
+    }
+
     /// The part that is to be read now. `None`: only what has changed.
     pub(super) fn next_part(&mut self, now: Now) -> Option<&Pass> {
         if self.watermark_ms.is_none() || self.is_behind(now) {
@@ -49,8 +68,7 @@ impl ExchangeState {
             None if now.mono_us < self.full_at_us => return None,
             None => {
                 // Set before the pass, so that whoever asks for another one meanwhile gets it.
-                self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                self.full_at_us = now.mono_us + INTERVAL_US + (self.random >> 33) % (INTERVAL_US / 5);
+                self.full_at_us = now.mono_us + INTERVAL_US + self.random_below(INTERVAL_US / 5);
                 self.pass = Some(Pass::default());
             }
         }

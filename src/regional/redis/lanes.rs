@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -37,16 +38,19 @@ const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
 /// A failure that lasts is logged again after this time.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// One of the three connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
+/// One of the connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Checks,
     Replays,
     Beats,
+    /// Waits for what the region's speaker hands on.
+    Feed,
 }
 
 impl Lane {
-    pub const ALL: [Lane; 3] = [Lane::Checks, Lane::Replays, Lane::Beats];
+    /// Those of a store.
+    pub(super) const OF_CALLS: [Lane; 3] = [Lane::Checks, Lane::Replays, Lane::Beats];
 }
 
 /// A connection in use.
@@ -89,9 +93,12 @@ pub struct LastError {
 /// The connections in use, one for each lane.
 pub(super) struct Lanes {
     settings: RedisSettings,
+    /// The lanes that there are.
+    served: &'static [Lane],
     checks: ArcSwapOption<Live>,
     replays: ArcSwapOption<Live>,
     beats: ArcSwapOption<Live>,
+    feed: ArcSwapOption<Live>,
     /// Wakes the connector: a lane lacks a connection that is not doubted.
     is_lacking: Notify,
     connections: AtomicU64,
@@ -106,12 +113,14 @@ struct Failures {
 }
 
 impl Lanes {
-    pub(super) fn new(settings: RedisSettings) -> Arc<Lanes> {
+    pub(super) fn new(settings: RedisSettings, served: &'static [Lane]) -> Arc<Lanes> {
         Arc::new(Lanes {
             settings,
+            served,
             checks: ArcSwapOption::empty(),
             replays: ArcSwapOption::empty(),
             beats: ArcSwapOption::empty(),
+            feed: ArcSwapOption::empty(),
             is_lacking: Notify::new(),
             connections: AtomicU64::new(0),
             failures: Mutex::default(),
@@ -127,6 +136,7 @@ impl Lanes {
             Lane::Checks => &self.checks,
             Lane::Replays => &self.replays,
             Lane::Beats => &self.beats,
+            Lane::Feed => &self.feed,
         }
     }
 
@@ -255,16 +265,16 @@ impl Lanes {
         let mut backoff = Backoff::default();
         loop {
             let full_since = Instant::now();
-            while !Lane::ALL.into_iter().any(|lane| self.is_lacking(lane)) {
+            while !self.served.iter().any(|lane| self.is_lacking(*lane)) {
                 self.is_lacking.notified().await;
             }
             if full_since.elapsed() >= STEADY {
                 backoff.reset();
             }
-            let is_empty = Lane::ALL.into_iter().any(|lane| self.slot(lane).load().is_none());
+            let is_empty = self.served.iter().any(|lane| self.slot(*lane).load().is_none());
             let longest = if is_empty { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
             tokio::time::sleep(backoff.next(longest, rand::random())).await;
-            tokio::join!(self.fill(Lane::Checks), self.fill(Lane::Replays), self.fill(Lane::Beats));
+            join_all(self.served.iter().map(|lane| self.fill(*lane))).await;
         }
     }
 
@@ -292,7 +302,7 @@ impl Lanes {
     }
 
     pub(super) fn status(&self) -> ConnectionStatus {
-        let lives = Lane::ALL.map(|lane| self.slot(lane).load_full());
+        let lives: Vec<_> = self.served.iter().map(|lane| self.slot(*lane).load_full()).collect();
         let since = |live: &Option<Arc<Live>>| live.as_ref().map(|live| live.since_wall);
         // `None` if one of them has none.
         let connected_since = lives.iter().map(since).collect::<Option<Vec<_>>>();
