@@ -3,5 +3,7 @@
 mod accuracy;
 mod conflicts;
 pub mod faults;
+mod model;
+mod reads;
 mod sharing;
 mod store;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidegate::global::mysql::error::{MysqlError, Remedy};
 use tidegate::global::mysql::settings::{MysqlFlags, MysqlSettings};
 use tidegate::global::mysql::{MySql, statement};
-use tidegate::global::row::{CellName, Counts, HeardRow, OwnRow};
+use tidegate::global::row::{CellName, Counts, HeardRow, OwnRow, RuleName};
 use tidegate::secret::Secret;
 
 use crate::support::certificates::Authority;
@@ -360,6 +360,21 @@ async fn statements_are_served_by_their_indexes_and_an_import_costs_what_has_cha
     }
     let reads = reads_of(&server, &statement::all_live(Some(&late), now_ms));
     assert!(reads < 200, "100 rows are left: {reads}");
+    // Of one rule among others, whose rows are few, from its start and from a cell on, also of a rule that has none.
+    let rule = |namespace: &[u8]| RuleName { workspace: b"edge".as_slice().into(), namespace: namespace.into() };
+    let few = CellName { namespace: b"edge.few".as_slice().into(), ..cell(b"x") };
+    store.publish("us", &[OwnRow { cell: few.clone(), counts: Counts { hits: 1, refunds: 0 } }]).await.unwrap();
+    let names = [rule(b"edge.few"), rule(b"edge.none")];
+    for from in [None, Some(&few), Some(&late)] {
+        let live_of_rules = statement::live_of_rules(&names, from, now_ms);
+        assert_eq!(keys_of(&server, &live_of_rules), ["ratelimit_window_counts range unique_window_region"]);
+        assert!(!server.sql(&format!("EXPLAIN {live_of_rules}"))[0].contains("filesort"));
+        let reads = reads_of(&server, &live_of_rules);
+        assert!(reads < 20, "{reads}");
+    }
+    let reads = reads_of(&server, &statement::live_of_rules(&[rule(b"edge.api_key")], Some(&late), now_ms));
+    assert!(reads < 200, "100 rows are left: {reads}");
+    server.sql("DELETE FROM ratelimit_window_counts WHERE namespace = 'edge.few'");
     let delete = statement::delete_expired(now_ms, 1000);
     assert_eq!(keys_of(&server, &delete), ["ratelimit_window_counts range expires_at_idx"]);
     assert!(!server.sql(&format!("EXPLAIN {delete}"))[0].contains("filesort"));

@@ -3,10 +3,11 @@
 //! It is told what happens (time has passed, rows were sent, rows were heard) and says what to do (send these rows, read
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
+mod followed;
 mod following;
 mod importing;
 mod lookup_turn;
-mod pass;
+mod passes;
 mod publishing;
 mod region_voice;
 mod speaking;
@@ -16,7 +17,7 @@ mod tests;
 pub(crate) use crate::global::exchange::importing::ImportProgress;
 pub(crate) use crate::global::exchange::lookup_turn::{LookupTurn, TURN_STATEMENTS};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -29,14 +30,16 @@ use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::ForeignLedger;
 use crate::global::cadence::Cadence;
 use crate::global::digested_keys::DigestedKeys;
-use crate::global::exchange::pass::Pass;
+use crate::global::exchange::followed::Followed;
+use crate::global::exchange::passes::Passes;
 use crate::global::exchange::region_voice::RegionVoice;
 use crate::global::names::Names;
-use crate::global::row::CellName;
+use crate::global::row::{CellName, RuleName};
 use crate::global::voice::Role;
 use crate::regional::call::ProcessId;
 use crate::regional::key_names::KeyNames;
 use crate::rules::Ruleset;
+use crate::rules::limit::Space;
 
 /// How often rows are published, and how often they are imported.
 pub(crate) const INTERVAL_US: u64 = 1_000_000;
@@ -67,6 +70,10 @@ pub struct ExchangeCounts {
     pub refused_rows: AtomicU64,
     /// Rows that were read, of all regions, this one and absurd ones included. Readings that failed do not count.
     pub imported_rows: AtomicU64,
+    /// Readings of everything, from the start of the table. What goes on where one ended early does not count.
+    pub full_reads: AtomicU64,
+    /// Likewise of rules that became known.
+    pub rule_reads: AtomicU64,
     /// Keys that were made because other regions had counted them.
     pub created_keys: AtomicU64,
     /// Rows of the last reading that succeeded or came in part; lookups do not count.
@@ -97,14 +104,12 @@ pub struct ExchangeCounts {
 struct ExchangeState {
     publishing: Cadence,
     importing: Cadence,
-    /// The server's clock at the last reading.
-    clock_ms: Option<u64>,
-    /// The server's clock at the last reading that heard all that had changed: the next one begins there.
-    watermark_ms: Option<u64>,
-    /// When everything is read the next time.
-    full_at_us: u64,
-    /// How far reading everything has come; `None` if it is not under way.
-    pass: Option<Pass>,
+    /// How far what changes has been followed.
+    followed: Followed,
+    /// What is read beside that.
+    passes: Passes,
+    /// Rules were in force.
+    has_rules: bool,
     /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from, if
     /// this process counts them.
     refused: HashMap<CellName, (u64, Option<SlotRef>)>,
@@ -115,9 +120,6 @@ struct ExchangeState {
     contested: HashMap<SlotRef, u64>,
     /// When the server last took rows, or answered a ping.
     published_us: Option<u64>,
-    /// When a reading last succeeded, or came in part.
-    imported_us: Option<u64>,
-    random: u64,
     /// What the processes of the region share; `None` without a region's Redis.
     voice: Option<Box<RegionVoice>>,
 }
@@ -125,17 +127,6 @@ struct ExchangeState {
 impl ExchangeState {
     fn role(&self) -> Role {
         self.voice.as_ref().map_or(Role::Alone, |voice| voice.lease.role())
-    }
-
-    fn random_below(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.random >> 33) % below
-    }
-
-    /// The server's clock now, going by the last reading; `None` before the first.
-    fn server_ms(&self, now: Now) -> Option<u64> {
-        let since_us = now.mono_us.saturating_sub(self.imported_us?);
-        Some(self.clock_ms?.saturating_add(since_us / 1000))
     }
 }
 
@@ -189,21 +180,18 @@ impl Exchange {
         let state = ExchangeState {
             publishing: Cadence::new(INTERVAL_US, now.mono_us, options.seed),
             importing: Cadence::new(INTERVAL_US, now.mono_us, options.seed.rotate_left(32)),
-            clock_ms: None,
-            watermark_ms: None,
-            full_at_us: 0,
-            pass: None,
+            followed: Followed::new(options.timeout_ms),
+            passes: Passes::new(options.seed),
+            has_rules: false,
             refused: HashMap::new(),
             digested: DigestedKeys::default(),
             seen: BTreeMap::new(),
             contested: HashMap::new(),
             published_us: None,
-            imported_us: None,
-            random: options.seed | 1,
             voice: options.process.map(|process| Box::new(RegionVoice::new(process, now, options.seed))),
         };
         // Until everything is read, any key may lack counts.
-        engine.table().foreign_ledger().begin_reading();
+        engine.table().foreign_ledger().expect_reading(|_| false);
         let names = RwLock::new(Arc::new(Names::default()));
         Exchange { engine, options, names, state: Mutex::new(state), counts: ExchangeCounts::default() }
     }
@@ -216,12 +204,30 @@ impl Exchange {
         self.engine.table().foreign_ledger()
     }
 
-    /// Takes over the rules in force. Everything is read again, for rows that meant nothing before.
+    /// Takes over the rules in force. If rows mean something now that meant nothing before, they are read soon, at once if
+    /// there were no rules. Otherwise nothing is read.
     pub fn set_rules(&self, ruleset: &Ruleset, now: Now) {
-        *self.names.write() = Arc::new(Names::new(ruleset));
+        let names = Arc::new(Names::new(ruleset));
+        let before = std::mem::replace(&mut *self.names.write(), names.clone());
+        let (new, spaces): (Vec<RuleName>, HashSet<Space>) =
+            names.unread_after(&before).map(|rule| (rule.name.clone(), rule.space)).unzip();
+        if !new.is_empty() {
+            self.ledger().expect_reading(|key| spaces.contains(&key.space));
+        }
         let mut state = self.state.lock();
-        state.read_anew();
-        state.importing.hasten(now.mono_us);
+        if !new.is_empty() && !std::mem::replace(&mut state.has_rules, true) {
+            state.passes.read_anew();
+            state.importing.hasten(now.mono_us);
+            return;
+        }
+        let was_any_unread = state.passes.is_any_unread();
+        state.passes.rules_changed(new, |name| names.has(name), now.mono_us);
+        let is_all_read = was_any_unread && !state.passes.is_any_unread();
+        drop(state);
+        if is_all_read {
+            // Rules that were still to be read are gone again.
+            self.ledger().end_reading(now.wall_ms);
+        }
     }
 
     /// What this process does for its region.
@@ -256,13 +262,13 @@ impl Exchange {
         ExchangeStatus {
             contested_keys: state.contested.values().filter(|until_ms| **until_ms > now.wall_ms).count(),
             seen: state.seen.clone(),
-            server_ms: state.clock_ms,
+            server_ms: state.followed.clock_ms,
             is_publish_open: state.publishing.is_open() || is_speaker_stuck,
             is_import_open: state.importing.is_open(),
             publish_opened: state.publishing.opened,
             import_opened: state.importing.opened,
             published_ago_us: ago(state.published_us),
-            imported_ago_us: ago(state.imported_us),
+            imported_ago_us: ago(state.followed.at_us),
             waiting: self.ledger().noted(),
             role: state.role(),
             speaker: voice.and_then(|voice| voice.lease.speaker()),

@@ -1,9 +1,10 @@
 //! Rows on their way from the table: the rows of a cell come one after the other and make one sum.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::engine::table::cell::COUNT_MAX;
-use crate::global::row::{CellName, Counts, HeardRow};
+use crate::global::row::{CellName, Counts, HeardRow, RuleName};
 use crate::rules::limit::{WINDOW_MS_MAX, WINDOW_MS_MIN};
 
 /// How many regions' last changes are remembered: many more than anybody has.
@@ -14,6 +15,8 @@ const SEEN_MAX: usize = 256;
 pub enum ReadScope {
     /// Everything that has not expired, from this cell on if there is one: what comes before it has been read.
     All { from: Option<CellName> },
+    /// Likewise of these rules alone, of which there is at least one, sorted.
+    Rules { names: Arc<[RuleName]>, from: Option<CellName> },
     /// All rows of cells in which one has changed since then, by the server's clock.
     Since { ms: u64 },
 }

@@ -95,6 +95,10 @@ pub(crate) struct GlobalFigures {
     pub refused_rows: u64,
     /// Rows that were read.
     pub imported_rows: u64,
+    /// How often everything was read.
+    pub full_reads: u64,
+    /// How often the rows of rules that became known were read.
+    pub rule_reads: u64,
     /// Keys that were made because other regions had counted them.
     pub created_keys: u64,
     /// Keys that were looked up, because counts of other regions had been left out.
@@ -127,6 +131,8 @@ impl GlobalFigures {
             published_rows: count(&counts.published_rows),
             refused_rows: count(&counts.refused_rows),
             imported_rows: count(&counts.imported_rows),
+            full_reads: count(&counts.full_reads),
+            rule_reads: count(&counts.rule_reads),
             created_keys: count(&counts.created_keys),
             sought_keys: count(&counts.sought_keys),
             rows_last_import: count(&counts.rows_last_import),

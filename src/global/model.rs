@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::global::import::ReadScope;
-use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
+use crate::global::row::{CellName, Counts, HeardRow, OwnRow, RuleName};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct StoredRow {
@@ -48,8 +48,12 @@ impl Rows {
 
     /// The rows that a reading hears, all rows of a cell one after the other.
     pub fn read(&self, reading: &ReadScope, now_ms: u64) -> Vec<HeardRow> {
+        let is_behind = |from: &Option<CellName>, cell: &CellName| from.as_ref().is_none_or(|from| cell >= from);
+        let is_of =
+            |name: &RuleName, cell: &CellName| (&name.workspace, &name.namespace) == (&cell.workspace, &cell.namespace);
         let is_read = |cell: &CellName, regions: &BTreeMap<Box<str>, StoredRow>| match reading {
-            ReadScope::All { from } => from.as_ref().is_none_or(|from| cell >= from),
+            ReadScope::All { from } => is_behind(from, cell),
+            ReadScope::Rules { names, from } => names.iter().any(|name| is_of(name, cell)) && is_behind(from, cell),
             ReadScope::Since { ms } => regions.values().any(|held| held.updated_at_ms >= *ms),
         };
         let live = self.cells.iter().filter(|(cell, _)| cell.expires_at_ms() > now_ms);

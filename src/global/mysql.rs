@@ -20,7 +20,7 @@ use crate::global::mysql::connections::Connections;
 use crate::global::mysql::error::MysqlError;
 use crate::global::mysql::schema::AppliedMigration;
 use crate::global::mysql::settings::MysqlSettings;
-use crate::global::row::{CellName, Counts, HeardRow, OwnRow};
+use crate::global::row::{CellName, Counts, HeardRow, OwnRow, RuleName};
 
 /// The time for a statement that goes through the whole table: a full read, a batch of a cleanup, a count.
 const LONG: Duration = Duration::from_secs(60);
@@ -68,6 +68,17 @@ impl MySql {
     /// [`MySql::changed_since`].
     pub async fn all_live(&self, from: Option<&CellName>, each: EachRow<'_>) -> Result<u64, MysqlError> {
         self.read(LONG, |now_ms| statement::all_live(from, now_ms), each).await
+    }
+
+    /// All rows of some rules, which are sorted, that have not expired, from a cell on if one is given. Otherwise like
+    /// [`MySql::all_live`].
+    pub async fn live_of_rules(
+        &self,
+        names: &[RuleName],
+        from: Option<&CellName>,
+        each: EachRow<'_>,
+    ) -> Result<u64, MysqlError> {
+        self.read(LONG, |now_ms| statement::live_of_rules(names, from, now_ms), each).await
     }
 
     /// All rows of some cells, the rows of a cell one after the other. At most 252 cells, see
@@ -208,6 +219,7 @@ mod tests {
         spawned(store.publish("eu", &[]));
         spawned(store.changed_since(0, &mut |_| ()));
         spawned(store.all_live(None, &mut |_| ()));
+        spawned(store.live_of_rules(&[], None, &mut |_| ()));
         spawned(store.find(&[], &mut |_| ()));
         spawned(store.check_schema());
         spawned(store.migrate());

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use crate::engine::key::Key;
+use crate::global::row::RuleName;
 use crate::rules::limit::{Limit, Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
 use crate::rules::{OVERRIDE_RULE_ID, Ruleset};
@@ -16,10 +17,8 @@ const NAMESPACE_BYTES_MAX: usize = 255;
 /// A rule by its names.
 #[derive(Clone, Debug)]
 pub(crate) struct NamedRule {
-    /// The domain as rows have it: its digest if it is longer than 191 bytes.
-    pub workspace: Box<[u8]>,
-    /// The rule id as rows have it: its digest if it is longer than 255 bytes.
-    pub namespace: Box<[u8]>,
+    /// As rows have it: domain and rule id, or their digests if they are longer than 191 or 255 bytes.
+    pub name: RuleName,
     /// The digest of domain and rule id, by which this process finds the rule.
     pub space: Space,
     /// Its keys are sensitive: their identifiers in rows are keyed digests.
@@ -51,17 +50,21 @@ impl NamedRule {
             terms.algorithm.is_windowed() && !matches!(scope, Some(Scope::Local | Scope::Regional))
         })
     }
-}
 
-/// Domain and rule id, as a row has them.
-type RowName = (Box<[u8]>, Box<[u8]>);
+    /// Whether rows count for this rule that did not for the one of the same name before it. A window that the one before
+    /// did not list was counted already: a request may bring any.
+    fn hears_more_than(&self, before: &NamedRule) -> bool {
+        let mut left_out = before.limits.iter().map(|(terms, _)| terms.window_ms).filter(|it| !before.is_global(*it));
+        self.is_sensitive != before.is_sensitive || left_out.any(|window_ms| self.is_global(window_ms))
+    }
+}
 
 /// The rules in force, by space and by row name.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     named: Vec<NamedRule>,
     by_space: HashMap<Space, usize>,
-    by_text: HashMap<RowName, usize>,
+    by_text: HashMap<RuleName, usize>,
 }
 
 impl Names {
@@ -70,16 +73,19 @@ impl Names {
         for domain in ruleset.domains() {
             let is_sensitive = domain.has_sensitive_keys();
             let mut add = |rule_id: &str, space: Space, limits: &[Limit]| {
-                let named = NamedRule {
+                let name = RuleName {
                     workspace: fitted(domain.name.as_bytes(), WORKSPACE_BYTES_MAX),
                     namespace: fitted(rule_id.as_bytes(), NAMESPACE_BYTES_MAX),
+                };
+                let named = NamedRule {
+                    name: name.clone(),
                     space,
                     is_sensitive,
                     limits: limits.iter().map(|limit| (limit.terms, limit.policy.scope)).collect(),
                 };
                 let at = names.named.len();
                 names.by_space.insert(space, at);
-                names.by_text.insert((named.workspace.clone(), named.namespace.clone()), at);
+                names.by_text.insert(name, at);
                 names.named.push(named);
             };
             add(OVERRIDE_RULE_ID, domain.override_space, &[]);
@@ -96,8 +102,21 @@ impl Names {
 
     pub(crate) fn of_row(&self, workspace: &[u8], namespace: &[u8]) -> Option<&NamedRule> {
         // The map's keys own their bytes.
-        let key: RowName = (workspace.into(), namespace.into());
-        self.by_text.get(&key).map(|at| &self.named[*at])
+        self.of_name(&RuleName { workspace: workspace.into(), namespace: namespace.into() })
+    }
+
+    fn of_name(&self, name: &RuleName) -> Option<&NamedRule> {
+        self.by_text.get(name).map(|at| &self.named[*at])
+    }
+
+    /// Whether rows of this name are about a rule here.
+    pub(crate) fn has(&self, name: &RuleName) -> bool {
+        self.by_text.contains_key(name)
+    }
+
+    /// The rules of which rows mean something now that were left out, or meant something else, under the rules before.
+    pub(crate) fn unread_after<'n>(&'n self, before: &'n Names) -> impl Iterator<Item = &'n NamedRule> {
+        self.named.iter().filter(|rule| before.of_name(&rule.name).is_none_or(|before| rule.hears_more_than(before)))
     }
 }
 
@@ -124,7 +143,7 @@ mod tests {
     fn a_rule_is_found_by_its_space_and_by_its_row() {
         let names = names("{domain: d, descriptors: [{key: k, rate_limit: {requests_per_unit: 5, unit: minute}}]}");
         let named = names.of_row(b"d", b"k").unwrap();
-        assert_eq!(names.of_space(named.space).unwrap().namespace, named.namespace);
+        assert_eq!(names.of_space(named.space).unwrap().name, named.name);
         assert_eq!((named.terms(60_000).limit, named.terms(1000).limit), (5, u32::MAX));
         assert!(names.of_row(b"d", b"other").is_none() && names.of_row(b"d", b"override").is_some());
     }
@@ -135,9 +154,9 @@ mod tests {
         let names = names(&format!(
             "{{domain: d, descriptors: [{{key: k, value: {value}, rate_limit: {{requests_per_unit: 5, unit: minute}}}}]}}"
         ));
-        let long = names.named.iter().find(|named| named.namespace.starts_with(b"sha256:")).unwrap();
-        assert_eq!(long.namespace.len(), 7 + 64);
-        assert!(names.of_row(b"d", &long.namespace).is_some());
+        let long = names.named.iter().find(|named| named.name.namespace.starts_with(b"sha256:")).unwrap();
+        assert_eq!(long.name.namespace.len(), 7 + 64);
+        assert!(names.of_row(b"d", &long.name.namespace).is_some());
     }
 
     #[test]
@@ -148,5 +167,29 @@ mod tests {
         );
         let named = names.of_row(b"d", b"k").unwrap();
         assert!(!named.is_global(60_000) && named.is_global(3_600_000) && named.is_global(86_400_000));
+    }
+
+    #[test]
+    fn rules_are_unread_if_rows_were_left_out_or_meant_something_else() {
+        let of = |limits: &str| names(&format!("{{domain: d, descriptors: [{{key: k, {limits}}}]}}"));
+        let unread = |before: &Names, after: &Names| -> Vec<String> {
+            let rules = after.unread_after(before);
+            rules.map(|rule| String::from_utf8_lossy(&rule.name.namespace).into_owned()).collect()
+        };
+        let minute = of("rate_limit: {requests_per_unit: 5, unit: minute}");
+        let more = of("rate_limits: [{requests_per_unit: 7, unit: minute}, {requests_per_unit: 70, unit: hour}]");
+        let regional = of("rate_limit: {requests_per_unit: 5, unit: minute, scope: regional}");
+        let bucket = of("rate_limit: {requests_per_unit: 5, unit: minute, algorithm: gcra}");
+        let secret = of("sensitive: true, rate_limit: {requests_per_unit: 5, unit: minute}");
+        for (before, after) in [(&minute, &minute), (&minute, &more), (&more, &minute), (&minute, &regional)] {
+            assert_eq!(unread(before, after), Vec::<String>::new(), "{before:?} {after:?}");
+        }
+        for (before, after) in [(&regional, &minute), (&bucket, &minute), (&regional, &more)] {
+            assert_eq!(unread(before, after), ["k"]);
+        }
+        assert_eq!(unread(&minute, &secret), ["override", "k"], "digests name what values named");
+        let other = names("{domain: d, descriptors: [{key: o, rate_limit: {requests_per_unit: 5, unit: minute}}]}");
+        assert_eq!(unread(&minute, &other), ["o"]);
+        assert_eq!(unread(&Names::default(), &minute), ["override", "k"]);
     }
 }

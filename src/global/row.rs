@@ -2,6 +2,15 @@
 
 pub use crate::engine::table::foreign::Counts;
 
+/// Names a rule in the same way in every region: what rows of all of its keys have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleName {
+    /// The domain; its digest when it is too long.
+    pub workspace: Box<[u8]>,
+    /// The rule id; its digest when it is too long.
+    pub namespace: Box<[u8]>,
+}
+
 /// Names a cell in the same way in every region. Ordered as the table's unique key is, so that all who write several
 /// rows take their locks in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

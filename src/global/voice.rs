@@ -79,7 +79,8 @@ impl Voice {
         voice
     }
 
-    fn random_below(&mut self, below: u64) -> u64 {
+    /// A random number, for whatever should not happen in step with others.
+    pub(crate) fn random_below(&mut self, below: u64) -> u64 {
         // Xorshift: any bits will do.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

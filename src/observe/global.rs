@@ -43,6 +43,8 @@ pub(crate) fn to_json(figures: &GlobalFigures) -> Value {
         "published_rows": figures.published_rows,
         "refused_rows": figures.refused_rows,
         "imported_rows": figures.imported_rows,
+        "full_reads": figures.full_reads,
+        "rule_reads": figures.rule_reads,
         "rows_last_import": figures.rows_last_import,
         "created_keys": figures.created_keys,
         "sought_keys": figures.sought_keys,
@@ -57,6 +59,16 @@ pub(super) fn write(figures: &GlobalFigures, page: &mut MetricsPage<'_>) -> fmt:
     page.counter("tidegate_global_published_rows_total", "Rows that MySQL was told", figures.published_rows)?;
     page.counter("tidegate_global_refused_rows_total", "Rows that MySQL does not take", figures.refused_rows)?;
     page.counter("tidegate_global_imported_rows_total", "Rows that were read", figures.imported_rows)?;
+    page.counter(
+        "tidegate_global_full_reads_total",
+        "How often everything was read: at a start, as a repair every ten minutes, after more than a minute without an import",
+        figures.full_reads,
+    )?;
+    page.counter(
+        "tidegate_global_rule_reads_total",
+        "How often the rows of rules that became known were read",
+        figures.rule_reads,
+    )?;
     let ignored = figures.ignored_rows.map(|(why, count)| (vec![(LabelName::Reason, why)], count));
     page.family("tidegate_global_ignored_rows_total", "Rows that were left out", MetricType::Counter, ignored)?;
     page.counter(

@@ -59,8 +59,12 @@ pub enum Fault {
     Failover { region: usize, back_us: u64 },
     /// For this long nothing goes from a region to the table that regions share, or nothing comes back, or neither.
     Partition { region: usize, way: Way, for_us: u64 },
-    /// For this long the table takes statements and commits none.
+    /// What the table is told within this time is committed when it is over.
     Stall { for_us: u64 },
+    /// The table answers nothing for this long: statements that arrive are served then, also those that were given up.
+    FreezeTable { for_us: u64 },
+    /// Another server has the table from now on, whose clock is off by this much.
+    TableClock { by_ms: i64 },
     /// From now on the wall clocks of a region's processes are off by this much.
     Skew { region: usize, by_ms: i64 },
     /// A process does nothing about other regions for this long.

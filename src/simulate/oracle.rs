@@ -61,6 +61,10 @@ pub struct Oracle {
     pub told_again: u64,
     /// Statements that arrived at the table that regions share.
     pub statements: u64,
+    /// Rows that it told.
+    pub rows_read: u64,
+    /// When a reading of everything began there.
+    pub full_reads_us: Vec<u64>,
 }
 
 impl Oracle {

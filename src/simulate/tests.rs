@@ -16,6 +16,7 @@ mod owner;
 mod policy;
 mod schedule;
 mod search;
+mod table;
 mod voice;
 
 use crate::simulate::process::KeyHits;

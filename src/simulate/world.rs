@@ -25,8 +25,9 @@ use crate::simulate::faults::{Fault, Network, Plant};
 use crate::simulate::oracle::Oracle;
 use crate::simulate::process::{KeyHits, Process, ProcessStart, with_request};
 use crate::simulate::random::Random;
-use crate::simulate::service_times::ServiceTimes;
+use crate::simulate::service_times::{ServiceTimes, TableTimes};
 use crate::simulate::world::event::{Event, To};
+use crate::simulate::world::exchange::TableServer;
 
 /// When the true time begins: a whole number of days after 1970.
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
@@ -74,6 +75,8 @@ pub struct Setup {
     pub plant: Option<Plant>,
     /// `None`: the stores take no time for what they are asked.
     pub service: Option<ServiceTimes>,
+    /// Likewise the server of the table that regions share.
+    pub table_service: Option<TableTimes>,
 }
 
 impl Setup {
@@ -94,6 +97,7 @@ impl Setup {
             keys_max: 10_000,
             plant: None,
             service: None,
+            table_service: None,
         }
     }
 }
@@ -133,8 +137,8 @@ pub struct World {
     is_copied: bool,
     /// The table that regions share.
     pub rows: Rows,
-    /// Until when the table commits nothing.
-    stalled_until_us: u64,
+    /// The server that has the table.
+    table: TableServer,
     /// How many processes were started so far.
     generation: u64,
     /// When each process next looks what it has to tell the others of its region.
@@ -173,7 +177,7 @@ impl World {
             owner: Home::default(),
             is_copied: false,
             rows: Rows::default(),
-            stalled_until_us: 0,
+            table: TableServer::default(),
             generation: 0,
             next_voice: BTreeMap::new(),
             paused: BTreeMap::new(),
@@ -369,13 +373,15 @@ impl World {
             }
             Event::Fault(fault) => self.fault(fault),
             Event::Publish { to } => self.publish(to),
-            Event::RowsArrive { from, sending } => self.rows_arrive(from, sending),
-            Event::RowsCommit { region, rows, dated_ms } => self.rows_commit(region, rows, dated_ms),
-            Event::RowsRepeat { region, rows } => self.rows_commit(region, rows, self.now_ms()),
+            Event::RowsArrive { from, sending, sent_us } => self.rows_arrive(from, sending, sent_us),
+            Event::RowsCommit { region, rows, dated_ms } => self.rows_commit(region, &rows, dated_ms),
+            Event::RowsRepeat { region, rows } => self.rows_repeat(region, &rows),
             Event::RowsAnswered { to, sending, sent } => self.rows_answered(to, sending, sent),
             Event::Import { to } => self.import(to),
-            Event::ReadArrives { from, reading, hearing } => self.read_arrives(from, reading, hearing),
-            Event::ReadAnswered { to, reading, hearing, rows } => self.read_answered(to, reading, hearing, rows),
+            Event::ReadArrives { from, reading, hearing, sent_us } => {
+                self.read_arrives(from, reading, hearing, sent_us)
+            }
+            Event::ReadAnswered { to, reading, hearing, read } => self.read_answered(to, reading, hearing, read),
             Event::Seek { to, seeking } => self.seek(to, seeking),
             Event::Voice { to } => self.voice(to),
             Event::VoiceArrives { from, talking } => self.voice_arrives(from, talking),

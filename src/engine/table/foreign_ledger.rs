@@ -233,6 +233,17 @@ impl<'t> ForeignLedger<'t> {
         self.next_of(|| self.table.digested.pop(), |_| true)
     }
 
+    /// Something is going to be read that was not before: until it was, these keys lack counts of other regions, and so
+    /// may any new key.
+    pub(crate) fn expect_reading(&self, lacks: impl Fn(&Key<'_>) -> bool) {
+        self.table.missing.expect_reading();
+        self.table.each(|entry| {
+            if lacks(&entry.slot.key()) {
+                entry.part.set_unheard(true);
+            }
+        });
+    }
+
     /// A full read begins: until it ends, any key may lack counts of other regions.
     pub(crate) fn begin_reading(&self) {
         self.table.missing.begin_reading();
@@ -243,7 +254,7 @@ impl<'t> ForeignLedger<'t> {
         self.table.missing.leave_out(until_ms);
     }
 
-    /// A full read ends: everything was heard. Unless something was left out meanwhile, no key lacks anything.
+    /// All that was to be read was heard. Unless something was left out meanwhile, no key lacks anything.
     pub(crate) fn end_reading(&self, now_ms: u64) {
         let missing = &self.table.missing;
         missing.end_reading();

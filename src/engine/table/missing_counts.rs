@@ -19,7 +19,7 @@ const SOUGHT_MAX: usize = 16_384;
 pub(super) struct MissingCounts {
     /// Until when counts that were left out or given up matter, in wall time; 0 if there are none.
     until_ms: AtomicU64,
-    /// A full read has begun and not ended.
+    /// Something is still to be read, and may be of any key.
     is_unread: AtomicBool,
     sought: SegQueue<SlotRef>,
 }
@@ -30,13 +30,18 @@ impl MissingCounts {
         self.until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 
+    /// Something is going to be read that was not before.
+    pub(super) fn expect_reading(&self) {
+        self.is_unread.store(true, Ordering::Relaxed);
+    }
+
     /// A full read begins. What was left out before will be read again; only what is left out from now on is missing after it.
     pub(super) fn begin_reading(&self) {
         self.is_unread.store(true, Ordering::Relaxed);
         self.until_ms.store(0, Ordering::Relaxed);
     }
 
-    /// The full read has ended: everything was heard.
+    /// Nothing more is to be read: everything was heard.
     pub(super) fn end_reading(&self) {
         self.is_unread.store(false, Ordering::Relaxed);
     }
@@ -83,6 +88,11 @@ mod tests {
         missing.begin_reading();
         missing.end_reading();
         assert!(!missing.is_any(0), "what was left out before was heard again");
+        missing.leave_out(500);
+        missing.expect_reading();
+        assert!(missing.is_any(500));
+        missing.end_reading();
+        assert!(missing.is_any(499), "what was left out before is not what was read");
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl GlobalDriver {
         let began = Instant::now();
         let (reading, mut hearing) = self.exchange.reading(self.now());
         let mut clock = None;
-        if matches!(reading, ReadScope::All { .. }) {
+        if !matches!(reading, ReadScope::Since { .. }) {
             match self.mysql.server_now_ms().await {
                 // If the table is too large to be read at once, what changes is followed from here on.
                 Ok(server_ms) => clock = Some(server_ms),
@@ -50,6 +50,7 @@ impl GlobalDriver {
             let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
             match &reading {
                 ReadScope::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
+                ReadScope::Rules { names, from } => self.mysql.live_of_rules(names, from.as_ref(), &mut each).await,
                 ReadScope::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
             }
         };

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
+use crate::global::exchange::followed::Beginning;
 use crate::global::exchange::{Exchange, ExchangeState, ImportProgress};
 use crate::global::feed::{Covered, FeedEntry};
 use crate::global::voice::Role;
@@ -39,19 +40,23 @@ impl Exchange {
             }
             return Vec::new();
         };
-        let mut hearing = ImportProgress::new(&self.options.region, false);
+        let mut hearing = ImportProgress::new(&self.options.region);
         for sum in &entry.sums {
             self.take(&mut hearing, sum, now);
         }
         let mut state = self.state.lock();
         let is_whole = state.hear_entry(&entry, speaker, now);
-        if let Some(covered) = entry.covered
-            && !state.hear_covered(covered, is_whole, now)
-        {
+        let heard = entry.covered.map_or(CoveredHeard::All, |covered| state.hear_covered(covered, is_whole, now));
+        if heard == CoveredHeard::SomeMissed {
             self.counts.gaps.fetch_add(1, Ordering::Relaxed);
         }
         state.see(entry.seen);
-        let server_ms = state.server_ms(now).unwrap_or(0);
+        let server_ms = state.followed.server_ms(now).unwrap_or(0);
+        drop(state);
+        if heard == CoveredHeard::OfAnotherServer {
+            // Any key may lack something, until all is read.
+            self.ledger().expect_reading(|_| true);
+        }
         hearing.ages_ms(server_ms)
     }
 }
@@ -79,32 +84,47 @@ impl ExchangeState {
             if !entry.is_stuck {
                 self.publishing.recovered();
             }
-            self.leave_pass_to_speaker(now);
+            self.passes.leave_repair(now.mono_us);
         }
         is_whole
     }
 
-    /// Takes over for which time a turn of the speaker speaks. False if something of it, or before it, was missed.
-    fn hear_covered(&mut self, covered: Covered, is_whole: bool, now: Now) -> bool {
+    /// Takes over for which time a turn of the speaker speaks.
+    fn hear_covered(&mut self, covered: Covered, is_whole: bool, now: Now) -> CoveredHeard {
         let Covered { from_ms, to_ms } = covered;
-        let Some(watermark_ms) = self.watermark_ms else {
+        let Some(watermark_ms) = self.followed.watermark_ms() else {
             // Everything is about to be read.
-            return true;
+            return CoveredHeard::All;
         };
         let is_clock_back = to_ms < from_ms;
         if !is_clock_back && to_ms <= watermark_ms {
             // Known already: from an own reading, or from before.
-            return true;
+            return CoveredHeard::All;
         }
         if is_whole && (is_clock_back || from_ms <= watermark_ms) {
-            self.heard_until(to_ms, true, now);
+            let is_another_server = self.heard_until(to_ms, Some(Some(Beginning::Watermark)), now);
             self.importing.recovered();
-            return true;
+            if is_another_server {
+                self.passes.read_all_soon(now.mono_us);
+                return CoveredHeard::OfAnotherServer;
+            }
+            return CoveredHeard::All;
         }
-        let jitter_us = self.random_below(LACK_JITTER_US);
-        let Some(voice) = &mut self.voice else { return true };
-        let is_new = voice.lacks_at_us.is_none();
-        voice.lacks_at_us.get_or_insert(now.mono_us + jitter_us);
-        !is_new
+        let Some(voice) = self.voice.as_mut().filter(|voice| voice.lacks_at_us.is_none()) else {
+            return CoveredHeard::All;
+        };
+        voice.lacks_at_us = Some(now.mono_us + voice.lease.random_below(LACK_JITTER_US));
+        CoveredHeard::SomeMissed
     }
+}
+
+/// What came of a turn of the speaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CoveredHeard {
+    /// Nothing is missing that was not before.
+    All,
+    /// The table is on another server than before: everything is read soon.
+    OfAnotherServer,
+    /// Something was missed, of this turn or before it: it is read soon.
+    SomeMissed,
 }

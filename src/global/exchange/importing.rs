@@ -7,6 +7,7 @@ use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
+use crate::global::exchange::followed::Beginning;
 use crate::global::exchange::{Exchange, ExchangeState};
 use crate::global::feed::Covered;
 use crate::global::import::{CellSum, Import, ReadScope};
@@ -14,10 +15,6 @@ use crate::global::names::NamedRule;
 use crate::global::row::{CellName, HeardRow};
 use crate::global::voice::Role;
 
-/// How far back a reading goes before the last one, at least: a row may become visible some time after it was dated.
-const OVERLAP_MS_MIN: u64 = 5_000;
-/// A server's clock that goes back by more than this is another server's.
-const CLOCK_BACK_MS: u64 = 1_000;
 /// How many ages of news one import remembers at most.
 const AGES_MAX: usize = 1_024;
 
@@ -30,24 +27,32 @@ pub struct ImportProgress {
     news_ms: Vec<u64>,
     /// Everything is read from the start, and what the table was told is not forgotten yet.
     must_forget: bool,
+    /// Where it began, if it is a reading of what has changed.
+    beginning: Option<Beginning>,
     /// What is to be handed on to the other processes of the region; `None` unless this one speaks for them.
-    pub(super) handing: Option<Handing>,
+    handing: Option<Handing>,
 }
 
 /// What a reading of the speaker hands on.
 #[derive(Debug)]
-pub(super) struct Handing {
+struct Handing {
     /// Everything that has changed since then, by the server's clock, is handed on at its end.
-    pub from_ms: u64,
-    /// Of a reading of everything, only what changed since then, and what is news here.
-    pub only_since_ms: Option<u64>,
+    from_ms: u64,
+    /// Of a pass, only what changed since then, and what is news here.
+    only_since_ms: Option<u64>,
     /// What was heard so far.
-    pub sums: Vec<CellSum>,
+    sums: Vec<CellSum>,
 }
 
 impl ImportProgress {
-    pub(super) fn new(region: &str, must_forget: bool) -> ImportProgress {
-        ImportProgress { import: Import::new(region), news_ms: Vec::new(), must_forget, handing: None }
+    pub(super) fn new(region: &str) -> ImportProgress {
+        ImportProgress {
+            import: Import::new(region),
+            news_ms: Vec::new(),
+            must_forget: false,
+            beginning: None,
+            handing: None,
+        }
     }
 
     /// How old each piece of news was at a time by the server's clock.
@@ -75,50 +80,72 @@ impl ExchangeState {
         newer
     }
 
-    /// Everything that has changed until then, by the server's clock, was heard, from the server or from the speaker.
-    /// `is_watermark`: nothing before is missing either.
-    pub(super) fn heard_until(&mut self, server_ms: u64, is_watermark: bool, now: Now) {
-        if self.clock_ms.is_some_and(|before| server_ms + CLOCK_BACK_MS < before) {
-            // Another server answers: what it dated before our watermark was never read.
-            self.read_anew();
-        }
+    /// The table was heard, from the server or from the speaker, at that time by the server's clock. `beginning`: all that has
+    /// changed until then was, and where that began. True if it is another server than before.
+    pub(super) fn heard_until(&mut self, server_ms: u64, beginning: Option<Option<Beginning>>, now: Now) -> bool {
         self.digested.expire(now.wall_ms);
-        self.clock_ms = Some(server_ms);
-        if is_watermark {
-            self.watermark_ms = Some(server_ms);
+        self.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
+        let is_another_server = self.followed.answered(server_ms, now);
+        if let Some(beginning) = beginning {
+            self.followed.heard(beginning, server_ms);
             if let Some(voice) = &mut self.voice {
                 voice.lacks_at_us = None;
             }
         }
-        self.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
-        self.imported_us = Some(now.mono_us);
+        is_another_server
+    }
+
+    /// Whether a process that follows the speaker has to read the table itself: it has never read it, was told to read it
+    /// anew or some rules of it, or has missed something.
+    fn lacks_anything(&self, now: Now) -> bool {
+        let lacks_news = self.voice.as_ref().and_then(|voice| voice.lacks_at_us);
+        self.followed.is_new()
+            || self.followed.beginning(now) == Beginning::LookBack
+            || self.passes.is_due(now.mono_us)
+            || lacks_news.is_some_and(|at_us| now.mono_us >= at_us)
     }
 }
 
 impl Exchange {
     /// Has everything read at the next import, and told again as far as it is not there: the table may have lost rows.
     pub fn doubt(&self) {
-        self.state.lock().read_anew();
+        self.state.lock().passes.read_anew();
     }
 
     /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
     /// [`Exchange::not_imported`].
     pub fn reading(&self, now: Now) -> (ReadScope, ImportProgress) {
+        let mut hearing = ImportProgress::new(&self.options.region);
         let mut state = self.state.lock();
-        let since_ms = state.watermark_ms.unwrap_or(0).saturating_sub(self.overlap_ms());
-        let reading = match state.next_part(now) {
-            Some(pass) => ReadScope::All { from: pass.from.clone() },
-            None => ReadScope::Since { ms: since_ms },
-        };
-        let is_start = reading == ReadScope::All { from: None };
-        if is_start {
-            self.ledger().begin_reading();
+        if state.followed.is_new() {
+            state.passes.read_anew();
         }
-        let mut hearing = ImportProgress::new(&self.options.region, is_start);
+        let beginning = state.followed.beginning(now);
+        // After a gap, what changes is followed first: a pass would find the server with everybody else's.
+        let part = if beginning == Beginning::Gap { None } else { state.passes.next_part(now.mono_us) };
         // Before its first reading the speaker does not know what others have heard.
-        if let Some(from_ms) = state.watermark_ms.filter(|_| state.role() == Role::Speaking) {
-            let only_since_ms = matches!(reading, ReadScope::All { .. }).then_some(since_ms);
+        let is_handed_on = state.role() == Role::Speaking && !state.followed.is_new();
+        let Some(reading) = part else {
+            hearing.beginning = Some(beginning);
+            let from_ms = state.followed.from_ms(beginning, now);
+            hearing.handing = is_handed_on.then(|| Handing { from_ms, only_since_ms: None, sums: Vec::new() });
+            return (ReadScope::Since { ms: state.followed.since_ms(beginning, now) }, hearing);
+        };
+        if is_handed_on {
+            let only_since_ms = Some(state.followed.since_ms(Beginning::Watermark, now));
+            let from_ms = state.followed.from_ms(Beginning::Watermark, now);
             hearing.handing = Some(Handing { from_ms, only_since_ms, sums: Vec::new() });
+        }
+        match &reading {
+            ReadScope::All { from: None } => {
+                hearing.must_forget = true;
+                self.counts.full_reads.fetch_add(1, Ordering::Relaxed);
+                self.ledger().begin_reading();
+            }
+            ReadScope::Rules { from: None, .. } => {
+                self.counts.rule_reads.fetch_add(1, Ordering::Relaxed);
+            }
+            ReadScope::All { .. } | ReadScope::Rules { .. } | ReadScope::Since { .. } => {}
         }
         (reading, hearing)
     }
@@ -133,10 +160,6 @@ impl Exchange {
     /// Ends a turn of importing that had nothing to read.
     pub fn passed_import(&self, now: Now) {
         self.state.lock().importing.passed(now.mono_us);
-    }
-
-    fn overlap_ms(&self) -> u64 {
-        OVERLAP_MS_MIN.max(2 * self.options.timeout_ms + 1000)
     }
 
     /// Forgets what the table was told, before everything that it holds is heard: nothing is taken for granted any
@@ -162,22 +185,26 @@ impl Exchange {
     /// old each piece of news was, in milliseconds.
     pub fn imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let ages_ms = self.heard(hearing, reading, server_ms, now);
-        // If the pass was given up meanwhile, another one follows, and this is not its end.
-        let is_whole = matches!(reading, ReadScope::All { .. }) && self.state.lock().pass.take().is_some();
-        if is_whole {
-            // The table is told again what it turned out not to hold.
-            self.ledger().note_all();
-            self.ledger().end_reading(now.wall_ms);
+        if !matches!(reading, ReadScope::Since { .. }) {
+            let ended = self.state.lock().passes.ended();
+            if ended.is_some_and(|end| end.is_of_everything) {
+                // The table is told again what it turned out not to hold.
+                self.ledger().note_all();
+            }
+            if ended.is_some_and(|end| end.is_all_read) {
+                self.ledger().end_reading(now.wall_ms);
+            }
         }
         ages_ms
     }
 
-    /// Ends a reading of everything that did not get to the end. The next part begins where this one ended. Until then,
-    /// readings follow what has changed since `server_ms`, the server's clock from just before this one.
+    /// Ends a part of a pass that did not get to the end. The next part begins where this one ended. Until then, readings
+    /// follow what has changed since `server_ms`, the server's clock from just before this one, if it was the first of a pass
+    /// through everything.
     pub fn partly_imported(&self, hearing: ImportProgress, reading: &ReadScope, server_ms: u64, now: Now) -> Vec<u64> {
         let reached = hearing.import.reached().cloned();
         let ages_ms = self.heard(hearing, reading, server_ms, now);
-        self.state.lock().part_ended(reached, now);
+        self.state.lock().passes.part_ended(reached, now.mono_us);
         ages_ms
     }
 
@@ -191,14 +218,22 @@ impl Exchange {
         self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
         let mut state = self.state.lock();
         let seen = state.see(std::mem::take(&mut hearing.import.seen));
-        // A reading that begins at a cell does not hear what has changed before that cell.
-        let is_watermark = !matches!(reading, ReadScope::All { from: Some(_) });
-        state.heard_until(server_ms, is_watermark, now);
+        // A reading that begins at a cell, or is of some rules, does not hear all that has changed.
+        let is_of_all = hearing.beginning.is_some() || *reading == (ReadScope::All { from: None });
+        let is_another_server = state.heard_until(server_ms, is_of_all.then_some(hearing.beginning), now);
+        let lacks_something = is_another_server || hearing.beginning == Some(Beginning::Gap);
+        if lacks_something {
+            state.passes.read_all_soon(now.mono_us);
+        }
         state.importing.ended(true, now.mono_us);
         let ages_ms = hearing.ages_ms(server_ms);
-        if let Some(handing) = hearing.handing {
-            let covered = is_watermark.then_some(Covered { from_ms: handing.from_ms, to_ms: server_ms });
-            state.hand_on(handing.sums, seen, covered, now);
+        if let Some(Handing { from_ms, sums, .. }) = hearing.handing {
+            state.hand_on(sums, seen, is_of_all.then_some(Covered { from_ms, to_ms: server_ms }), now);
+        }
+        drop(state);
+        if lacks_something {
+            // Any key may, until all is read.
+            self.ledger().expect_reading(|_| true);
         }
         ages_ms
     }
@@ -206,9 +241,9 @@ impl Exchange {
     /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
     pub fn not_imported(&self, reading: &ReadScope, now: Now) {
         let mut state = self.state.lock();
-        if matches!(reading, ReadScope::Since { .. }) {
-            // Statements that others gave up on may be committed late, with an early date: a full reading finds them.
-            state.full_at_us = state.full_at_us.min(now.mono_us + self.overlap_ms() * 1000);
+        state.followed.failed(now);
+        if !matches!(reading, ReadScope::Since { .. }) {
+            state.passes.part_failed(now.mono_us);
         }
         state.importing.ended(false, now.mono_us);
         if state.importing.is_open() {

@@ -50,11 +50,7 @@ impl Exchange {
         }
         cells.sort_unstable();
         cells.dedup();
-        (!keys.is_empty()).then(|| LookupTurn {
-            keys,
-            cells,
-            hearing: ImportProgress::new(&self.options.region, false),
-        })
+        (!keys.is_empty()).then(|| LookupTurn { keys, cells, hearing: ImportProgress::new(&self.options.region) })
     }
 
     /// Adds the cells of a key. False if no rule in force counts it.
@@ -64,8 +60,8 @@ impl Exchange {
         let identifier = self.identifier(&key, named.is_sensitive || owned.is_sensitive);
         let first = (now.wall_ms / key.window_ms).saturating_sub(1);
         cells.extend((first..first + KEY_CELLS).map(|sequence| CellName {
-            workspace: named.workspace.clone(),
-            namespace: named.namespace.clone(),
+            workspace: named.name.workspace.clone(),
+            namespace: named.name.namespace.clone(),
             identifier: identifier.clone(),
             duration_ms: key.window_ms,
             sequence,

@@ -29,7 +29,7 @@ impl ExchangeState {
     /// others would count it when that window comes.
     fn may_send(&self, cell: &CellName, now: Now) -> bool {
         let is_ahead = |server_ms: u64| cell.sequence > server_ms / cell.duration_ms + 1;
-        !self.server_ms(now).is_some_and(is_ahead) && !self.refused.contains_key(cell)
+        !self.followed.server_ms(now).is_some_and(is_ahead) && !self.refused.contains_key(cell)
     }
 }
 
@@ -123,8 +123,8 @@ impl Exchange {
         let mention = |publishable: &PublishableCell| {
             let PublishableCell { sequence, counts, standing } = *publishable;
             let cell = CellName {
-                workspace: named.workspace.clone(),
-                namespace: named.namespace.clone(),
+                workspace: named.name.workspace.clone(),
+                namespace: named.name.namespace.clone(),
                 identifier: self.identifier(&key, is_sensitive),
                 duration_ms: key.window_ms,
                 sequence,

@@ -1,5 +1,7 @@
 //! The exchange by hand: one process, and a table in memory.
 
+mod reads;
+
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -318,124 +320,6 @@ fn what_the_table_has_lost_is_told_again() {
 }
 
 #[test]
-fn a_failed_reading_leads_to_a_full_one() {
-    let mut process = Process::new(100, rules(HOUR));
-    let rows = Rows::default();
-    assert_eq!(process.import(&rows), ALL);
-    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
-    let (reading, _) = process.exchange.reading(process.now);
-    process.exchange.not_imported(&reading, process.now);
-    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
-    process.pass(10_000);
-    assert_eq!(process.import(&rows), ALL);
-    // A full reading that is asked for during another one follows it.
-    process.exchange.doubt();
-    let (reading, hearing) = process.exchange.reading(process.now);
-    process.exchange.doubt();
-    process.exchange.imported(hearing, &reading, process.now.wall_ms, process.now);
-    assert_eq!(process.import(&rows), ALL);
-}
-
-#[test]
-fn a_table_that_is_too_large_to_be_read_at_once_is_followed() {
-    let mut process = Process::new(100, rules(HOUR));
-    let mut rows = Rows::default();
-    rows.commit("b", &[row_of_b("x", 95, process.now), row_of_b("y", 95, process.now)], process.now.wall_ms);
-    assert_eq!(process.import_part(&rows, 1), ALL);
-    assert!(!process.ask("x", 6) && process.ask("y", 1), "what was heard counts");
-    process.pass(20_000);
-    rows.commit("b", &[row_of_b("y", 99, process.now)], process.now.wall_ms);
-    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
-    assert!(!process.ask("y", 1));
-}
-
-/// Names of one digit, so that their order is that of the numbers.
-fn ten_of_b(now: Now) -> Vec<OwnRow> {
-    (0..10).map(|n| row_of_b(&n.to_string(), 95, now)).collect()
-}
-
-#[test]
-fn a_table_of_which_only_the_beginning_was_ever_read_is_read_to_its_end() {
-    let mut process = Process::new(100, rules(HOUR));
-    let mut rows = Rows::default();
-    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
-    (0..10).for_each(|n| assert!(process.ask(&n.to_string(), 1)));
-    let mut parts = Vec::new();
-    for _ in 0..150 {
-        if let ReadScope::All { from } = process.import_part(&rows, 4) {
-            parts.push(from.map(|from| from.identifier));
-        }
-    }
-    // Each part begins with the cell that the one before ended in: there may be more rows of it.
-    let expected = [None, Some((*b"\x013").into()), Some((*b"\x016").into())];
-    assert_eq!(parts, expected, "and then not again for a while");
-    (0..10).for_each(|n| assert!(!process.ask(&n.to_string(), 5), "{n}: 1 here and 95 there"));
-}
-
-#[test]
-fn what_changes_between_the_parts_of_a_full_reading_is_heard() {
-    let mut process = Process::new(100, rules(HOUR));
-    let mut rows = Rows::default();
-    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
-    assert_eq!(process.import_part(&rows, 4), ALL);
-    // The first row changes after its part was read, and no import succeeds until the next part is due.
-    rows.commit("b", &[row_of_b("0", 99, process.now)], process.now.wall_ms);
-    process.pass(30_000);
-    assert!(matches!(process.import_part(&rows, 10), ReadScope::All { from: Some(_) }));
-    assert!(process.ask("0", 2), "95 are known");
-    assert!(matches!(process.import(&rows), ReadScope::Since { .. }));
-    assert!(!process.ask("0", 1), "2 here and 99 there");
-}
-
-#[test]
-fn a_full_reading_in_parts_is_begun_anew_when_nobody_knows_what_has_changed() {
-    let mut process = Process::new(100, rules(HOUR));
-    let mut rows = Rows::default();
-    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
-    assert_eq!(process.import_part(&rows, 4), ALL);
-    process.pass(61_000);
-    assert_eq!(process.import_part(&rows, 4), ALL, "it was away for too long");
-    process.exchange.doubt();
-    assert_eq!(process.import_part(&rows, 4), ALL, "the table may have lost rows");
-    process.reload(rules("rate_limit: {requests_per_unit: 200, unit: hour}"));
-    assert_eq!(process.import_part(&rows, 4), ALL, "rows that meant nothing may now mean something");
-    // A reading that fails keeps the place.
-    process.pass(30_000);
-    let (reading, _) = process.exchange.reading(process.now);
-    assert!(matches!(reading, ReadScope::All { from: Some(_) }));
-    process.exchange.not_imported(&reading, process.now);
-    assert_eq!(process.import_part(&rows, 10), reading);
-}
-
-#[test]
-fn what_the_table_has_lost_is_told_again_after_the_last_part() {
-    let mut process = Process::new(100, rules(HOUR));
-    let mut rows = Rows::default();
-    assert!(process.ask("x", 60));
-    process.publish(&mut rows, StatementOutcome::Done);
-    process.import(&rows);
-    rows = Rows::default();
-    rows.commit("b", &ten_of_b(process.now), process.now.wall_ms);
-    process.exchange.doubt();
-    assert_eq!(process.import_part(&rows, 6), ALL);
-    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 0, "it may be in the part that was not read");
-    process.pass(30_000);
-    assert!(matches!(process.import_part(&rows, 6), ReadScope::All { from: Some(_) }));
-    assert_eq!(process.publish(&mut rows, StatementOutcome::Done), 1);
-    assert_eq!(rows.total("a").hits, 60);
-}
-
-#[test]
-fn another_server_behind_the_name_is_read_from_the_start() {
-    let mut process = Process::new(100, rules(HOUR));
-    let rows = Rows::default();
-    process.import(&rows);
-    let (reading, hearing) = process.exchange.reading(process.now);
-    process.exchange.imported(hearing, &reading, process.now.wall_ms - 60_000, process.now);
-    assert_eq!(process.import(&rows), ALL);
-}
-
-#[test]
 fn rules_that_change_change_what_is_shared() {
     let mut process = Process::new(100, rules(HOUR));
     let mut rows = Rows::default();
@@ -449,7 +333,7 @@ fn rules_that_change_change_what_is_shared() {
     assert_eq!(count(&process.exchange.counts.unknown_rows), 1);
     process.reload(rules(HOUR));
     assert!(process.ask("x", 1));
-    assert_eq!(process.import(&rows), ALL);
+    assert_eq!(process.seek(&rows), 3, "before its rule is read");
     assert!(!process.ask("x", 1), "61 and 95");
 }
 

@@ -6,12 +6,13 @@
 
 use std::fmt::Write;
 
-use crate::global::row::{CellName, OwnRow};
+use crate::global::row::{CellName, OwnRow, RuleName};
 
 const SESSION: &str = include_str!("../sql/session.sql");
 const PUBLISH: &str = include_str!("../sql/publish.sql");
 const CHANGED_SINCE: &str = include_str!("../sql/changed_since.sql");
 const ALL_LIVE: &str = include_str!("../sql/all_live.sql");
+const LIVE_OF_RULES: &str = include_str!("../sql/live_of_rules.sql");
 const CELLS: &str = include_str!("../sql/cells.sql");
 const DELETE_EXPIRED: &str = include_str!("../sql/delete_expired.sql");
 const COUNT_EXPIRED: &str = include_str!("../sql/count_expired.sql");
@@ -65,6 +66,31 @@ pub fn all_live(from: Option<&CellName>, now_ms: u64) -> String {
     ];
     let names = [(":workspace_id", workspace), (":namespace", namespace), (":identifier", identifier)];
     names.iter().fold(filled(ALL_LIVE, &numbers), |sql, (place, hex)| sql.replace(place, &format!("x'{hex}'")))
+}
+
+/// All rows of some rules, which are sorted, that have not expired, from a cell on if one is given.
+pub fn live_of_rules(names: &[RuleName], from: Option<&CellName>, now_ms: u64) -> String {
+    let place = |cell: &CellName| RuleName { workspace: cell.workspace.clone(), namespace: cell.namespace.clone() };
+    let first = from.map(place);
+    let mut ranges = String::new();
+    for name in names.iter().filter(|name| first.as_ref().is_none_or(|first| *name >= first)) {
+        let or = if ranges.is_empty() { "" } else { " OR " };
+        let RuleName { workspace, namespace } = name;
+        // Writing into a string can't fail.
+        let _ = write!(ranges, "{or}(workspace_id=x'{}' AND namespace=x'{}'", hex(workspace), hex(namespace));
+        if let Some(CellName { identifier, duration_ms, sequence, .. }) = from.filter(|_| first.as_ref() == Some(name))
+        {
+            let identifier = hex(identifier);
+            let _ = write!(
+                ranges,
+                " AND (identifier>x'{identifier}' OR (identifier=x'{identifier}' AND (duration_ms>{duration_ms} OR \
+                 (duration_ms={duration_ms} AND sequence>={sequence}))))"
+            );
+        }
+        ranges.push(')');
+    }
+    let ranges = if ranges.is_empty() { "FALSE" } else { &ranges };
+    filled(LIVE_OF_RULES, &[(":now_ms", now_ms)]).replace(":rules", ranges)
 }
 
 /// All rows of some cells, at least one.

@@ -49,6 +49,16 @@ pub(super) struct Talking {
     pub(super) is_over: bool,
 }
 
+/// What a reading of the table that regions share has come to.
+#[derive(Debug)]
+pub(super) struct TableRead {
+    pub(super) rows: Vec<HeardRow>,
+    /// The table's clock when it began.
+    pub(super) server_ms: u64,
+    /// The time was up before the last row.
+    pub(super) is_cut_off: bool,
+}
+
 /// Something that happens at a moment.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -116,8 +126,9 @@ pub(super) enum Event {
     RowsArrive {
         from: To,
         sending: Box<Publication>,
+        sent_us: u64,
     },
-    /// Rows that have arrived are committed, dated by the table's clock at their arrival.
+    /// Rows that have arrived are committed, dated by the table's clock when their statement began.
     RowsCommit {
         region: usize,
         rows: Vec<OwnRow>,
@@ -143,13 +154,14 @@ pub(super) enum Event {
         from: To,
         reading: ReadScope,
         hearing: Box<ImportProgress>,
+        sent_us: u64,
     },
-    /// What was read comes back, with the table's clock at the read. `None`: there was no answer in time.
+    /// What was read comes back. `None`: there was no answer in time.
     ReadAnswered {
         to: To,
         reading: ReadScope,
         hearing: Box<ImportProgress>,
-        rows: Option<(Vec<HeardRow>, u64)>,
+        read: Option<TableRead>,
     },
     /// Keys are looked up in the table, and what it has of them comes back.
     Seek {

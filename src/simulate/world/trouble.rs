@@ -36,7 +36,9 @@ impl World {
                     self.homes[region].cut_back_us = until_us;
                 }
             }
-            Fault::Stall { for_us } => self.stalled_until_us = self.now_us + for_us,
+            Fault::Stall { for_us } => self.table.stalled_until_us = self.now_us + for_us,
+            Fault::FreezeTable { for_us } => self.table.busy_until_ns = (self.now_us + for_us) * 1000,
+            Fault::TableClock { by_ms } => self.table.skew_ms = by_ms,
             Fault::Skew { region, by_ms } => {
                 for process in self.processes_of(region) {
                     self.processes[process].skew_ms = by_ms;
