@@ -115,7 +115,7 @@ impl Voice {
 
     /// Whether to ask for the lease now, or to renew it.
     pub(crate) fn wants_lease(&self, now_us: u64) -> bool {
-        now_us >= self.next_us && now_us >= self.barred_until_us
+        now_us >= self.next_us && (self.role == Role::Speaking || now_us >= self.barred_until_us)
     }
 
     /// Notices what has ended by itself.

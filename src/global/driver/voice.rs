@@ -20,15 +20,17 @@ const LISTEN_WAIT: Duration = Duration::from_secs(1);
 const LISTEN_PAUSE: Duration = Duration::from_millis(200);
 /// Likewise after one that does not pass by itself.
 const FORBIDDEN_PAUSE: Duration = Duration::from_secs(30);
-/// The longest wait between looks at what is due.
+/// The shortest and the longest wait between looks at what is due, unless something wakes the task.
+const LOOK_MIN: Duration = Duration::from_millis(5);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
 impl GlobalDriver {
     /// Makes the calls that are due, until the process stops.
     pub(super) async fn speak(self: Arc<Self>) {
         while !self.is_leaving.load(Ordering::Relaxed) {
-            let latest = Instant::now() + LOOK_MAX;
-            let at = self.exchange.voice_at_us().map_or(latest, |at_us| self.clock.instant(at_us).min(latest));
+            let (soonest, latest) = (Instant::now() + LOOK_MIN, Instant::now() + LOOK_MAX);
+            let at = self.exchange.voice_at_us().map_or(latest, |at_us| self.clock.instant(at_us));
+            let at = at.clamp(soonest, latest);
             tokio::select! {
                 () = sleep_until(at.into()) => {}
                 () = self.wake_voice.notified() => {}

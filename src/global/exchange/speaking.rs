@@ -139,7 +139,8 @@ impl Exchange {
         voice.is_talking = false;
         let cells = mem::take(&mut voice.mentioning);
         let has_asked = call.lease == LeaseWish::Hold;
-        if call.lease == LeaseWish::GiveUp {
+        if call.lease == LeaseWish::GiveUp || voice.gives_up {
+            // Whatever the lease is, the next call gives it up.
             return;
         }
         if reply.speaker != Some(call.process) {

@@ -19,7 +19,7 @@ const ENTRIES_READ_MAX: usize = 16;
 
 /// The name of one of the keys. In a Cluster all of them are in one slot.
 fn key(what: &str) -> Vec<u8> {
-    format!("tidegate:{VERSION}:{{tidegate:{VERSION}:exchange}}:{what}").into_bytes()
+    format!("tidegate:{VERSION}:{what}:{{tidegate:{VERSION}:exchange}}").into_bytes()
 }
 
 impl Redis {
