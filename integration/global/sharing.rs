@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::global::voice::Eavesdropper;
 use crate::support::fleet::{Fleet, until_settled};
 use crate::support::harness::{PATIENCE, Service, ask, descriptor, refund, run, tidegate, until, until_equal};
 use crate::support::mariadb::MariaDbServer;
@@ -115,7 +116,8 @@ descriptors:
     let file = directory.path().join("secret");
     std::fs::write(&file, "0123456789abcdef0123456789abcdef").unwrap();
     let secret = ("TIDEGATE_SECRET_FILE", file.to_str().unwrap());
-    let regions = Regions::with(&["a", "b"], 1, SECRET_RULES, &[secret]);
+    let regions = Regions::with(&["a", "b"], 2, SECRET_RULES, &[secret]);
+    let heard = regions.regions.iter().map(|region| Eavesdropper::start(&region.redis)).collect::<Vec<_>>();
     // One is here before the other region tells of it, the other comes after.
     assert!(regions.said(1, cost("token=hunter2", 1)).await.starts_with("OK"));
     assert!(regions.said(0, cost("token=hunter2", 19)).await.starts_with("OK"));
@@ -137,6 +139,15 @@ descriptors:
         ]));
         shown.stdout.contains("OVER_LIMIT").then_some(())
     });
+    // The other process of each region hears of it through Redis, and so did whoever publishes for it.
+    regions.until_counted(1, 1, "token=hunter2", 20);
+    for (region, eavesdropper) in regions.regions.iter().zip(heard) {
+        let said = eavesdropper.end();
+        assert!(said.contains("token"), "rules are named");
+        for value in ["hunter2", "correcthorse"] {
+            assert!(!said.contains(value) && !region.redis.grep(value.as_bytes()), "{value} was told to Redis");
+        }
+    }
     let found = |value: &str| {
         let all = "CONCAT(workspace_id, namespace, identifier, region)";
         regions

@@ -63,11 +63,4 @@ impl Origin {
     pub(crate) fn feed_after(&self, place: FeedPlace) -> Vec<FeedItem> {
         self.voice.feed.iter().filter(|item| item.place > place).cloned().collect()
     }
-
-    /// All bytes that are kept for the region's voice.
-    #[cfg(test)]
-    pub(crate) fn voice_bytes(&self) -> Vec<u8> {
-        let bodies = self.voice.feed.iter().map(|item| &item.body);
-        bodies.chain(&self.voice.mentions).flatten().copied().collect()
-    }
 }
