@@ -9,12 +9,13 @@ mod publishing;
 mod voice;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Now};
@@ -65,6 +66,8 @@ pub(crate) struct GlobalDriver {
     /// Wakes the task that talks to the other processes of the region.
     wake_voice: Notify,
     is_leaving: AtomicBool,
+    /// The task that hears the feed, which waits for most of its time.
+    follower: OnceLock<AbortHandle>,
     /// One turn at a time: the last one of a stop waits for the one under way.
     publishing: tokio::sync::Mutex<()>,
     /// Keeps warnings to one a minute for each turn and reason.
@@ -105,6 +108,7 @@ impl GlobalDriver {
             wake: Notify::new(),
             wake_voice: Notify::new(),
             is_leaving: AtomicBool::new(false),
+            follower: OnceLock::new(),
             publishing: tokio::sync::Mutex::default(),
             complaints: Complaints::default(),
             refusals: Complaints::default(),
@@ -120,7 +124,9 @@ impl GlobalDriver {
         tokio::spawn(global.clone().watch());
         if global.origin.is_some() {
             tokio::spawn(global.clone().speak());
-            tokio::spawn(global.clone().follow());
+            let follower = tokio::spawn(global.clone().follow());
+            // Set only here.
+            let _ = global.follower.set(follower.abort_handle());
         }
         global
     }
@@ -235,6 +241,9 @@ impl GlobalDriver {
     /// Stops cleanly: publishes what others should know.
     pub(crate) async fn leave(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
+        if let Some(follower) = self.follower.get() {
+            follower.abort();
+        }
         let farewell = self.exchange.leave();
         if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
             tracing::warn!("stopped before other regions knew of all hits");

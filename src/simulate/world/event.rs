@@ -40,6 +40,7 @@ pub(super) struct CallSending {
 /// A call to the other processes of a region, on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Talking {
+    /// What is told, and what the lease is wanted for.
     pub(super) call: VoiceCall,
     /// When it was made.
     pub(super) asked_us: u64,
@@ -52,6 +53,7 @@ pub(super) struct Talking {
 /// What a reading of the table that regions share has come to.
 #[derive(Debug)]
 pub(super) struct TableRead {
+    /// The rows, in the table's order.
     pub(super) rows: Vec<HeardRow>,
     /// The table's clock when it began.
     pub(super) server_ms: u64,
