@@ -170,7 +170,7 @@ impl GrowthCase {
             assert!(table.ledger(Store::Origin).settle(&owned, &terms, answer, NOW).is_some(), "the key is there");
             for region in 1..u64::from(regions) {
                 let others = Counts { hits: 5 * region, refunds: 0 };
-                let sum = ForeignSum { sequence, others, row: Counts::default() };
+                let sum = ForeignSum { sequence, others, row: Counts::default(), told: Counts::default() };
                 table.foreign_ledger().import(&key, &terms, &sum, NOW_MS);
             }
         }

@@ -128,7 +128,7 @@ impl fmt::Display for MemoryCase {
 
 fn count_abroad(table: &Table, key: &Key<'_>, terms: &Terms, now_ms: u64) {
     let others = Counts { hits: 5, refunds: 0 };
-    let sum = ForeignSum { sequence: now_ms / key.window_ms, others, row: Counts::default() };
+    let sum = ForeignSum { sequence: now_ms / key.window_ms, others, row: Counts::default(), told: Counts::default() };
     table.foreign_ledger().import(key, terms, &sum, now_ms);
 }
 

@@ -57,6 +57,7 @@
 //! | store | either of the two |
 //! | lane | the connections to a store for one kind of call, so that replays never hold up checks, and neither of them heartbeats |
 //! | window (of replays) | how many cells may be under way to the origin; it follows the round trip |
+//! | tag | what the names of keys share that are in one slot of a Cluster: one of 256 |
 //! | late | said of a replay: its time is up, and it may still arrive |
 //! | consultation | the walk of a request over the stores: whom to ask, what the answer means, when to look again |
 //! | layer | what counts are shared through: the origin, the owner, the table of all regions |
@@ -92,6 +93,7 @@
 //! | foreign | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
 //! | missing | counts of other regions that were left out here, and are looked up by name |
+//! | pass | a reading of the whole table, or of all rows of some rules, in one part or several |
 
 // The surface is chosen: `pub` is what the binary, integration/, benches/ and fuzz/ use. The compiler sees when nobody uses the rest.
 #![warn(unreachable_pub)]

@@ -33,19 +33,19 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Makes a call of each request and waits for all of them. Returns the CPU that Redis used in the measured time.
-    pub async fn send<Call>(
+    /// Makes a call of each request and waits for all of them. Returns what there was to see when the measured time began,
+    /// and after all calls.
+    pub async fn send<Call, Sight>(
         &self,
-        redis: Option<&RedisServer>,
+        look: impl Fn() -> anyhow::Result<Sight>,
         call: impl Fn(Arrival, bool) -> Call,
-    ) -> anyhow::Result<Duration>
+    ) -> anyhow::Result<[Sight; 2]>
     where
         Call: Future<Output = anyhow::Result<()>> + 'static,
     {
-        let cpu = || redis.map_or(Ok(Duration::ZERO), cpu_of);
         let mut arrivals = Arrivals::new(self.users, self.requests_per_s, self.seed)?;
         let mut calls = JoinSet::new();
-        let mut cpu_before = None;
+        let mut before = None;
         loop {
             let arrival = arrivals.next();
             let due = self.began + arrival.after;
@@ -53,13 +53,13 @@ impl Plan<'_> {
                 sleep_until(due.into()).await;
             }
             let now_ms = wall_ms();
-            if cpu_before.is_none() && now_ms >= self.measured_from_ms {
-                cpu_before = Some(cpu()?);
+            if before.is_none() && now_ms >= self.measured_from_ms {
+                before = Some(look()?);
             }
             if now_ms >= self.measured_until_ms {
                 break;
             }
-            calls.spawn_local(call(arrival, cpu_before.is_some()));
+            calls.spawn_local(call(arrival, before.is_some()));
             while let Some(done) = calls.try_join_next() {
                 concluded(done)?;
             }
@@ -67,8 +67,7 @@ impl Plan<'_> {
         while let Some(done) = calls.join_next().await {
             concluded(done)?;
         }
-        let before = cpu_before.context("the measured time never began")?;
-        Ok(cpu()?.saturating_sub(before))
+        Ok([before.context("the measured time never began")?, look()?])
     }
 }
 
@@ -76,6 +75,7 @@ fn concluded(done: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()> 
     done.context("a call panicked")?
 }
 
-fn cpu_of(redis: &RedisServer) -> anyhow::Result<Duration> {
+/// The CPU time that Redis has used so far.
+pub fn cpu_of(redis: &RedisServer) -> anyhow::Result<Duration> {
     Ok(ProcessFigures::of(&redis.pid().to_string()).context("Redis has ended")?.cpu)
 }

@@ -52,14 +52,16 @@ pub enum Unit {
     Micros,
     Millis,
     Count,
+    Whole,
 }
 
 impl Unit {
     fn show(self, figure: f64) -> String {
         let digits = match self {
+            Unit::Count => 3,
             Unit::Percent | Unit::Times | Unit::Millis => 2,
             Unit::Micros => 1,
-            Unit::Count => 0,
+            Unit::Whole => 0,
         };
         format!("{figure:.digits$}{}", self.word())
     }
@@ -70,7 +72,7 @@ impl Unit {
             Unit::Times => "x",
             Unit::Micros => " us",
             Unit::Millis => " ms",
-            Unit::Count => "",
+            Unit::Count | Unit::Whole => "",
         }
     }
 }
@@ -82,6 +84,10 @@ impl Line {
 
     fn percent(name: &'static str, title: &'static str, share: Option<f64>) -> Line {
         Line::new(name, title, Unit::Percent, share.map(|share| 100.0 * share))
+    }
+
+    fn count(name: &'static str, title: &'static str, figure: f64) -> Line {
+        Line::new(name, title, Unit::Count, Some(figure))
     }
 
     fn times(name: &'static str, title: &'static str, figure: f64) -> Line {
@@ -121,20 +127,24 @@ impl Figures {
     ) -> Figures {
         let requests = seen.requests_of(&Class::ALL);
         let micros = |cpu: Duration| Some(cpu.as_secs_f64() * 1e6 / requests as f64);
-        let redis_ratio = seen.redis_cpu.as_secs_f64() / increments.as_secs_f64();
+        let per_request = |count: u64| count as f64 / requests as f64;
+        let redis_ratio = seen.work.cpu.as_secs_f64() / increments.as_secs_f64();
         let denied_wrongly = seen.ledger.denied_wrongly();
         let lines = vec![
             Line::percent("waited", "requests that wait for Redis", seen.waited(&Class::ALL)),
             Line::percent("waited_below_half", "  users below half", seen.waited(&[Class::BelowHalf])).at_most(1.0),
             Line::percent("waited_from_half", "  from half up to the limit", seen.waited(&[Class::FromHalf])),
             Line::percent("waited_above", "  above the limit", seen.waited(&[Class::Above])),
-            Line::new("redis_us", "CPU of Redis per request", Unit::Micros, micros(seen.redis_cpu)),
+            Line::new("redis_us", "CPU of Redis per request", Unit::Micros, micros(seen.work.cpu)),
             Line::new("increments_us", "  for INCRBY and EXPIRE", Unit::Micros, micros(increments)),
             Line::times("redis_ratio", "  ratio of both", redis_ratio).at_most(redis_bound(processes, traffic.limit)),
+            Line::count("checks", "calls per request: checks", per_request(seen.work.checks)),
+            Line::count("replays", "  replays", per_request(seen.work.replays)),
+            Line::count("told_cells", "  cells in replays", per_request(seen.work.told_cells)),
             Line::times("worst_window", "worst window / limit", seen.ledger.worst_window()).at_most(1.0 + SLACK),
             Line::times("worst_effective", "worst sliding count / limit", seen.ledger.worst_effective())
                 .at_most(1.0 + SLACK),
-            Line::new("denied_wrongly", "denied though below the limit", Unit::Count, Some(denied_wrongly as f64))
+            Line::new("denied_wrongly", "denied though below the limit", Unit::Whole, Some(denied_wrongly as f64))
                 .at_most(0.0),
             Line::millis("p50_ms", "p50", seen, 0.5),
             Line::millis("alone_p50_ms", "  without Redis", alone, 0.5),

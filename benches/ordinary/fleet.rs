@@ -15,7 +15,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tonic::transport::Channel;
 
 use crate::arrivals::Arrival;
-use crate::client::Plan;
+use crate::client::{Plan, cpu_of};
 use crate::ledger::Ledger;
 use crate::redis_server::RedisServer;
 use crate::reply::{Decider, Reply};
@@ -42,8 +42,8 @@ pub struct Seen {
     pub outages: u64,
     /// Times from request to answer, in microseconds.
     pub latency: Histogram<u64>,
-    /// CPU time of the fleet's Redis; 0 without one.
-    pub redis_cpu: Duration,
+    /// What the fleet's Redis had to do; nothing without one.
+    pub work: RedisWork,
 }
 
 impl Fleet {
@@ -86,7 +86,7 @@ impl Fleet {
             let client = clients[arrival.process % clients.len()].clone();
             ask(client, arrival, limit, is_measured, seen.clone())
         };
-        let redis_cpu = plan.send(self.redis.as_ref(), call).await?;
+        let [before, after] = plan.send(|| self.work(), call).await?;
         for process in &self.processes {
             if let Some(lost) = process.lost_layer()? {
                 bail!("one of {} processes has lost its Redis: {lost}", self.size());
@@ -94,7 +94,44 @@ impl Fleet {
         }
         // All calls have ended, and none of them holds it any more.
         let seen = Rc::into_inner(seen).context("a call goes on")?.into_inner();
-        Ok(Seen { redis_cpu, ..seen })
+        Ok(Seen { work: after.since(before), ..seen })
+    }
+
+    /// What its Redis has had to do so far.
+    fn work(&self) -> anyhow::Result<RedisWork> {
+        let Some(redis) = &self.redis else { return Ok(RedisWork::default()) };
+        let total =
+            |name: &str| self.processes.iter().map(|process| process.counter(name)).sum::<anyhow::Result<u64>>();
+        Ok(RedisWork {
+            cpu: cpu_of(redis)?,
+            checks: total("tidegate_origin_calls_total{operation=\"check\"}")?,
+            replays: total("tidegate_origin_calls_total{operation=\"replay\"}")?,
+            told_cells: total("tidegate_regional_replayed_cells_total")?,
+        })
+    }
+}
+
+/// What a Redis has to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RedisWork {
+    /// CPU time, whatever it was for.
+    pub cpu: Duration,
+    /// Calls with requests that wait.
+    pub checks: u64,
+    /// Calls that tell what memory has decided.
+    pub replays: u64,
+    /// Cells in these.
+    pub told_cells: u64,
+}
+
+impl RedisWork {
+    fn since(self, before: RedisWork) -> RedisWork {
+        RedisWork {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            checks: self.checks - before.checks,
+            replays: self.replays - before.replays,
+            told_cells: self.told_cells - before.told_cells,
+        }
     }
 }
 
@@ -106,7 +143,7 @@ impl Seen {
             waited: [0; Class::ALL.len()],
             outages: 0,
             latency: Histogram::new(3)?,
-            redis_cpu: Duration::ZERO,
+            work: RedisWork::default(),
         })
     }
 

@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client};
 use tidegate::clock::wall_ms;
 
 use crate::arrivals::Arrival;
-use crate::client::Plan;
+use crate::client::{Plan, cpu_of};
 use crate::redis_server::RedisServer;
 
 /// Three of its processes have as many in their pools. Few requests are under way at a time, so two of them hardly ever
@@ -39,7 +39,8 @@ impl Increments {
             turn.set((turn.get() + 1) % CONNECTIONS);
             count(connections[turn.get()].clone(), arrival.user, window_s)
         };
-        plan.send(Some(&self.redis), call).await
+        let [before, after] = plan.send(|| cpu_of(&self.redis), call).await?;
+        Ok(after.saturating_sub(before))
     }
 }
 

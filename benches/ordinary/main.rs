@@ -99,7 +99,7 @@ fn main() -> ExitCode {
 /// Requests are divided evenly among so many processes.
 fn fleet_size(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(size) if size > 0 && arrivals::PROCESSES % size == 0 => Ok(size),
+        Ok(size) if size > 0 && arrivals::PROCESSES.is_multiple_of(size) => Ok(size),
         _ => Err(format!("a fleet has 1, 3 or {} processes", arrivals::PROCESSES)),
     }
 }

@@ -22,6 +22,7 @@ mod rounds;
 mod scenario;
 mod servers;
 mod stores;
+#[allow(dead_code)] // Nobody asks for what it counts.
 mod tidegate_server;
 
 use std::path::Path;

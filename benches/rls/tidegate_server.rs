@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 
 use crate::process::Process;
 
@@ -18,6 +18,8 @@ pub struct TidegateServer {
     address: String,
     /// The address of its HTTP port.
     http: String,
+    /// The address of its admin port.
+    admin: String,
     /// Those that have to be up.
     layers: &'static [&'static str],
 }
@@ -33,8 +35,8 @@ impl TidegateServer {
         command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--grpc-host", "127.0.0.1", "--grpc-port", "0"]);
         command.args(["--debug-port", "0", "--rules"]).arg(rules).env_clear().stderr(Stdio::piped());
         let mut process = Process::start(command.envs(settings.iter().map(|(name, value)| (name, value))))?;
-        let (address, http) = process.first_on_stderr(addresses)?;
-        let server = TidegateServer { process, address, http, layers };
+        let (address, http, admin) = process.first_on_stderr(addresses)?;
+        let server = TidegateServer { process, address, http, admin, layers };
         server.wait_for_layers()?;
         Ok(server)
     }
@@ -52,13 +54,17 @@ impl TidegateServer {
         if self.layers.is_empty() {
             return Ok(None);
         }
-        let mut stream = TcpStream::connect(&self.http)?;
-        stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said)?;
+        let said = get(&self.http, "/readyz?verbose")?;
         let is_lost = |layer: &&&str| !said.contains(&format!("[+] {layer}: up"));
         let line = |layer: &&str| said.lines().find(|line| line.contains(layer)).unwrap_or(layer).to_owned();
         Ok(self.layers.iter().find(is_lost).map(line))
+    }
+
+    /// What the server has counted so far under this name, labels included: `name_total{label="word"}`.
+    pub fn counter(&self, name: &str) -> anyhow::Result<u64> {
+        let said = get(&self.admin, "/metrics")?;
+        let figure = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        figure.and_then(|figure| figure.parse().ok()).with_context(|| format!("{} does not count {name}", self.admin))
     }
 
     fn wait_for_layers(&self) -> anyhow::Result<()> {
@@ -71,8 +77,17 @@ impl TidegateServer {
     }
 }
 
-/// Reads the addresses in `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and ...`.
-fn addresses(line: &str) -> Option<(String, String)> {
-    let before = |mark: &str| Some(line.split(mark).next()?.rsplit(' ').next()?.to_owned());
-    (line.contains(" (gRPC)") && line.contains(" (HTTP)")).then(|| Some((before(" (gRPC)")?, before(" (HTTP)")?)))?
+/// Asks for a page, and answers it with its head.
+fn get(address: &str, path: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said)
+}
+
+/// Reads the addresses in `serving ... on 127.0.0.1:1 (gRPC), 127.0.0.1:2 (HTTP) and 127.0.0.1:3 (admin)`.
+fn addresses(line: &str) -> Option<(String, String, String)> {
+    let before = |mark: &str| line.split_once(mark)?.0.rsplit(' ').next().map(str::to_owned);
+    Some((before(" (gRPC)")?, before(" (HTTP)")?, before(" (admin)")?))
 }

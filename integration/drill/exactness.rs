@@ -9,6 +9,7 @@ use crate::support::ledger::wall_us;
 use crate::support::load::{Load, Traffic};
 use crate::support::promise::Promise;
 use crate::support::redis::RedisServer;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::regions::Regions;
 
 /// The pace at which commands are counted.
@@ -79,6 +80,29 @@ pub fn commands_of_a_thousand_keys() -> Vec<Promise> {
     let commands = (proxy.commands() - before) as f64 / requests * (ledger.pace() / PACE).min(1.0);
     vec![
         Promise::at_most("commands for a request, over a thousand keys", 0.05, commands),
+        Promise::at_most("cells that are told for a request", 1.02, (cells() - cells_before) / requests),
+    ]
+}
+
+/// In a Cluster a message is for one slot, so keys of a slot wait for each other.
+pub fn commands_of_a_thousand_keys_in_a_cluster() -> Vec<Promise> {
+    /// All that a process sends: checks, replays, heartbeats and probes, and what its client asks about the Cluster.
+    const COMMANDS: &[&str] = &["evalsha", "eval", "info", "ping", "asking", "client|setinfo", "cluster|slots", "wait"];
+    let cluster = RedisCluster::start();
+    let fleet = Fleet::together(2, RULES, &cluster.url(), &[PATIENT, ("REDIS_TYPE", "cluster")]);
+    // Every process reads every key once.
+    let first = fleet.run(Traffic::over("far", 1000, PACE as u64), Duration::from_secs(2));
+    fleet.until_accounted(first.admitted_hits(), || cluster.total_hits());
+    let cells = || fleet.metric("tidegate_regional_replayed_cells_total");
+    let of_node = |node: &RedisServer| COMMANDS.iter().map(|command| node.calls_of(command)).sum::<u64>();
+    let served = || cluster.nodes.iter().map(of_node).sum::<u64>();
+    let (before, cells_before) = (served(), cells());
+    let ledger = fleet.run(Traffic::over("far", 1000, PACE as u64), Duration::from_secs(10));
+    assert_eq!((ledger.failed(), ledger.denied()), (0, 0));
+    let requests = ledger.admitted() as f64;
+    let commands = (served() - before) as f64 / requests * (ledger.pace() / PACE).min(1.0);
+    vec![
+        Promise::at_most("commands for a request, over a thousand keys in a Cluster", 0.05, commands),
         Promise::at_most("cells that are told for a request", 1.02, (cells() - cells_before) / requests),
     ]
 }

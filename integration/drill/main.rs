@@ -59,6 +59,11 @@ const DRILLS: &[Drill] = &[
         run: exactness::commands_of_a_thousand_keys,
     },
     Drill {
+        name: "region-commands-of-many-keys-in-a-cluster",
+        what: "how little a Cluster is told of a thousand keys",
+        run: exactness::commands_of_a_thousand_keys_in_a_cluster,
+    },
+    Drill {
         name: "region-spacing",
         what: "requests that wait for each other's calls",
         run: || wait_for(region::waiting::spacing()),

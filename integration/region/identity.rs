@@ -63,7 +63,7 @@ async fn no_two_identifiers_share_a_counter() {
         "x\n",
         "\r\n",
         "$1\r\nx",
-        "tidegate:2:{x}:1",
+        "tidegate:3:{ab}:x:1",
         "ü",
         "u\u{308}",
         "\u{fc}\u{0}",

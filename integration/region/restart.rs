@@ -8,6 +8,7 @@ use crate::support::ledger::Outcome;
 use crate::support::load::Traffic;
 use crate::support::promise::{Promise, print};
 use crate::support::redis::RedisServer;
+use crate::support::redis_cluster::RedisCluster;
 
 const RULES: &str = "
 domain: d
@@ -77,6 +78,19 @@ fn a_stop_loses_nothing() {
     assert_eq!(status.code(), Some(0));
     assert_eq!((ledger.failed(), redis.total_hits()), (0, ledger.admitted_hits()), "all was told before the end");
     assert!(redis.cells().iter().all(|cell| cell.fields.is_empty()), "who has left holds no key");
+}
+
+#[test]
+fn a_stop_before_a_cluster_loses_nothing_either() {
+    let cluster = RedisCluster::start();
+    let env = [PATIENT, ("TIDEGATE_DRAIN_DELAY", "0s"), ("REDIS_TYPE", "cluster")];
+    let mut fleet = Fleet::together(1, RULES, &cluster.url(), &env);
+    let ledger = fleet.send(Traffic::over("far", 500, 2000), 1000);
+    fleet.services[0].process.signal("TERM");
+    let status = fleet.services[0].process.ends_within(PATIENCE).expect("it ends");
+    assert_eq!(status.code(), Some(0));
+    assert_eq!((ledger.failed(), cluster.total_hits()), (0, ledger.admitted_hits()), "all was told before the end");
+    assert!(cluster.cells().iter().all(|cell| cell.fields.is_empty()), "who has left holds no key");
 }
 
 #[test]

@@ -25,7 +25,7 @@ const BURSTS: usize = 30;
 /// Others that live for the rest of the test, as far as anybody can tell.
 fn add_others(redis: &RedisServer) {
     for number in 0..OTHERS {
-        let _: u64 = redis.query(&["ZADD", "tidegate:2:processes", "9007199254740991", &format!("{number:016x}")]);
+        let _: u64 = redis.query(&["ZADD", "tidegate:3:processes", "9007199254740991", &format!("{number:016x}")]);
     }
 }
 

@@ -260,7 +260,7 @@ impl RedisServer {
     /// All cells, in the order of their keys.
     pub fn cells(&self) -> Vec<Cell> {
         let mut connection = self.connect().expect("Redis answers");
-        let keys = self.keys(&mut connection, "tidegate:2:{*}:*");
+        let keys = self.keys(&mut connection, "tidegate:3:{??}:*:*");
         if keys.is_empty() {
             return Vec::new();
         }
@@ -339,7 +339,7 @@ impl Cell {
                 } else {
                     (counts(), 0)
                 };
-                let key = key.trim_start_matches("tidegate:2:{").trim_end_matches('}').to_owned();
+                let key = key.rsplit(':').next().expect("the last part").to_owned();
                 Cell { name: name.to_owned(), key, sequence, hits, refunds, fields: BTreeMap::new() }
             })
             .collect();
@@ -394,11 +394,11 @@ fn cells_are_read_as_they_were_written() {
     // Epochs, and what is below, begin with a letter and end with six bytes of 0.
     let counts = |letters: &str| letters.chars().map(|letter| format!("{letter}\0\0\0\0\0\0")).collect::<String>();
     let long = format!("\x02{}PROCESS1{}", counts("e\x0a\x05\x0f\x03\0\0"), counts("\x09\x02"));
-    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:17", &long]);
+    let _: String = redis.query(&["SET", "tidegate:3:{ab}:abc_-:17", &long]);
     let short = format!("\x01{}", counts("e\x07"));
-    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:18", &short]);
+    let _: String = redis.query(&["SET", "tidegate:3:{ab}:abc_-:18", &short]);
     let block = format!("\x01{}PROCESS2{}", counts(&format!("e{}\x04", "\0".repeat(15))), counts(&"\x01".repeat(16)));
-    let _: String = redis.query(&["SET", "tidegate:2:{abc_-}:x2", &block]);
+    let _: String = redis.query(&["SET", "tidegate:3:{ab}:abc_-:x2", &block]);
     let cells = redis.cells();
     assert_eq!((cells[0].key.as_str(), cells[0].sequence, cells[0].hits, cells[0].refunds), ("abc_-", 17, 15, 3));
     assert_eq!(cells[0].fields, BTreeMap::from([("50524f4345535331".to_owned(), (9, 2))]));

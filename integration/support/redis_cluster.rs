@@ -125,7 +125,7 @@ impl Migration<'_> {
 #[test]
 fn a_slot_moves_step_by_step() {
     let cluster = RedisCluster::start();
-    let names = ["tidegate:2:{abc}:1", "tidegate:2:{abc}:2"];
+    let names = ["tidegate:3:{ab}:abc:1", "tidegate:3:{ab}:abc:2"];
     let slot = cluster.slot_of(names[0]);
     let from = cluster.owner_of(slot);
     let to = (from + 1) % 3;
@@ -137,7 +137,7 @@ fn a_slot_moves_step_by_step() {
     assert_eq!(migration.move_keys(1), 1);
     let there = |node: usize| cluster.nodes[node].cells().len();
     assert_eq!((there(from), there(to), cluster.total_hits()), (1, 1, 30), "half way");
-    let asked: ::redis::RedisResult<String> = cluster.nodes[from].try_query(&["SET", "tidegate:2:{abc}:3", "1"]);
+    let asked: ::redis::RedisResult<String> = cluster.nodes[from].try_query(&["SET", "tidegate:3:{ab}:abc:3", "1"]);
     assert!(asked.unwrap_err().to_string().starts_with("Ask"), "new keys are made at the new node");
     migration.finish();
     assert_eq!((there(from), there(to), cluster.owner_of(slot)), (0, 2, to));

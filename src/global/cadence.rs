@@ -22,6 +22,8 @@ pub(crate) struct Cadence {
     ended_us: u64,
     /// Failures in a row, up to now.
     failures: u32,
+    /// When the first of these ended.
+    failing_from_us: u64,
     random: u64,
     /// How often the breaker has opened.
     pub opened: u64,
@@ -36,6 +38,7 @@ impl Cadence {
             next_us: 0,
             ended_us: 0,
             failures: 0,
+            failing_from_us: 0,
             random: seed | 1,
             opened: 0,
         };
@@ -90,9 +93,17 @@ impl Cadence {
         self.failures >= FAILURES_MAX
     }
 
+    /// For how long every turn has failed; 0 if the last one has not.
+    pub(crate) fn failing_us(&self, now_us: u64) -> u64 {
+        if self.failures == 0 { 0 } else { now_us.saturating_sub(self.failing_from_us) }
+    }
+
     /// Ends a turn. True if that opens or closes the breaker.
     pub(crate) fn ended(&mut self, is_success: bool, now_us: u64) -> bool {
         let was_open = self.is_open();
+        if self.failures == 0 {
+            self.failing_from_us = now_us;
+        }
         self.failures = if is_success { 0 } else { self.failures.saturating_add(1) };
         let intervals = match self.failures.checked_sub(FAILURES_MAX) {
             None => 1,
@@ -158,14 +169,18 @@ mod tests {
     fn failures_make_turns_rare_until_one_succeeds() {
         let mut cadence = Cadence::new(SECOND_US, 0, 7);
         let mut waits = Vec::new();
+        let mut now_of_last_us = 0;
         for _ in 0..7 {
             let now_us = cadence.next_us();
             cadence.ended(false, now_us);
+            now_of_last_us = now_us;
             waits.push((cadence.next_us() - now_us + SECOND_US / 2) / SECOND_US);
         }
+        assert_eq!((cadence.failing_us(now_of_last_us) + SECOND_US / 2) / SECOND_US, 24);
         assert_eq!(waits, [1, 1, 2, 4, 8, 8, 8]);
         assert_eq!(cadence.opened, 1);
         assert!(cadence.is_open() && cadence.ended(true, cadence.next_us()));
         assert!(!cadence.is_open());
+        assert_eq!(cadence.failing_us(cadence.next_us()), 0);
     }
 }

@@ -84,7 +84,10 @@ mod tests {
 
     fn kept(sequence: u64, expires_at_ms: u64) -> WaitingRow {
         let others = Counts { hits: 5, refunds: 0 };
-        WaitingRow { sum: ForeignSum { sequence, others, row: Counts::default() }, expires_at_ms }
+        WaitingRow {
+            sum: ForeignSum { sequence, others, row: Counts::default(), told: Counts::default() },
+            expires_at_ms,
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::mem;
 
 use crate::global::import::CellSum;
 use crate::global::packing::{Packer, Unpacker};
-use crate::global::row::CellName;
+use crate::global::row::{CellName, Counts};
 
 /// What is written here, so that a later version can say that it writes something else.
 const FORMAT: u64 = 1;
@@ -88,14 +88,16 @@ impl FeedEntry {
             packer.text(region.as_bytes());
             packer.number(*at_ms);
         }
-        let newest_ms = self.sums.iter().map(|sum| sum.updated_at_ms).max().unwrap_or(0);
+        let newest_ms = self.sums.iter().map(|sum| sum.updated_at_ms.max(sum.row_updated_at_ms)).max().unwrap_or(0);
         packer.number(newest_ms);
-        for CellSum { cell, others, row, updated_at_ms } in &self.sums {
+        // Most are about as old as the newest.
+        let age = |at_ms: u64| if at_ms == 0 { 0 } else { newest_ms - at_ms + 1 };
+        for CellSum { cell, others, row, row_updated_at_ms, updated_at_ms } in &self.sums {
             packer.cell(cell);
             packer.counts(*others);
             packer.counts(*row);
-            // Most are about as old as the newest.
-            packer.number(if *updated_at_ms == 0 { 0 } else { newest_ms - updated_at_ms + 1 });
+            packer.number(age(*updated_at_ms));
+            packer.number(age(*row_updated_at_ms));
         }
         packer.bytes
     }
@@ -122,11 +124,12 @@ impl FeedEntry {
         let mut sums = Vec::new();
         while !unpacker.is_at_end() {
             let (cell, others, row) = (unpacker.cell()?, unpacker.counts()?, unpacker.counts()?);
-            let updated_at_ms = match unpacker.number()? {
-                0 => 0,
-                ago => newest_ms.checked_sub(ago - 1)?,
+            let mut date = || match unpacker.number()? {
+                0 => Some(0),
+                age => newest_ms.checked_sub(age - 1),
             };
-            sums.push(CellSum { cell, others, row, updated_at_ms });
+            let (updated_at_ms, row_updated_at_ms) = (date()?, date()?);
+            sums.push(CellSum { cell, others, row, row_updated_at_ms, updated_at_ms });
         }
         let (is_farewell, is_stuck) = (flags & 1 > 0, flags & 4 > 0);
         Some(FeedEntry { is_farewell, part, covered, is_stuck, published_ago_ms, seen, sums })
@@ -136,28 +139,17 @@ impl FeedEntry {
 /// What was handed on lately, or heard from the speaker: it need not be handed on again.
 #[derive(Debug, Default)]
 pub(crate) struct RecentSums {
+    /// With the time at which it was last noted.
     sums: HashMap<CellName, (CellSum, u64)>,
 }
 
-/// What is new about a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SumNews {
-    /// It differs from what was known lately.
-    pub is_any: bool,
-    /// This region's row is known to have grown: somebody has just published it.
-    pub is_row_grown: bool,
-}
-
 impl RecentSums {
-    /// Takes note of a sum, and says what is new about it.
-    pub(crate) fn note(&mut self, sum: &CellSum, now_us: u64) -> SumNews {
+    /// Takes note of a sum. True if it was not known lately.
+    pub(crate) fn note(&mut self, sum: &CellSum, now_us: u64) -> bool {
         if let Some((before, at_us)) = self.sums.get_mut(&sum.cell) {
-            let news = SumNews {
-                is_any: (before.others, before.row) != (sum.others, sum.row),
-                is_row_grown: before.row != sum.row,
-            };
+            let is_news = *before != *sum;
             (*before, *at_us) = (sum.clone(), now_us);
-            return news;
+            return is_news;
         }
         if self.sums.len() >= RECENT_MAX {
             self.sums.retain(|_, (_, at_us)| *at_us + RECENT_US > now_us);
@@ -165,7 +157,12 @@ impl RecentSums {
         if self.sums.len() < RECENT_MAX {
             self.sums.insert(sum.cell.clone(), (sum.clone(), now_us));
         }
-        SumNews { is_any: true, is_row_grown: false }
+        true
+    }
+
+    /// This region's row of a cell, if it is known lately.
+    pub(crate) fn row(&self, cell: &CellName) -> Counts {
+        self.sums.get(cell).map_or(Counts::default(), |(sum, _)| sum.row)
     }
 
     /// Forgets everything: what was noted may not have been handed on.
@@ -179,7 +176,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::global::row::Counts;
 
     fn sum(number: u64, others: u64, row: u64) -> CellSum {
         let cell = CellName {
@@ -190,7 +186,8 @@ mod tests {
             sequence: 29_000_000,
         };
         let counts = |hits| Counts { hits, refunds: 0 };
-        CellSum { cell, others: counts(others), row: counts(row), updated_at_ms: 1_750_000_000_000 - number }
+        let updated_at_ms = 1_750_000_000_000 - number;
+        CellSum { cell, others: counts(others), row: counts(row), row_updated_at_ms: updated_at_ms, updated_at_ms }
     }
 
     #[test]
@@ -245,16 +242,15 @@ mod tests {
     #[test]
     fn what_was_handed_on_lately_is_no_news() {
         let mut recent = RecentSums::default();
-        let all = |is_any, is_row_grown| SumNews { is_any, is_row_grown };
-        assert_eq!(recent.note(&sum(1, 1, 1), 0), all(true, false), "who knows when its row grew");
-        assert_eq!(recent.note(&sum(1, 1, 1), 1), all(false, false));
-        assert_eq!(recent.note(&sum(1, 2, 1), 2), all(true, false));
-        assert_eq!(recent.note(&sum(1, 2, 2), 3), all(true, true));
+        assert!(recent.note(&sum(1, 1, 1), 0) && !recent.note(&sum(1, 1, 1), 1));
+        assert!(recent.note(&sum(1, 2, 1), 2) && recent.note(&sum(1, 2, 2), 3));
+        assert!(recent.note(&CellSum { row_updated_at_ms: 9, ..sum(1, 2, 2) }, 3), "it was sent again");
+        assert_eq!((recent.row(&sum(1, 0, 0).cell).hits, recent.row(&sum(2, 0, 0).cell).hits), (2, 0));
         for number in 0..=RECENT_MAX as u64 {
             recent.note(&sum(number, 1, 1), 4);
         }
         assert!(recent.sums.len() <= RECENT_MAX);
-        assert!(recent.note(&sum(RECENT_MAX as u64 + 9, 1, 1), RECENT_US + 4).is_any);
+        assert!(recent.note(&sum(RECENT_MAX as u64 + 9, 1, 1), RECENT_US + 4));
         assert_eq!(recent.sums.len(), 1, "old ones make room");
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct CellSum {
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
+    /// When this region's row was last sent, by the server's clock; 0 if there is none.
+    pub row_updated_at_ms: u64,
     /// When another region last changed the cell, by the server's clock; 0 if none has.
     pub updated_at_ms: u64,
 }
@@ -70,12 +72,13 @@ impl Import {
         }
         let mut complete = None;
         if self.at_hand.as_ref().is_none_or(|sum| sum.cell != cell) {
-            let sum = CellSum { cell, others: Counts::default(), row: Counts::default(), updated_at_ms: 0 };
+            let none = Counts::default();
+            let sum = CellSum { cell, others: none, row: none, row_updated_at_ms: 0, updated_at_ms: 0 };
             complete = self.at_hand.replace(sum);
         }
         if let Some(sum) = &mut self.at_hand {
             if region == self.region {
-                sum.row = counts;
+                (sum.row, sum.row_updated_at_ms) = (counts, updated_at_ms);
             } else {
                 sum.others = sum.others.plus(counts);
                 sum.updated_at_ms = sum.updated_at_ms.max(updated_at_ms);

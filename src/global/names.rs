@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-use crate::engine::key::Key;
 use crate::global::row::RuleName;
 use crate::rules::limit::{Limit, Space, Terms};
 use crate::rules::policy::{Algorithm, Scope};
@@ -36,11 +35,6 @@ impl NamedRule {
         let unknown =
             Terms { limit: u32::MAX, window_ms, algorithm: algorithm.unwrap_or(Algorithm::DEFAULT), burst: u32::MAX };
         of_window.copied().unwrap_or(unknown)
-    }
-
-    /// One of its keys.
-    pub(crate) fn key<'i>(&self, window_ms: u64, identifier: &'i [u8]) -> Key<'i> {
-        Key::new(self.space, &self.terms(window_ms), identifier)
     }
 
     /// Whether rows of a window are about anything that is counted in all regions.

@@ -1,8 +1,8 @@
 //! The cells that the speaker publishes for its region: those that others have mentioned, and its own.
 //!
-//! It reads them at the origin in every turn, which knows more than any process. A cell that was told of once because the region
-//! is present in it is left again: whoever counts it mentions it when there is more to say. One that is contested, or near
-//! its limit, is followed for as long as it grows.
+//! It reads them at the origin in every turn, which knows more than any process. A cell that is contested, or near its limit,
+//! is followed for as long as it grows. One that was told of only because the region is present in it is not read any more:
+//! whoever counts it mentions it when there is more to say.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ use crate::regional::redis::cluster_slot::cluster_slot;
 const CELLS_MAX: usize = 65_536;
 /// How long a cell is followed after it has last grown. Much longer than others leave it to the speaker.
 const IDLE_US: u64 = 10_000_000;
+/// Likewise a cell that was told of because the region is present in it: others may mention it before they hear so.
+const PRESENT_US: u64 = 3_000_000;
 /// Keys of one read: few enough that a check waits for no more than a moment.
 const READ_KEYS: usize = 128;
 
@@ -111,11 +113,9 @@ impl SpokenCells {
     }
 
     /// The table has taken these counts.
-    pub(crate) fn published(&mut self, cell: &CellName, counts: Counts, regions: u32) {
-        let Some(spoken) = self.cells.get_mut(cell) else { return };
-        spoken.told = spoken.told.max(counts);
-        if !spoken.standing(regions).is_followed(spoken.known) {
-            self.cells.remove(cell);
+    pub(crate) fn published(&mut self, cell: &CellName, counts: Counts) {
+        if let Some(spoken) = self.cells.get_mut(cell) {
+            spoken.told = spoken.told.max(counts);
         }
     }
 
@@ -132,17 +132,23 @@ impl SpokenCells {
     /// Lets go what is over, or has not grown for a while and needs not be told.
     pub(crate) fn expire(&mut self, regions: u32, now: Now) {
         self.cells.retain(|cell, spoken| {
-            let is_idle = now.mono_us.saturating_sub(spoken.grown_us) >= IDLE_US;
-            let is_done = is_idle && !spoken.standing(regions).is_notable(spoken.known);
+            let standing = spoken.standing(regions);
+            let idle_us = if standing.is_followed(spoken.known) { IDLE_US } else { PRESENT_US };
+            let is_idle = now.mono_us.saturating_sub(spoken.grown_us) >= idle_us;
+            let is_done = is_idle && !standing.is_notable(spoken.known);
             cell.expires_at_ms() > now.wall_ms && !is_done
         });
     }
 
     /// What to read at the origin, few keys at a time; in a Cluster those of a slot.
-    pub(crate) fn reads(&self, process: ProcessId, is_cluster: bool) -> Vec<CellsRead> {
+    pub(crate) fn reads(&self, process: ProcessId, regions: u32, is_cluster: bool) -> Vec<CellsRead> {
         // In an order that does not hang on chance, so that simulated runs repeat.
         let mut keys: BTreeMap<(u16, OriginKey), Vec<&CellName>> = BTreeMap::new();
         for (cell, spoken) in &self.cells {
+            let standing = spoken.standing(regions);
+            if !standing.is_followed(spoken.known) && !standing.is_notable(spoken.known) {
+                continue;
+            }
             let slot = if is_cluster { cluster_slot(&spoken.key) } else { 0 };
             keys.entry((slot, spoken.key)).or_default().push(cell);
         }

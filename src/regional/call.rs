@@ -75,6 +75,13 @@ use crate::rules::policy::Algorithm;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OriginKey(pub [u8; 20]);
 
+impl OriginKey {
+    /// Keys of a tag share a slot of a Cluster, and go in one message.
+    pub fn tag(&self) -> u8 {
+        self.0[0]
+    }
+}
+
 impl fmt::Debug for OriginKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

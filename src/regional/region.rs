@@ -7,6 +7,7 @@ mod checking;
 mod healing;
 mod patrol;
 mod replaying;
+mod sorting;
 
 use crate::regional::region::patrol::Patrol;
 pub(crate) use crate::regional::region::replaying::CellField;
@@ -345,6 +346,7 @@ impl Region {
             // Requests need the state: a walk takes a while.
             self.patrol_some(now);
             self.survey(now);
+            self.sort_all(now);
         }
         let state = &mut *self.state.lock();
         let mut effects = Effects::default();
@@ -379,6 +381,7 @@ impl Region {
 
     /// Tells the origin what is pending, as fast as it takes it: for a clean stop.
     pub fn flush_now(&self, now: Now) -> Effects {
+        self.sort_all(now);
         let state = &mut *self.state.lock();
         state.is_leaving = true;
         self.begin_flush(state, now);
@@ -389,7 +392,7 @@ impl Region {
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.telling.healing.is_some();
-        is_healing || !state.under_way.is_empty() || self.ledger().is_any_unsent()
+        is_healing || !state.under_way.is_empty() || self.is_any_unsent(&state)
     }
 
     /// It is taken to be older than everything that counts, unless it is gone for a while: for simulations.

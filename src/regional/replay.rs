@@ -1,10 +1,13 @@
 //! What the origin has not heard of: which keys to tell it about, and how many at a time.
 //!
 //! Slots with pending hits stand in the table's queue. A flush tells each once, however many requests made it pending, message
-//! by message as the [`SendWindow`](crate::regional::send_window::SendWindow) lets them go. Nothing is dropped: the hits stay in the slot until the origin has
+//! by message as the [`SendWindow`](crate::regional::send_window::SendWindow) lets them go; a Cluster is told slot by slot, see
+//! [`tag_queue`](crate::regional::tag_queue). Nothing is dropped: the hits stay in the slot until the origin has
 //! answered, and a slot whose message had no answer goes into the queue again.
 
-use crate::regional::call::CallKey;
+use crate::engine::table::SlotRef;
+use crate::engine::table::farewell::Farewell;
+use crate::regional::call::{CallKey, OriginKey};
 
 /// The time between two flushes.
 pub(crate) const FLUSH_INTERVAL_US: u64 = 50_000;
@@ -17,25 +20,28 @@ pub(crate) const REPLAY_AWAITED_US: u64 = 5_000_000;
 /// for a fraction of a millisecond, and so many that the call itself costs little beside them.
 pub(crate) const CELLS_MAX: usize = 64;
 
-/// What to tell the origin.
+/// A key whose totals a message tells.
 #[derive(Clone, Debug)]
-pub(crate) struct ReplayBatch<K> {
-    /// Whose totals they are, beside the parts: keys here by their slots, or keys that were given up.
-    pub keys: Vec<K>,
+pub(crate) enum ToldKey {
+    /// It is in the table.
+    Here(SlotRef),
+    /// It was given up.
+    Gone(Box<Farewell>),
+}
+
+/// What to tell the origin.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReplayBatch {
+    /// Whose totals they are, beside the parts.
+    pub keys: Vec<ToldKey>,
     /// What is told of each key.
     pub parts: Vec<CallKey>,
     /// Cells of all parts.
     pub cells: usize,
 }
 
-impl<K> Default for ReplayBatch<K> {
-    fn default() -> ReplayBatch<K> {
-        ReplayBatch { keys: Vec::new(), parts: Vec::new(), cells: 0 }
-    }
-}
-
-impl<K> ReplayBatch<K> {
-    pub(crate) fn push(&mut self, key: K, part: CallKey) {
+impl ReplayBatch {
+    pub(crate) fn push(&mut self, key: ToldKey, part: CallKey) {
         self.cells += part.cells.len();
         self.keys.push(key);
         self.parts.push(part);
@@ -51,38 +57,37 @@ impl<K> ReplayBatch<K> {
         self.cells + last.max(1) > cells
     }
 
+    /// It tells of the key.
+    pub(crate) fn has(&self, key: &OriginKey) -> bool {
+        self.parts.iter().any(|part| part.key == *key)
+    }
+
     fn has_room_for(&self, part: &CallKey) -> bool {
         self.cells + part.cells.len() <= CELLS_MAX
     }
 
-    /// Divides the batch into messages. If `slot_of` is given, each has keys of one Cluster slot.
-    pub(crate) fn into_messages(self, slot_of: Option<fn(&CallKey) -> u16>) -> Vec<ReplayBatch<K>> {
-        let mut messages: Vec<(Option<u16>, ReplayBatch<K>)> = Vec::new();
+    /// Divides the batch into messages: the last key may have been too much for one.
+    pub(crate) fn into_messages(self) -> Vec<ReplayBatch> {
+        let mut messages: Vec<ReplayBatch> = Vec::new();
         for (key, part) in self.keys.into_iter().zip(self.parts) {
-            let of = slot_of.map(|slot_of| slot_of(&part));
-            let open = match of {
-                None => messages.last_mut(),
-                Some(_) => messages.iter_mut().rev().find(|(other, _)| *other == of),
-            };
-            match open {
-                Some((_, message)) if message.has_room_for(&part) => message.push(key, part),
+            match messages.last_mut() {
+                Some(message) if message.has_room_for(&part) => message.push(key, part),
                 _ => {
                     let mut message = ReplayBatch::default();
                     message.push(key, part);
-                    messages.push((of, message));
+                    messages.push(message);
                 }
             }
         }
-        messages.into_iter().map(|(_, message)| message).collect()
+        messages
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::table::SlotRef;
     use crate::engine::table::cell::CellUpdate;
-    use crate::regional::call::{Measure, OriginKey};
+    use crate::regional::call::Measure;
 
     /// Found by a review: a message about 64 exact windows had 1,088 cells, and kept the origin busy for longer than it had.
     #[test]
@@ -96,9 +101,9 @@ mod tests {
         for (cells, messages) in [(1, 4), (2, 8), (17, 86)] {
             let mut batch = ReplayBatch::default();
             for slot in 0..256 {
-                batch.push(SlotRef::of(slot), part(cells));
+                batch.push(ToldKey::Here(SlotRef::of(slot)), part(cells));
             }
-            let sent = batch.into_messages(None);
+            let sent = batch.into_messages();
             assert_eq!(sent.len(), messages, "{cells} cells a key");
             assert!(sent.iter().all(|message| message.cells <= CELLS_MAX));
             assert_eq!(sent.iter().map(|message| message.keys.len()).sum::<usize>(), 256);

@@ -23,8 +23,9 @@ impl WindowBounds {
     /// One server. A cell takes it a few microseconds: all that a process has under way there keeps a check waiting for about
     /// a millisecond at most, and the least of a hundred processes together for a few.
     pub(crate) const SERVER: WindowBounds = WindowBounds { least: 16, first: 64, most: 256, messages: 4 };
-    /// The nodes of a Cluster share the work, and a message has the keys of one slot only.
-    pub(crate) const CLUSTER: WindowBounds = WindowBounds { least: 64, first: 256, most: 1024, messages: 256 };
+    /// The nodes of a Cluster share the work. A message has the keys of one slot only, so there are more of them and most are
+    /// small; and those that wait for a node that hangs leave room for others.
+    pub(crate) const CLUSTER: WindowBounds = WindowBounds { least: 64, first: 256, most: 1024, messages: 64 };
 }
 
 /// The window grows by so many cells.
@@ -68,11 +69,6 @@ impl SendWindow {
         let room = self.cells.saturating_sub(self.cells_under_way);
         let is_worth_it = room >= self.bounds.least || self.messages_under_way == 0;
         if is_worth_it && self.messages_under_way < self.bounds.messages { room } else { 0 }
-    }
-
-    /// How many messages may go now.
-    pub(crate) fn messages(&self) -> usize {
-        self.bounds.messages.saturating_sub(self.messages_under_way)
     }
 
     /// A message with so many cells goes out.

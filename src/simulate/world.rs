@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::model::Rows;
-use crate::regional::call::OriginKey;
+use crate::regional::call::{OriginKey, ProcessId};
 use crate::regional::model::Origin;
 use crate::regional::region::{ProbeResult, Region};
 use crate::regional::wait_queue::AskOutcome;
@@ -149,6 +149,8 @@ pub struct World {
     next_poll: BTreeMap<(usize, Store), u64>,
     /// For each process, until when it may take to stop; `None`: it does not stop.
     leaving: Vec<Option<u64>>,
+    /// Processes that have stopped cleanly: nothing of what they have sent is under way any more.
+    left: BTreeSet<ProcessId>,
     /// Keys that replays on their way tell a store of, and who sent them.
     told_under_way: BTreeSet<(To, OriginKey)>,
     /// When the call was sent that is being answered, if one is.
@@ -183,6 +185,7 @@ impl World {
             paused: BTreeMap::new(),
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
+            left: BTreeSet::new(),
             told_under_way: BTreeSet::new(),
             replied_to_us: None,
             oracle: Oracle::default(),
@@ -249,6 +252,11 @@ impl World {
             Store::Origin => &mut self.homes[region],
             Store::Owner => &mut self.owner,
         }
+    }
+
+    /// The stores are Clusters.
+    pub fn is_cluster(&self) -> bool {
+        self.setup.is_cluster
     }
 
     pub fn now_ms(&self) -> u64 {

@@ -144,7 +144,7 @@ impl Foreign {
         let after = ForeignCell {
             others: before.others.max(others),
             row: before.row.max(row),
-            told: before.told.max(row),
+            told: before.told,
             since: if row.hits > before.row.hits { 0 } else { before.since },
         };
         self.set_cell_at(back, after);
@@ -450,6 +450,8 @@ mod tests {
         assert!(mark(10, &foreign), "another region was there in the window before");
         assert!(!mark(9, &foreign), "nothing new");
         foreign.import(100, 100, counts(0), counts(12));
+        assert!(mark(12, &foreign), "others may not have found the row");
+        foreign.published(100, 100, counts(12));
         assert!(!mark(12, &foreign), "another process of the region has published it");
         foreign.forget_told();
         assert!(mark(12, &foreign), "the table may have lost it");

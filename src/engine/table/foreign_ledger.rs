@@ -8,7 +8,6 @@ use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
 use crate::engine::table::foreign::{CellStanding, Counts};
-use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
@@ -31,6 +30,8 @@ pub struct ForeignSum {
     pub others: Counts,
     /// This region's row.
     pub row: Counts,
+    /// What of it the other regions can be taken to have found.
+    pub told: Counts,
 }
 
 /// What became of a cell that other regions told of.
@@ -109,23 +110,6 @@ impl<'t> ForeignLedger<'t> {
         });
     }
 
-    /// What the other regions know of a cell of the key with this name, and whether they count it too; `None` if the key is
-    /// not here.
-    pub(crate) fn standing(&self, key: &Key<'_>, sequence: u64) -> Option<CellStanding> {
-        let of_entry = |entry: KeyEntry<'_>| entry.standing(sequence);
-        Algorithm::windowed().find_map(|algorithm| self.table.with_key(&Key { algorithm, ..*key }, of_entry))
-    }
-
-    /// Likewise of the key at a place, if it is the one that is meant.
-    pub(crate) fn standing_at(
-        &self,
-        at: SlotRef,
-        is_meant: impl FnOnce(&Key<'_>) -> bool,
-        sequence: u64,
-    ) -> Option<CellStanding> {
-        self.table.with_at(at, |entry| is_meant(&entry.slot.key()).then(|| entry.standing(sequence))).flatten()
-    }
-
     /// Queues a key to be published, if there is anything that others should know and do not.
     pub(crate) fn note(&self, at: SlotRef) {
         self.table.with_at(at, |mut entry| entry.note());
@@ -168,7 +152,7 @@ impl<'t> ForeignLedger<'t> {
         // A rule may have changed its algorithm: the cells are the same.
         for algorithm in Algorithm::windowed() {
             self.table.with_key(&Key { algorithm, ..*key }, |mut entry| {
-                is_news |= entry.import(sum.sequence, sum.others, sum.row, now_ms);
+                is_news |= entry.import(sum, now_ms);
                 slots.push(entry.at);
             });
         }
@@ -194,7 +178,7 @@ impl<'t> ForeignLedger<'t> {
                 // A request has made the key in between.
                 self.table.count_asked();
             }
-            let is_news = entry.import(sum.sequence, sum.others, sum.row, now_ms);
+            let is_news = entry.import(sum, now_ms);
             ImportResult::Counted { slots: SmallVec::from_iter([entry.at]), is_news, is_created }
         });
         imported.unwrap_or_else(|| {
@@ -212,9 +196,8 @@ impl<'t> ForeignLedger<'t> {
         sum: &ForeignSum,
         now_ms: u64,
     ) -> Option<bool> {
-        let imported = self.table.with_at(at, |mut entry| {
-            is_meant(&entry.slot.key()).then(|| entry.import(sum.sequence, sum.others, sum.row, now_ms))
-        });
+        let imported =
+            self.table.with_at(at, |mut entry| is_meant(&entry.slot.key()).then(|| entry.import(sum, now_ms)));
         imported.flatten()
     }
 

@@ -6,7 +6,8 @@
 use crate::engine::count::counter::Look;
 use crate::engine::headroom::Headroom;
 use crate::engine::key::{Key, OwnedKey};
-use crate::engine::table::foreign::{CellStanding, Counts, View};
+use crate::engine::table::foreign::View;
+use crate::engine::table::foreign_ledger::ForeignSum;
 use crate::engine::table::pinned::PinnedSlots;
 use crate::engine::table::regional_part::RegionalPart;
 use crate::engine::table::shard::Shard;
@@ -75,17 +76,15 @@ impl KeyEntry<'_> {
         self.table.weigh(self.slot, Some(self.part));
     }
 
-    /// What other regions know of a cell, and how much it matters to them.
-    pub(super) fn standing(&self, sequence: u64) -> CellStanding {
-        self.part.standing(sequence, &self.slot.terms(), self.table.regions())
-    }
-
     /// Takes over what the table of the regions says about a cell. True if others have counted more than was known.
-    pub(super) fn import(&mut self, sequence: u64, others: Counts, row: Counts, now_ms: u64) -> bool {
+    pub(super) fn import(&mut self, sum: &ForeignSum, now_ms: u64) -> bool {
+        let ForeignSum { sequence, others, row, told } = *sum;
         let terms = self.slot.terms();
         self.slot.counter.look(&terms, now_ms);
         let current = self.slot.counter.sequence();
-        let is_news = self.part.foreign_mut(current).import(sequence, current, others, row);
+        let foreign = self.part.foreign_mut(current);
+        let is_news = foreign.import(sequence, current, others, row);
+        foreign.published(sequence, current, told);
         self.part.reconsider_pause(&mut self.slot.counter, &terms, now_ms);
         if is_news && self.is_beyond_allowance(now_ms) {
             self.enqueue(true);

@@ -18,15 +18,16 @@ use crate::engine::table::farewell::Farewell;
 use crate::engine::table::foreign::View;
 use crate::engine::table::key_entry::KeyEntry;
 use crate::engine::table::regional_part::Heard;
-use crate::engine::table::resend_walk::ResendWalk;
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 
 /// A table's books with one store.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger<'t> {
-    table: &'t Table,
-    store: Store,
+    /// What they are about.
+    pub(super) table: &'t Table,
+    /// Whose counts they are.
+    pub(super) store: Store,
 }
 
 /// What a store is to be told about a key.
@@ -139,6 +140,21 @@ impl<'t> Ledger<'t> {
         self.table.grown(self.store).all.pop()
     }
 
+    /// The key that is meant, if it is still there.
+    pub(crate) fn key_at(&self, at: SlotRef) -> Option<OwnedKey> {
+        self.table.with_at(at, |entry| entry.key())
+    }
+
+    /// Whether a key still waits to be told.
+    pub(crate) fn is_unsent(&self, at: SlotRef) -> bool {
+        self.table.with_at(at, |entry| entry.part.is_queued()).unwrap_or(false)
+    }
+
+    /// Hits of a key that waits to be told; `None` if it does not wait any more.
+    pub(crate) fn unsent_hits_at(&self, at: SlotRef) -> Option<u64> {
+        self.table.with_at(at, |entry| entry.part.is_queued().then(|| entry.part.pending())).flatten()
+    }
+
     /// What to tell of a key that waited. `None` if there is nothing, or a message about it is under way.
     pub(crate) fn tell(&self, at: SlotRef, now: Now) -> Option<UnsentKey> {
         self.table.with_at(at, |entry| if entry.part.sync().dequeue() { tell(entry, now) } else { None }).flatten()
@@ -228,33 +244,13 @@ impl<'t> Ledger<'t> {
         });
     }
 
-    /// Goes on with a walk by one slot. If its key has to be told again, and neither waits to be told nor has a message under
-    /// way, returns what to tell.
-    pub(crate) fn resend_next(&self, walk: &mut ResendWalk, now: Now) -> Option<UnsentKey> {
-        let visit = |entry: KeyEntry<'_>| {
-            if entry.part.holders() == 0 || entry.part.store() != self.store {
-                return None;
-            }
-            // A key that waits, or is under way, is told everything with its next message.
-            entry.part.want();
-            if entry.part.is_queued() || entry.part.is_sent() { None } else { tell(entry, now) }
-        };
-        let mut unsent = walk.step(self.table, visit).flatten()?;
-        let cells = &mut unsent.update.cells;
-        while cells.len() > 1 && cells.last().is_some_and(CellUpdate::says_nothing) {
-            cells.pop();
-        }
-        Some(unsent)
-    }
-
     /// Pending hits of the keys that wait to be told. Takes keys that are gone out of the queue.
     pub(crate) fn unsent_hits(&self) -> u64 {
         let queue = &self.table.grown(self.store).all;
         let mut hits: u64 = 0;
         for _ in 0..queue.len() {
             let Some(at) = queue.pop() else { break };
-            let pending = |entry: KeyEntry<'_>| entry.part.is_queued().then(|| entry.part.pending());
-            let Some(pending) = self.table.with_at(at, pending).flatten() else { continue };
+            let Some(pending) = self.unsent_hits_at(at) else { continue };
             hits = hits.saturating_add(pending);
             queue.push(at);
         }
@@ -378,7 +374,7 @@ impl<'t> Ledger<'t> {
 }
 
 /// What to tell about a key that stands in no queue.
-fn tell(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
+pub(super) fn tell(mut entry: KeyEntry<'_>, now: Now) -> Option<UnsentKey> {
     let terms = entry.slot.terms();
     let now_ms = entry.look(&terms, now.wall_ms).now_ms;
     let (at, key) = (entry.at, entry.key());

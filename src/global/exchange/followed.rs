@@ -6,6 +6,9 @@
 //! A reading that fails has heard nothing for sure. The next one begins where the last that succeeded ended, so the overlap is
 //! wider by what was missed. What stood still until then may be committed a little after that reading, with a date from
 //! before: one more looks back as far, when as much time has passed as the overlap covers.
+//!
+//! A server may go on reading and take long for each commit. What this process publishes then fails, as does what others do,
+//! and all of it may be there later with its first date: as long as that goes on, readings look back as far as it has.
 
 use crate::clock::Now;
 
@@ -85,12 +88,13 @@ impl Followed {
         self.watermark_ms
     }
 
-    /// The date from which on rows are read.
-    pub(super) fn since_ms(&self, beginning: Beginning, now: Now) -> u64 {
-        self.from_ms(beginning, now).saturating_sub(self.overlap_ms)
+    /// The date from which on rows are read. `unpublished_us`: for how long nothing could be published.
+    pub(super) fn since_ms(&self, beginning: Beginning, unpublished_us: u64, now: Now) -> u64 {
+        let late_ms = unpublished_us.min(BEHIND_US) / 1000;
+        self.from_ms(beginning, now).saturating_sub(self.overlap_ms + late_ms)
     }
 
-    /// The date from which on everything is heard then.
+    /// The date from which on everything has been heard then.
     pub(super) fn from_ms(&self, beginning: Beginning, now: Now) -> u64 {
         let from_ms = match beginning {
             Beginning::Watermark => self.watermark_ms,
@@ -102,6 +106,11 @@ impl Followed {
             }
         };
         from_ms.unwrap_or(0)
+    }
+
+    /// Rows that are dated later are found by every region that reads as it should.
+    pub(super) fn found_from_ms(&self, now: Now) -> u64 {
+        self.server_ms(now).unwrap_or(0).saturating_sub(self.overlap_ms)
     }
 
     /// A reading has failed.

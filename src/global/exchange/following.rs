@@ -6,6 +6,7 @@ use crate::clock::Now;
 use crate::global::exchange::followed::Beginning;
 use crate::global::exchange::{Exchange, ExchangeState, ImportProgress};
 use crate::global::feed::{Covered, FeedEntry};
+use crate::global::mentions::SPOKEN_FOR_US;
 use crate::global::voice::Role;
 use crate::regional::call::ProcessId;
 use crate::regional::voice::{FeedItem, FeedPlace};
@@ -41,6 +42,7 @@ impl Exchange {
             return Vec::new();
         };
         let mut hearing = ImportProgress::new(&self.options.region);
+        hearing.found_from_ms = self.state.lock().followed.found_from_ms(now);
         for sum in &entry.sums {
             self.take(&mut hearing, sum, now);
         }
@@ -68,9 +70,11 @@ impl ExchangeState {
         let Some(voice) = &mut self.voice else { return false };
         voice.lease.heard(speaker, entry.is_farewell, now.mono_us);
         voice.is_speaker_stuck = entry.is_stuck;
+        // What was published this lately is published at the moment.
+        let lately_ms = entry.covered.map_or(u64::MAX, |covered| covered.to_ms.saturating_sub(SPOKEN_FOR_US / 1000));
         for sum in &entry.sums {
-            // Somebody publishes this cell at the moment.
-            if voice.recent.note(sum, now.mono_us).is_row_grown {
+            voice.recent.note(sum, now.mono_us);
+            if sum.row_updated_at_ms >= lately_ms {
                 voice.spoken_for.leave(sum.cell.clone(), now.mono_us);
             }
         }

@@ -12,7 +12,7 @@ use crate::global::exchange::{Exchange, ExchangeState};
 use crate::global::feed::Covered;
 use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
-use crate::global::row::{CellName, HeardRow};
+use crate::global::row::{CellName, Counts, HeardRow};
 use crate::global::voice::Role;
 
 /// How many ages of news one import remembers at most.
@@ -29,6 +29,9 @@ pub struct ImportProgress {
     must_forget: bool,
     /// Where it began, if it is a reading of what has changed.
     beginning: Option<Beginning>,
+    /// Rows of this region that are older may have become visible just now: if so, others have not found them by their dates,
+    /// so they are sent again. What is read otherwise was there before, as a rule.
+    pub(super) found_from_ms: u64,
     /// What is to be handed on to the other processes of the region; `None` unless this one speaks for them.
     handing: Option<Handing>,
 }
@@ -51,6 +54,7 @@ impl ImportProgress {
             news_ms: Vec::new(),
             must_forget: false,
             beginning: None,
+            found_from_ms: 0,
             handing: None,
         }
     }
@@ -129,10 +133,12 @@ impl Exchange {
             hearing.beginning = Some(beginning);
             let from_ms = state.followed.from_ms(beginning, now);
             hearing.handing = is_handed_on.then(|| Handing { from_ms, only_since_ms: None, sums: Vec::new() });
-            return (ReadScope::Since { ms: state.followed.since_ms(beginning, now) }, hearing);
+            hearing.found_from_ms = state.followed.found_from_ms(now);
+            let unpublished_us = state.publishing.failing_us(now.mono_us);
+            return (ReadScope::Since { ms: state.followed.since_ms(beginning, unpublished_us, now) }, hearing);
         };
         if is_handed_on {
-            let only_since_ms = Some(state.followed.since_ms(Beginning::Watermark, now));
+            let only_since_ms = Some(state.followed.since_ms(Beginning::Watermark, 0, now));
             let from_ms = state.followed.from_ms(Beginning::Watermark, now);
             hearing.handing = Some(Handing { from_ms, only_since_ms, sums: Vec::new() });
         }
@@ -263,9 +269,10 @@ impl Exchange {
             self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
             return;
         };
+        let foreign = foreign_sum(sum, hearing.found_from_ms);
         let is_news = match named.is_sensitive {
-            true => self.take_hidden(identifier, sum, now),
-            false => self.take_key(named, identifier, sum, now),
+            true => self.take_hidden(identifier, sum, foreign, now),
+            false => self.take_key(named, identifier, sum, foreign, now),
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
@@ -275,16 +282,16 @@ impl Exchange {
                 handing.sums.push(sum.clone());
             }
             if let Some(voice) = &mut self.state.lock().voice {
-                voice.spoken.heard(&sum.cell, sum.others.hits > 0, sum.row);
+                voice.spoken.heard(&sum.cell, sum.others.hits > 0, told_of(sum, hearing.found_from_ms));
             }
         }
     }
 
     /// Takes over what a row says about a key whose identifier it names. True if it was news.
-    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_key(&self, named: &NamedRule, identifier: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let terms = named.terms(sum.cell.duration_ms);
         let key = Key::new(named.space, &terms, identifier);
-        match self.ledger().import(&key, &terms, &foreign_sum(sum), now.wall_ms) {
+        match self.ledger().import(&key, &terms, &foreign, now.wall_ms) {
             ImportResult::NoRoom => {
                 self.leave_out(sum);
                 false
@@ -304,17 +311,17 @@ impl Exchange {
         }
     }
 
-    fn take_hidden(&self, digest: &[u8], sum: &CellSum, now: Now) -> bool {
+    fn take_hidden(&self, digest: &[u8], sum: &CellSum, foreign: ForeignSum, now: Now) -> bool {
         let at = self.state.lock().digested.slot(digest);
         if let Some(at) = at {
             let is_it = |key: &Key<'_>| *self.identifier(key, true) == *digest;
-            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign_sum(sum), now.wall_ms) {
+            if let Some(is_news) = self.ledger().import_at(at, is_it, &foreign, now.wall_ms) {
                 self.contest(at, sum);
                 return is_news;
             }
             self.state.lock().digested.gone(digest);
         }
-        let kept = WaitingRow { sum: foreign_sum(sum), expires_at_ms: sum.cell.expires_at_ms() };
+        let kept = WaitingRow { sum: foreign, expires_at_ms: sum.cell.expires_at_ms() };
         let keys_max = self.engine.table().keys_max();
         if !self.state.lock().digested.keep(digest, kept, keys_max.div_ceil(4)) {
             self.leave_out(sum);
@@ -347,6 +354,12 @@ impl Exchange {
 }
 
 /// A cell's rows as the ledger takes them.
-fn foreign_sum(sum: &CellSum) -> ForeignSum {
-    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row }
+fn foreign_sum(sum: &CellSum, found_from_ms: u64) -> ForeignSum {
+    let told = told_of(sum, found_from_ms);
+    ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row, told }
+}
+
+/// What of this region's row the others can be taken to have found.
+fn told_of(sum: &CellSum, found_from_ms: u64) -> Counts {
+    if sum.row_updated_at_ms >= found_from_ms { sum.row } else { Counts::default() }
 }

@@ -154,7 +154,7 @@ impl Exchange {
         if let Some(voice) = &mut state.voice {
             for at in &sending.done {
                 let OwnRow { cell, counts } = sending.row(*at);
-                voice.spoken.published(cell, *counts, self.regions());
+                voice.spoken.published(cell, *counts);
             }
         }
         for at in &sending.refused {

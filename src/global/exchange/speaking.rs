@@ -7,13 +7,11 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use crate::clock::Now;
-use crate::engine::key::Key;
 use crate::global::exchange::region_voice::MENTION_US;
 use crate::global::exchange::{Exchange, ExchangeState};
 use crate::global::feed::{Covered, FeedEntry};
 use crate::global::import::CellSum;
 use crate::global::mentions::Mention;
-use crate::global::row::CellName;
 use crate::global::spoken_cells::CellsRead;
 use crate::global::voice::Role;
 use crate::regional::call::Reply;
@@ -37,7 +35,7 @@ impl ExchangeState {
     ) {
         let sign = self.sign_of_life(now);
         let Some(voice) = self.voice.as_mut().filter(|voice| voice.lease.role() == Role::Speaking) else { return };
-        sums.retain(|sum| voice.recent.note(sum, now.mono_us).is_any);
+        sums.retain(|sum| voice.recent.note(sum, now.mono_us));
         voice.send(FeedEntry { seen, covered, sums, ..sign }.into_parts());
     }
 
@@ -191,30 +189,16 @@ impl Exchange {
     }
 
     fn hear_mentions(&self, state: &mut ExchangeState, mentions: &[Vec<u8>], now: Now) {
-        let names = self.names.read().clone();
+        let Some(voice) = &mut state.voice else { return };
         for bytes in mentions {
             let Some(mut mention) = Mention::decode(bytes) else {
                 self.counts.malformed.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
             self.counts.mentions_heard.fetch_add(1, Ordering::Relaxed);
-            let CellName { workspace, namespace, identifier, duration_ms, sequence } = &mention.cell;
-            if let Some(named) = names.of_row(workspace, namespace) {
-                let standing = match named.is_sensitive {
-                    true => state.digested.slot(identifier).and_then(|at| {
-                        let is_meant = |key: &Key<'_>| *self.identifier(key, true) == **identifier;
-                        self.ledger().standing_at(at, is_meant, *sequence)
-                    }),
-                    false => self.ledger().standing(&named.key(*duration_ms, identifier), *sequence),
-                };
-                if let Some(standing) = standing {
-                    mention.told = mention.told.max(standing.told);
-                    mention.is_contested |= standing.is_contested;
-                }
-            }
-            if let Some(voice) = &mut state.voice {
-                voice.spoken.follow(mention, None, now.mono_us);
-            }
+            // Others may not have heard yet what was published just now.
+            mention.told = mention.told.max(voice.recent.row(&mention.cell));
+            voice.spoken.follow(mention, None, now.mono_us);
         }
     }
 
@@ -234,7 +218,7 @@ impl Exchange {
         }
         let Some(voice) = &mut state.voice else { return Vec::new() };
         voice.spoken.expire(self.regions(), now);
-        voice.spoken.reads(process, is_cluster)
+        voice.spoken.reads(process, self.regions(), is_cluster)
     }
 
     /// Takes over what the origin holds of cells that this process publishes for others.

@@ -62,9 +62,11 @@ impl Redis {
 
     /// Takes a process's fields out, so that others divide what is left among fewer.
     pub async fn take_out(&self, process: ProcessId, fields: &[CellField], until: Instant) -> Result<(), OriginError> {
-        // Keys of a Cluster are in many slots.
-        let chunk = if self.is_cluster() { 1 } else { LEAVE_CHUNK };
-        for chunk in fields.chunks(chunk) {
+        let tag = |(key, _): &CellField| if self.is_cluster() { key.tag() } else { 0 };
+        let mut fields = fields.to_vec();
+        fields.sort_by_key(tag);
+        for chunk in fields.chunk_by(|one, other| tag(one) == tag(other)).flat_map(|of_tag| of_tag.chunks(LEAVE_CHUNK))
+        {
             let left = until.saturating_duration_since(Instant::now());
             let Invocation { keys, args } = codec::encode_take_out(process, chunk);
             self.script(Lane::Replays, &LEAVE, &keys, &args, left).await?;

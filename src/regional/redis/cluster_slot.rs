@@ -1,16 +1,22 @@
 //! Which slot of a Cluster a key is in: keys of one call have to share it.
+//!
+//! Redis hashes only what stands between the braces of a name. There it finds one of 256 tags, so that keys share slots, and
+//! many of them go in one call. It is two letters from `a` to `p`, one for each half of the first byte of the key's digest:
+//! those spread evenly over the nodes of a Cluster, however many there are.
 
 use crate::regional::call::OriginKey;
-use crate::regional::redis::codec::bucket_key;
 
 /// Slots of a Cluster.
 const SLOTS: u16 = 16_384;
 
-/// The slot of every cell of a key: Redis hashes only what stands between the braces.
+/// The slot of every cell of a key.
 pub(crate) fn cluster_slot(key: &OriginKey) -> u16 {
-    let name = bucket_key(key);
-    let tag = name.split(|byte| *byte == b'{').nth(1).and_then(|rest| rest.split(|byte| *byte == b'}').next());
-    crc16(tag.unwrap_or(&name)) % SLOTS
+    crc16(&tag_letters(key.tag())) % SLOTS
+}
+
+/// A tag as it stands in names.
+pub(crate) fn tag_letters(tag: u8) -> [u8; 2] {
+    [tag >> 4, tag & 0xf].map(|half| b'a' + half)
 }
 
 /// CRC16 as the Cluster specification has it (XMODEM).
@@ -27,10 +33,37 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn the_check_value_of_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
+    }
+
+    /// The slot of each tag.
+    fn slots() -> Vec<u16> {
+        (0..=u8::MAX).map(|tag| crc16(&tag_letters(tag)) % SLOTS).collect()
+    }
+
+    #[test]
+    fn every_tag_has_a_slot_of_its_own() {
+        assert_eq!(slots().into_iter().collect::<HashSet<_>>().len(), 256);
+    }
+
+    /// Nodes that divide the slots among themselves, as they do when a Cluster is made, have much the same number of tags.
+    #[test]
+    fn tags_spread_evenly_over_the_nodes() {
+        let slots = slots();
+        for nodes in 1..=25 {
+            let mut tags = vec![0; nodes];
+            for slot in &slots {
+                tags[usize::from(*slot) * nodes / usize::from(SLOTS)] += 1;
+            }
+            let most: usize = *tags.iter().max().unwrap();
+            let tenths = if nodes <= 10 { 12 } else { 15 };
+            assert!(most * nodes * 10 <= slots.len() * tenths, "{nodes} nodes: {tags:?}");
+        }
     }
 }

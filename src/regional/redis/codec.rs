@@ -20,6 +20,7 @@ use crate::engine::reach::Store;
 use crate::engine::table::cell::{BucketLevel, BucketUpdate, CellShape, CellState, CellUpdate, HeldAt, WindowUpdate};
 use crate::engine::table::foreign::Counts;
 use crate::regional::call::{AskVerdict, COUNT_MAX, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
+use crate::regional::redis::cluster_slot::tag_letters;
 
 /// Serves a [`Call`].
 pub static ORIGIN: &str = include_str!("scripts/origin.lua");
@@ -31,7 +32,7 @@ pub(crate) static BEAT: &str = include_str!("scripts/beat.lua");
 pub(crate) static LEAVE: &str = include_str!("scripts/leave.lua");
 
 /// Stands in the names of all keys. It changes with what the scripts keep under them.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// Where a store keeps the live processes. The owner of strict limits may be a region's origin too.
 pub(crate) fn processes_key(store: Store) -> String {
@@ -80,24 +81,30 @@ pub struct BadReply {
     pub found: String,
 }
 
-/// The key of a window's cell. The braces are a Cluster's hash tag: all cells of a key are in one slot.
+/// The key of a window's cell.
 pub(crate) fn cell_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
-    format!("tidegate:{VERSION}:{{{}}}:{sequence}", Base64Key(key)).into_bytes()
+    name(key, format_args!("{sequence}"))
 }
 
 /// The key of the block of an exact window that a sub-cell is in.
 pub(crate) fn block_key(key: &OriginKey, sequence: u64) -> Vec<u8> {
-    format!("tidegate:{VERSION}:{{{}}}:x{}", Base64Key(key), sequence / BLOCK).into_bytes()
+    name(key, format_args!("x{}", sequence / BLOCK))
 }
 
 /// The key of a bucket.
 pub(crate) fn bucket_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{VERSION}:{{{}}}:g", Base64Key(key)).into_bytes()
+    name(key, format_args!("g"))
 }
 
 /// The key of a bucket's previous generation of fields.
 pub(crate) fn bucket_before_key(key: &OriginKey) -> Vec<u8> {
-    format!("tidegate:{VERSION}:{{{}}}:b", Base64Key(key)).into_bytes()
+    name(key, format_args!("b"))
+}
+
+/// What a key keeps in a place of its own. The braces are a Cluster's hash tag: all of a key is in one slot.
+fn name(key: &OriginKey, place: fmt::Arguments<'_>) -> Vec<u8> {
+    let [first, second] = tag_letters(key.tag()).map(char::from);
+    format!("tidegate:{VERSION}:{{{first}{second}}}:{}:{place}", Base64Key(key)).into_bytes()
 }
 
 /// An origin key in base64url without padding: 27 characters.

@@ -5,8 +5,8 @@
 //! last, one message after the other, and all processes of the region together take only a part of the origin's time.
 
 use crate::clock::Now;
-use crate::engine::table::SlotRef;
 use crate::engine::table::resend_walk::ResendWalk;
+use crate::regional::region::sorting::Sorted;
 use crate::regional::region::{Region, RegionState};
 use crate::regional::replay::ReplayBatch;
 
@@ -17,12 +17,13 @@ const CELLS_PER_S: u64 = 40_000;
 /// A process that comes late catches up by so much at most: timers are rough, and nothing should come in bursts.
 const CATCH_UP_US: u64 = 10_000;
 /// How many keys are looked at in one go. Most have something to tell, but those that do not must not keep others waiting.
-const LOOKS_MAX: usize = 1_000;
+pub(super) const LOOKS_MAX: usize = 1_000;
 
 /// How far it has come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Healing {
-    walk: ResendWalk,
+    /// Which keys it has still to look at.
+    pub(super) walk: ResendWalk,
     /// When the next message may go.
     next_us: u64,
 }
@@ -36,8 +37,9 @@ impl Region {
 
     /// How many keys are still to be looked at, and told again if the origin may have had them.
     pub fn keys_to_heal(&self) -> u64 {
-        let healing = self.state.lock().telling.healing;
-        healing.map_or(0, |healing| healing.walk.keys_ahead(self.engine.stats().keys))
+        let telling = &self.state.lock().telling;
+        let sorted = telling.sorted.as_ref().map_or(0, Sorted::lost_keys) as u64;
+        telling.healing.map_or(0, |healing| healing.walk.keys_ahead(self.engine.stats().keys) + sorted)
     }
 
     /// When the next message may go that heals, if one may go at all.
@@ -47,23 +49,31 @@ impl Region {
     }
 
     /// What the origin has lost, if it is time to tell it of more.
-    pub(super) fn lost(&self, state: &mut RegionState, cells: usize, now: Now) -> ReplayBatch<SlotRef> {
-        let mut batch = ReplayBatch::default();
-        let Some(healing) = &mut state.telling.healing else { return batch };
+    pub(super) fn lost(&self, state: &mut RegionState, cells: usize, now: Now) -> ReplayBatch {
+        let telling = &mut state.telling;
+        let Some(healing) = &mut telling.healing else { return ReplayBatch::default() };
         if now.mono_us < healing.next_us && !state.is_leaving {
-            return batch;
+            return ReplayBatch::default();
         }
-        let mut looks = 0;
+        let batch = match &mut telling.sorted {
+            Some(sorted) => self.lost_of_a_tag(sorted, healing, cells, now),
+            None => self.lost_of_all(healing, cells, now),
+        };
+        let pause_us = batch.cells as u64 * 1_000_000 * u64::from(self.live()) / CELLS_PER_S;
+        healing.next_us = healing.next_us.max(now.mono_us.saturating_sub(CATCH_UP_US)) + pause_us;
+        if healing.walk.is_over() && telling.sorted.as_ref().is_none_or(|sorted| sorted.lost_keys() == 0) {
+            telling.healing = None;
+        }
+        batch
+    }
+
+    fn lost_of_all(&self, healing: &mut Healing, cells: usize, now: Now) -> ReplayBatch {
+        let (mut batch, mut looks) = (ReplayBatch::default(), 0);
         while !healing.walk.is_over() && looks < LOOKS_MAX && !batch.is_full(cells) {
             looks += 1;
             if let Some(unsent) = self.ledger().resend_next(&mut healing.walk, now) {
                 self.push(&mut batch, unsent);
             }
-        }
-        let pause_us = batch.cells as u64 * 1_000_000 * u64::from(self.live()) / CELLS_PER_S;
-        healing.next_us = healing.next_us.max(now.mono_us.saturating_sub(CATCH_UP_US)) + pause_us;
-        if healing.walk.is_over() {
-            state.telling.healing = None;
         }
         batch
     }

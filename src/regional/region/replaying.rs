@@ -1,6 +1,7 @@
 //! Replays tell the origin what it has not heard of: message by message, the next when one is answered, as the window lets
 //! them go. What is urgent goes first, then what is due, then what keys that were given up had to say, and last what the
-//! origin has lost ([`healing`](crate::regional::region::healing)).
+//! origin has lost ([`healing`](crate::regional::region::healing)). What a Cluster is told is put in another order
+//! ([`sorting`](crate::regional::region::sorting)).
 //!
 //! A message whose time is up is still under way: the breaker hears of it, but its keys are told again only when the answer
 //! has come late, or when the connection is closed. So a slow origin is never sent what it still has to do.
@@ -11,13 +12,12 @@ use std::sync::atomic::Ordering;
 use crate::clock::Now;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::HeldAt;
-use crate::engine::table::farewell::Farewell;
 use crate::engine::table::ledger::UnsentKey;
 use crate::regional::call::{CallKey, OriginKey, Reply};
-use crate::regional::redis::cluster_slot::cluster_slot;
 use crate::regional::region::healing::Healing;
+use crate::regional::region::sorting::Sorted;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
-use crate::regional::replay::{CELLS_MAX, REPLAY_TIMEOUT_US, ReplayBatch};
+use crate::regional::replay::{CELLS_MAX, REPLAY_TIMEOUT_US, ReplayBatch, ToldKey};
 use crate::regional::send_window::{SendWindow, WindowBounds};
 
 /// The time between counts of the pending hits while nothing can be told, or not all.
@@ -36,13 +36,15 @@ pub(super) struct Replays {
     /// What is under way, and how much may be.
     pub(super) window: SendWindow,
     /// Keys that became urgent while there was no room.
-    urgent: VecDeque<SlotRef>,
+    pub(super) urgent: VecDeque<SlotRef>,
+    /// What a Cluster is to be told; `None` for a single server.
+    pub(super) sorted: Option<Sorted>,
     /// Keys that waited when the last flush began, and are still to be told.
     due: usize,
     /// Likewise keys that were given up.
     farewells: usize,
     /// Hits that were pending when the last flush began, as far as they have been told.
-    pending_hits: u64,
+    pub(super) pending_hits: u64,
     /// Messages under way, but for those that only heal.
     news_under_way: usize,
     /// `None`: the origin has lost nothing.
@@ -55,6 +57,7 @@ impl Replays {
         Replays {
             window: SendWindow::new(bounds),
             urgent: VecDeque::new(),
+            sorted: is_cluster.then(Sorted::new),
             due: 0,
             farewells: 0,
             pending_hits: 0,
@@ -65,29 +68,22 @@ impl Replays {
 
     /// The last flush has told everything that there was.
     fn is_through(&self) -> bool {
-        self.due == 0 && self.farewells == 0 && self.urgent.is_empty()
+        let is_going = self.sorted.as_ref().is_some_and(Sorted::is_going);
+        self.due == 0 && self.farewells == 0 && self.urgent.is_empty() && !is_going
     }
 }
 
 /// A message that tells, while it is under way.
 #[derive(Debug)]
 pub(super) struct ReplayCall {
-    about: ReplayKeys,
+    /// Whose totals it tells, by which names.
+    about: Vec<(ToldKey, OriginKey)>,
     cells: usize,
     sent_us: u64,
     /// It only tells again what the origin has lost.
     is_healing: bool,
     /// Its time is up, and it may still arrive.
     is_late: bool,
-}
-
-/// Whose totals a message tells.
-#[derive(Debug)]
-enum ReplayKeys {
-    /// Keys of the table.
-    Slots(Vec<(SlotRef, OriginKey)>),
-    /// Keys that are not in the table any more.
-    Farewells(Vec<Farewell>),
 }
 
 impl Region {
@@ -105,16 +101,30 @@ impl Region {
         fields
     }
 
-    /// Begins a flush: everything that waits by now is to be told.
+    /// Begins a flush: everything that waits by now is to be told. In a Cluster, what its turn has come for.
     pub(super) fn begin_flush(&self, state: &mut RegionState, now: Now) {
-        let ledger = self.ledger();
-        if !ledger.is_any_unsent() && state.telling.news_under_way == 0 {
+        if !self.is_any_unsent(state) && state.telling.news_under_way == 0 {
             state.behind_since_us = None;
         } else {
             state.behind_since_us.get_or_insert(now.mono_us);
         }
-        let telling = &mut state.telling;
-        (telling.due, telling.farewells, telling.pending_hits) = (ledger.unsent_keys(), ledger.farewells(), 0);
+        let (ledger, telling) = (self.ledger(), &mut state.telling);
+        telling.pending_hits = 0;
+        match &mut telling.sorted {
+            Some(sorted) => sorted.begin_flush(state.is_leaving),
+            None => (telling.due, telling.farewells) = (ledger.unsent_keys(), ledger.farewells()),
+        }
+    }
+
+    /// Whether anything waits to be told.
+    pub(super) fn is_any_unsent(&self, state: &RegionState) -> bool {
+        state.telling.sorted.as_ref().is_some_and(Sorted::is_any_unsent) || self.ledger().is_any_unsent()
+    }
+
+    /// Since when something has been waiting to be told, once a flush is through: in a Cluster most waits for its turn.
+    fn waits_since_us(&self, state: &RegionState, now: Now) -> Option<u64> {
+        let sorted_us = state.telling.sorted.as_ref().and_then(Sorted::waits_since_us);
+        sorted_us.or_else(|| self.ledger().is_any_unsent().then_some(now.mono_us))
     }
 
     /// Sends what there is room for.
@@ -126,6 +136,7 @@ impl Region {
             state.telling.urgent.clear();
             return effects;
         }
+        self.sort_some(state, now);
         loop {
             let room = state.telling.window.room();
             if room == 0 || !self.send_next(state, room, &mut effects, now) {
@@ -144,32 +155,28 @@ impl Region {
         effects
     }
 
-    /// Sends one message, or as many as the slots of a Cluster make of one. False if there is nothing to say.
+    /// Sends one message, or two if the last key is too much for one. False if there is nothing to say.
     fn send_next(&self, state: &mut RegionState, room: usize, effects: &mut Effects, now: Now) -> bool {
-        // In a Cluster every key may need a message of its own.
-        let cells =
-            if self.options.is_cluster { room.min(state.telling.window.messages()) } else { room.min(CELLS_MAX) };
-        let news = self.news(state, cells, now);
-        let is_healing = news.is_empty();
-        let farewells = if is_healing { self.farewells(state, cells) } else { ReplayBatch::default() };
-        let batch = if is_healing && farewells.is_empty() { self.lost(state, cells, now) } else { news };
-        if batch.is_empty() && farewells.is_empty() {
-            return false;
+        let cells = room.min(CELLS_MAX);
+        let (mut batch, mut is_healing) = (self.news(state, cells, now), false);
+        if batch.is_empty() {
+            batch = self.farewells(state, cells);
         }
-        let slot_of = |part: &CallKey| cluster_slot(&part.key);
-        let slot_of: Option<fn(&CallKey) -> u16> = self.options.is_cluster.then_some(slot_of);
-        for ReplayBatch { keys: slots, parts, .. } in batch.into_messages(slot_of) {
-            let slots = slots.into_iter().zip(parts.iter().map(|part| part.key)).collect();
-            effects.calls.push(self.replay(state, parts, ReplayKeys::Slots(slots), is_healing, now));
+        if batch.is_empty() {
+            (batch, is_healing) = (self.lost(state, cells, now), true);
         }
-        for ReplayBatch { keys: farewells, parts, .. } in farewells.into_messages(slot_of) {
-            effects.calls.push(self.replay(state, parts, ReplayKeys::Farewells(farewells), false, now));
+        let is_any = !batch.is_empty();
+        for message in batch.into_messages() {
+            effects.calls.push(self.replay(state, message, is_healing, now));
         }
-        true
+        is_any
     }
 
     /// What is urgent, and then what is due.
-    fn news(&self, state: &mut RegionState, cells: usize, now: Now) -> ReplayBatch<SlotRef> {
+    fn news(&self, state: &mut RegionState, cells: usize, now: Now) -> ReplayBatch {
+        if state.telling.sorted.is_some() {
+            return self.news_of_a_tag(state, cells, now);
+        }
         let (ledger, telling) = (self.ledger(), &mut state.telling);
         let mut batch = ReplayBatch::default();
         while !batch.is_full(cells) {
@@ -192,16 +199,22 @@ impl Region {
     }
 
     /// Adds a key to a batch. Says how many hits of it are pending.
-    pub(super) fn push(&self, batch: &mut ReplayBatch<SlotRef>, unsent: UnsentKey) -> u64 {
-        let UnsentKey { at, key, terms, update } = unsent;
-        let part = CallKey::new(self.origin_key(&key.as_key(), key.is_sensitive), &terms, update);
+    pub(super) fn push(&self, batch: &mut ReplayBatch, unsent: UnsentKey) -> u64 {
+        let origin = self.origin_key(&unsent.key.as_key(), unsent.key.is_sensitive);
+        Self::push_as(batch, origin, unsent)
+    }
+
+    /// Likewise a key whose name is known.
+    pub(super) fn push_as(batch: &mut ReplayBatch, origin: OriginKey, unsent: UnsentKey) -> u64 {
+        let UnsentKey { at, terms, update, .. } = unsent;
+        let part = CallKey::new(origin, &terms, update);
         let pending = part.cells.iter().map(|cell| cell.own.saturating_sub(cell.acked)).sum();
-        batch.push(at, part);
+        batch.push(ToldKey::Here(at), part);
         pending
     }
 
     /// What keys that were given up still have to tell.
-    fn farewells(&self, state: &mut RegionState, cells: usize) -> ReplayBatch<Farewell> {
+    fn farewells(&self, state: &mut RegionState, cells: usize) -> ReplayBatch {
         let (ledger, telling) = (self.ledger(), &mut state.telling);
         let (mut batch, mut told) = (ReplayBatch::default(), HashSet::new());
         while telling.farewells > 0 && !batch.is_full(cells) {
@@ -217,20 +230,15 @@ impl Region {
             }
             telling.farewells -= 1;
             telling.pending_hits += farewell.pending;
-            batch.push(farewell.clone(), CallKey::new(origin, &farewell.terms, farewell.update));
+            let part = CallKey::new(origin, &farewell.terms, farewell.update.clone());
+            batch.push(ToldKey::Gone(Box::new(farewell)), part);
         }
         batch
     }
 
-    fn replay(
-        &self,
-        state: &mut RegionState,
-        parts: Vec<CallKey>,
-        about: ReplayKeys,
-        is_healing: bool,
-        now: Now,
-    ) -> OutgoingCall {
-        let cells = parts.iter().map(|part| part.cells.len()).sum();
+    fn replay(&self, state: &mut RegionState, message: ReplayBatch, is_healing: bool, now: Now) -> OutgoingCall {
+        let ReplayBatch { keys, parts, cells } = message;
+        let about = keys.into_iter().zip(parts.iter().map(|part| part.key)).collect();
         let call = self.call(state, false, parts, Vec::new());
         state.telling.window.sent(cells);
         state.telling.news_under_way += usize::from(!is_healing);
@@ -243,16 +251,20 @@ impl Region {
 
     /// Counts what is pending, once a second, while nothing can be told or more than the last flush could tell.
     pub(super) fn survey(&self, now: Now) {
-        {
+        let sorted = {
             let state = &mut *self.state.lock();
             let is_due = now.mono_us >= state.surveyed_us + SURVEY_INTERVAL_US;
-            if !is_due || !state.replays.is_open() && state.telling.is_through() {
+            let sorted = state.telling.sorted.as_ref().filter(|sorted| sorted.is_any_unsent());
+            if !is_due || !state.replays.is_open() && state.telling.is_through() && sorted.is_none() {
                 return;
             }
             state.surveyed_us = now.mono_us;
-        }
+            sorted.map(Sorted::keys_here).unwrap_or_default()
+        };
         // Requests need the state: a walk through many keys takes a while.
-        self.pending_hits.store(self.ledger().unsent_hits(), Ordering::Relaxed);
+        let ledger = self.ledger();
+        let sorted_hits: u64 = sorted.into_iter().filter_map(|at| ledger.unsent_hits_at(at)).sum();
+        self.pending_hits.store(ledger.unsent_hits().saturating_add(sorted_hits), Ordering::Relaxed);
     }
 
     /// Takes the answer to a replay. More may go now.
@@ -267,14 +279,14 @@ impl Region {
             state.replays.record(true, now.mono_us);
             state.telling.window.answered(cells, now.mono_us.saturating_sub(sent_us), now.mono_us);
         }
-        if let ReplayKeys::Slots(slots) = about {
-            for ((at, key), cells) in slots.iter().zip(&reply.parts) {
-                self.ledger().acknowledged(*at, cells, state.wait_queue.is_busy(key), now);
+        for ((key, origin), cells) in about.iter().zip(&reply.parts) {
+            if let ToldKey::Here(at) = key {
+                self.ledger().acknowledged(*at, cells, state.wait_queue.is_busy(origin), now);
             }
         }
         let effects = self.send_some(state, now);
         if state.telling.news_under_way == 0 && state.telling.is_through() {
-            state.behind_since_us = self.ledger().is_any_unsent().then_some(now.mono_us);
+            state.behind_since_us = self.waits_since_us(state, now);
         }
         effects
     }
@@ -306,10 +318,10 @@ impl Region {
             state.replays.record(false, now.mono_us);
         }
         self.leave_window(state, cells, is_late);
-        match about {
-            ReplayKeys::Slots(slots) => slots.iter().for_each(|(at, _)| self.ledger().unacknowledged(*at)),
-            ReplayKeys::Farewells(all) => {
-                all.into_iter().for_each(|farewell| self.ledger().put_farewell_back(farewell))
+        for (key, _) in about {
+            match key {
+                ToldKey::Here(at) => self.ledger().unacknowledged(at),
+                ToldKey::Gone(farewell) => self.ledger().put_farewell_back(*farewell),
             }
         }
         self.send_some(state, now)

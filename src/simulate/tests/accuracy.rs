@@ -123,6 +123,26 @@ fn a_hot_key_costs_the_origin_a_bounded_number_of_calls() {
     assert!(world.oracle.calls <= 4 * 2_500, "{}", world.oracle.calls);
 }
 
+/// Every request on the key asks, in a single server and in a Cluster: each process makes its next call when its turn has come,
+/// but no later than after half of the deadline.
+#[test]
+fn a_hot_key_that_is_always_asked_about_costs_ten_thousand_calls_up_to_fifty_processes() {
+    for (processes, is_cluster) in [(5, false), (50, false), (50, true), (100, false), (150, false)] {
+        let limit = "{requests_per_unit: 1000000000, window: 1h, slack: 0}";
+        let mut world = World::new(Setup { is_cluster, ..Setup::new(1, processes, limit) });
+        load(&mut world, 50_000, SECOND_US / 100, 3 * SECOND_US / 2);
+        // By then each knows how many hold the key.
+        world.run_until(SECOND_US / 2);
+        let calls = world.oracle.calls;
+        world.run_until(3 * SECOND_US / 2);
+        let calls = world.oracle.calls - calls;
+        let bound = 10_000.max(200 * processes as u64);
+        eprintln!("{processes} processes, cluster {is_cluster}: {calls} calls a second, at most {bound}");
+        assert!(calls <= bound, "{processes} processes: {calls} calls a second");
+        assert_eq!((world.oracle.denied, world.oracle.unanswered), (0, 0), "{processes} processes");
+    }
+}
+
 /// A process that was idle while the others used nearly everything admits its credit at most, a third of the slack, before it
 /// learns of that.
 #[test]

@@ -1,6 +1,7 @@
-//! A Redis Cluster: keys of one request in different slots are judged side by side, and then charged if all agree.
+//! A Redis Cluster: keys of one request in different slots are judged side by side, and then charged if all agree. Keys share
+//! tags, and wait for each other to be told together.
 
-use super::SECOND_US;
+use super::{SECOND_US, loaded};
 use crate::simulate::faults::{Fault, Network};
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};
@@ -82,4 +83,96 @@ fn a_cluster_loses_nothing_and_answers_everybody() {
         let is_idle = world.processes.iter().all(|process| process.waiting.is_empty());
         assert!(is_idle, "seed {seed}: somebody waits for ever");
     }
+}
+
+/// Requests of one hit, evenly spaced, each for the next of so many keys, at any process.
+fn round(world: &mut World, keys: usize, per_second: u64, from_us: u64, to_us: u64) {
+    let processes = world.processes.len() as u64;
+    for (number, at_us) in (from_us..to_us).step_by((SECOND_US / per_second) as usize).enumerate() {
+        let process = world.random().below(processes) as usize;
+        world.request_at(at_us, process, KeyHits { key: number % keys, hits: 1 });
+    }
+}
+
+/// Five for a hundred requests at most.
+#[test]
+fn a_thousand_keys_take_few_calls() {
+    for (seed, algorithm) in [(1, "sliding_window"), (2, "fixed_window"), (3, "gcra")] {
+        let limit = format!("{{requests_per_unit: 1000000000, window: 1h, algorithm: {algorithm}}}");
+        let mut world = World::new(Setup { is_cluster: true, ..Setup::new(seed, 2, &limit) });
+        round(&mut world, 1000, 10_000, SECOND_US, 12 * SECOND_US);
+        // At first every process reads every key.
+        world.run_until(2 * SECOND_US);
+        let (calls, requests, told) = (world.oracle.calls, world.oracle.requests, world.oracle.told);
+        world.run_until(12 * SECOND_US);
+        let calls = world.oracle.calls - calls;
+        let (requests, told) = (world.oracle.requests - requests, world.oracle.told - told);
+        eprintln!("{algorithm}: {calls} calls that tell of {told} keys, {requests} requests");
+        assert!(calls * 20 <= requests, "{algorithm}: {calls} calls for {requests} requests");
+        assert_eq!((world.oracle.denied, world.oracle.asked), (0, 0), "{algorithm}");
+        world.release_held();
+        world.run_until(20 * SECOND_US);
+        assert_eq!(world.origin_total().0, world.oracle.admitted.len() as u64 * u64::from(algorithm != "gcra"));
+    }
+}
+
+#[test]
+fn a_limit_is_kept_as_well_as_on_a_single_server() {
+    for (processes, limit, per_second, worst_max) in
+        [(9, 1000, 1000, 1010), (9, 100, 100, 1030), (100, 1000, 1000, 1020)]
+    {
+        let limited = format!("{{requests_per_unit: {limit}, window: 10s}}");
+        let world = loaded(Setup { is_cluster: true, ..Setup::new(1, processes, &limited) }, per_second, 30);
+        let worst = world.oracle.worst_permille(0, 10_000, limit);
+        eprintln!("{processes} processes on {limit}: {worst} permille");
+        assert!(worst <= worst_max, "{processes} processes on {limit}: {worst}");
+    }
+}
+
+/// So many keys that all of them wait for their turn, each at three times its limit.
+#[test]
+fn many_limits_at_once_are_kept_within_the_slack() {
+    const KEYS: usize = 300;
+    const LIMIT: u64 = 100;
+    for processes in [2, 9] {
+        for is_cluster in [false, true] {
+            let limit = format!("{{requests_per_unit: {LIMIT}, window: 10s}}");
+            let mut world = World::new(Setup { is_cluster, ..Setup::new(1, processes, &limit) });
+            round(&mut world, KEYS, 9_000, SECOND_US, 25 * SECOND_US);
+            world.run_until(27 * SECOND_US);
+            let worst: Vec<u64> = (0..KEYS).map(|key| world.oracle.worst_permille(key, 10_000, LIMIT)).collect();
+            let (most, mean) = (worst.iter().max().unwrap(), worst.iter().sum::<u64>() / KEYS as u64);
+            let World { oracle, .. } = &world;
+            let (calls, requests) = (oracle.calls, oracle.requests);
+            eprintln!(
+                "{processes} processes, cluster {is_cluster}: {most} at most, {mean} on average; {calls} calls, {requests} requests"
+            );
+            let credit = LIMIT / 10 / processes as u64;
+            assert!(*most <= (LIMIT + processes as u64 * credit) * 1000 / LIMIT, "{processes} processes: {most}");
+        }
+    }
+}
+
+/// All that a Cluster has lost is told again, many keys in a call.
+#[test]
+fn a_cluster_is_told_again_what_it_has_lost() {
+    const KEYS: usize = 20_000;
+    let setup = Setup { keys_max: 100_000, ..setup(1, true, "{requests_per_unit: 1000, window: 1h}") };
+    let mut world = World::new(setup);
+    round(&mut world, KEYS, KEYS as u64, SECOND_US, 2 * SECOND_US);
+    world.fault_at(6 * SECOND_US, Fault::LoseData { region: 0 });
+    world.run_until(6 * SECOND_US);
+    let calls = world.oracle.calls;
+    while world.keys_to_heal() == 0 {
+        world.run_until(world.now_us() + 10_000);
+        assert!(world.now_us() < 8 * SECOND_US, "a heartbeat notices it");
+    }
+    while world.keys_to_heal() > 0 {
+        world.run_until(world.now_us() + 10_000);
+        assert!(world.now_us() < 20 * SECOND_US, "it comes to an end");
+    }
+    world.run_until(world.now_us() + SECOND_US);
+    assert_eq!(world.origin_total(), (KEYS as u64, 0));
+    let calls = world.oracle.calls - calls;
+    assert!(calls <= KEYS as u64 / 20, "{calls} calls");
 }

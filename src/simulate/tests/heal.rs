@@ -31,10 +31,8 @@ fn world() -> World {
         let at_us = SECOND_US + key as u64 * 3 * SECOND_US / (PROCESSES * KEYS) as u64;
         world.request_at(at_us, key % PROCESSES, KeyHits { key, hits: 1 });
     }
-    let mut key = OTHER_KEYS;
-    for at_us in (8 * SECOND_US..END_US).step_by(PROBE_EVERY_US as usize) {
+    for (key, at_us) in (OTHER_KEYS..).zip((8 * SECOND_US..END_US).step_by(PROBE_EVERY_US as usize)) {
         world.request_at(at_us, key % PROCESSES, KeyHits { key, hits: 1 });
-        key += 1;
     }
     world
 }

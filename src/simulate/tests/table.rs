@@ -116,7 +116,22 @@ fn commits_that_take_up_to_fifteen_seconds_lose_nothing() {
     }
 }
 
-/// As the one above, but without an end to it, and with the table standing still, over and over.
+/// Every commit takes longer than imports look back as long as all is well, and that does not end.
+#[test]
+fn commits_that_always_take_long_are_counted_once_they_are_there() {
+    for seed in 0..30 {
+        let mut setup = setup(seed, 3, 2);
+        setup.network = Network { commit_us: (7_000_000, 15_000_000), ..Network::QUIET };
+        let mut world = World::new(setup);
+        make_contested(&mut world);
+        load(&mut world, 3, 40);
+        world.run_until(400 * SECOND_US);
+        assert_counted(&world, &format!("seed {seed}"));
+        assert_eq!(world.oracle.full_reads_us.len(), 6, "seed {seed}: at the start");
+    }
+}
+
+/// With the table standing still, over and over.
 #[test]
 fn anything_that_delays_the_table_delays_counts_and_loses_none() {
     for seed in 0..30 {

@@ -53,7 +53,7 @@ pub(super) struct Talking {
 /// What a reading of the table that regions share has come to.
 #[derive(Debug)]
 pub(super) struct TableRead {
-    /// The rows, in the table's order.
+    /// What was told, in the order of cells.
     pub(super) rows: Vec<HeardRow>,
     /// The table's clock when it began.
     pub(super) server_ms: u64,

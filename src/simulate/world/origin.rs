@@ -76,6 +76,10 @@ impl World {
             self.at(done_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
             return;
         }
+        // It has taken its fields out, and closed its connections.
+        if is_repeat && self.left.contains(&call.process) {
+            return;
+        }
         if is_replay && !is_repeat {
             for part in &call.parts {
                 self.told_under_way.remove(&(from, part.key));

@@ -75,6 +75,9 @@ impl World {
             for store in [Store::Origin, Store::Owner] {
                 let Some(region) = self.processes[to.process].store(store) else { continue };
                 let (id, fields) = (region.process(), region.fields(now));
+                if !fields.is_empty() {
+                    self.left.insert(id);
+                }
                 self.redis_mut(to.process, store).origin.leave(id, &fields);
             }
             self.say_farewell(to);

@@ -593,10 +593,10 @@ fn all_cells_of_a_key_are_in_one_slot() {
 #[test]
 fn keys_are_as_documented() {
     let key = OriginKey(*b"\x00\x10\x83\x10\x51\x87\x20\x92\x8b\x30\xd3\x8f\xfb\xff\xbf\x00\x00\x00\xff\xff");
-    assert_eq!(cell_key(&key, 12), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:12");
-    assert_eq!(block_key(&key, 47), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:x2");
-    assert_eq!(bucket_key(&key), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:g");
-    assert_eq!(bucket_before_key(&key), b"tidegate:2:{ABCDEFGHIJKLMNOP-_-_AAAA__8}:b");
+    assert_eq!(cell_key(&key, 12), b"tidegate:3:{aa}:ABCDEFGHIJKLMNOP-_-_AAAA__8:12");
+    assert_eq!(block_key(&key, 47), b"tidegate:3:{aa}:ABCDEFGHIJKLMNOP-_-_AAAA__8:x2");
+    assert_eq!(bucket_key(&key), b"tidegate:3:{aa}:ABCDEFGHIJKLMNOP-_-_AAAA__8:g");
+    assert_eq!(bucket_before_key(&key), b"tidegate:3:{aa}:ABCDEFGHIJKLMNOP-_-_AAAA__8:b");
 }
 
 /// A number of so many bytes, the lowest first.
