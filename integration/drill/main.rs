@@ -19,6 +19,7 @@ mod policy;
 #[path = "../region/mod.rs"]
 mod region;
 mod report;
+mod rows;
 #[path = "../server/mod.rs"]
 mod server;
 #[path = "../support/mod.rs"]
@@ -95,6 +96,11 @@ const DRILLS: &[Drill] = &[
     },
     Drill { name: "region-kill", what: "a process is killed under load", run: region::restart::kill },
     Drill { name: "global-exactness", what: "three regions at ten times the load", run: exactness::three_regions },
+    Drill {
+        name: "global-rows-of-many",
+        what: "what MySQL has to do for 1, 4 and 16 processes of a region",
+        run: rows::rows_of_many,
+    },
     Drill { name: "global-mysql-stands-still", what: "MySQL stands still", run: global::faults::stands_still },
     Drill { name: "global-mysql-dies", what: "MySQL dies and comes back", run: global::faults::dies },
     Drill { name: "policy-overload", what: "four times what may wait for Redis", run: policy::overload::overload },

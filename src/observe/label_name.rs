@@ -46,9 +46,11 @@ label_names! {
     Outcome = "outcome",
     Policy = "policy",
     Reason = "reason",
+    Role = "role",
     To = "to",
     Turn = "turn",
     Version = "version",
+    Way = "way",
 }
 
 /// The label that the text format adds to the buckets of histograms.

@@ -21,11 +21,12 @@ mod signs_of_life;
 mod slots;
 mod tls;
 mod topology;
+mod voice;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -79,7 +80,17 @@ impl Identity {
 impl Redis {
     /// Starts to connect in the background and returns at once, also while Redis is down. Must be called on the runtime.
     pub fn start(settings: RedisSettings) -> Redis {
-        let nodes = ConnectedNodes::start(settings);
+        Redis::start_lanes(settings, &Lane::OF_CALLS)
+    }
+
+    /// Starts a connection that only listens to the feed of the region's voice: that waits for entries, and would hold up
+    /// all else.
+    pub(crate) fn start_feed(settings: RedisSettings) -> Redis {
+        Redis::start_lanes(settings, &[Lane::Feed])
+    }
+
+    fn start_lanes(settings: RedisSettings, served: &'static [Lane]) -> Redis {
+        let nodes = ConnectedNodes::start(settings, served);
         let topology = tokio::spawn(topology::keep_placed(nodes.clone())).abort_handle();
         Redis { inner: Arc::new(Inner { nodes, topology }), replicas: 0 }
     }
@@ -110,6 +121,17 @@ impl Redis {
         let Some(redirection) = self.redirection(&node, &answer) else { return answer };
         let left = until.saturating_duration_since(Instant::now());
         self.redirected(lane, script, keys, args, left, redirection).await.unwrap_or(answer)
+    }
+
+    /// Runs a command about a key. One that goes to the wrong node of a Cluster fails, and the next goes to the right one.
+    async fn command(&self, lane: Lane, key: &Vec<u8>, command: &Cmd, within: Duration) -> Result<Value, OriginError> {
+        let node = self.nodes().of_key(Some(key))?;
+        let live = node.live(lane)?;
+        let answer = node.lanes.answer(lane, &live, within, live.link.query(command)).await;
+        if let Some(Redirection::Moved { slot, to }) = self.redirection(&node, &answer) {
+            self.nodes().moved(slot, &to);
+        }
+        answer
     }
 
     fn redirection<T>(&self, asked: &ConnectedNode, answer: &Result<T, OriginError>) -> Option<Redirection> {

@@ -77,6 +77,8 @@ pub enum Fault {
     Skew { region: usize, by_ms: i64 },
     /// From now on the wall clock of one process, and of those that take its place, is off by this much.
     Clock { process: usize, by_ms: i64 },
+    /// A process does nothing about other regions for this long.
+    Pause { process: usize, for_us: u64 },
     /// A process dies and another takes its place.
     Crash { process: usize },
     /// A process stops cleanly and another takes its place.

@@ -176,7 +176,14 @@ impl Process {
         let key_names = KeyNames::new(Secret::new("simulated"));
         let exchange = (regions > 1).then(|| {
             let (region, regions) = (region_name(region), (0..regions).map(region_name).collect());
-            let options = ExchangeOptions { region, regions, key_names: key_names.clone(), timeout_ms: 2000, seed };
+            let options = ExchangeOptions {
+                region,
+                regions,
+                key_names: key_names.clone(),
+                timeout_ms: 2000,
+                seed,
+                process: Some(ProcessId(seed)),
+            };
             let exchange = Exchange::new(engine.clone(), options, now);
             exchange.set_rules(ruleset, now);
             exchange

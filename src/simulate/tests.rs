@@ -19,6 +19,7 @@ mod policy;
 mod schedule;
 mod search;
 mod table;
+mod voice;
 
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};

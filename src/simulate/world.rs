@@ -1,7 +1,8 @@
 //! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
 //!
-//! [`requests`] lets processes decide, [`origin`] carries calls to the [`servers`] of the stores, [`exchange`] rows to the table that regions
-//! share, [`health`] lets processes find out how the stores are, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
+//! [`requests`] lets processes decide, [`origin`] carries calls to the [`servers`] of the stores, [`exchange`] rows to the table
+//! that regions share, [`voice`] what processes tell each other about that, [`health`] lets processes find out how the stores
+//! are, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
 
 mod event;
 mod exchange;
@@ -10,6 +11,7 @@ mod origin;
 mod requests;
 mod servers;
 mod trouble;
+mod voice;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -143,6 +145,10 @@ pub struct World {
     table: TableServer,
     /// How many processes were started so far.
     generation: u64,
+    /// When each process next looks what it has to tell the others of its region.
+    next_voice: BTreeMap<To, u64>,
+    /// Until when processes do nothing about other regions.
+    paused: BTreeMap<To, u64>,
     /// When each process polls each store the next time.
     next_poll: BTreeMap<(usize, Store), u64>,
     /// For each process, until when it may take to stop; `None`: it does not stop.
@@ -182,6 +188,8 @@ impl World {
             rows: Rows::default(),
             table: TableServer::default(),
             generation: 0,
+            next_voice: BTreeMap::new(),
+            paused: BTreeMap::new(),
             next_poll: BTreeMap::new(),
             leaving: vec![None; setup.processes * setup.regions],
             left: BTreeSet::new(),
@@ -326,6 +334,9 @@ impl World {
     }
 
     fn happen(&mut self, event: Event) {
+        if let Some(until_us) = self.paused_until_us(&event) {
+            return self.at(until_us, event);
+        }
         match event {
             Event::Request { process, asked } => self.request(process, asked),
             Event::CallArrives { from, store, call, sending } => self.call_arrives(from, store, &call, sending),
@@ -386,6 +397,12 @@ impl World {
             }
             Event::ReadAnswered { to, reading, hearing, read } => self.read_answered(to, reading, hearing, read),
             Event::Seek { to, seeking } => self.seek(to, seeking),
+            Event::Voice { to } => self.voice(to),
+            Event::VoiceArrives { from, talking } => self.voice_arrives(from, talking),
+            Event::VoiceAnswered { to, talking, reply } => self.voice_answered(to, &talking, reply.as_ref()),
+            Event::CellsArrive { from, reads, sent_us } => self.cells_arrive(from, reads, sent_us),
+            Event::CellsAnswered { to, reads, replies } => self.cells_answered(to, &reads, replies.as_deref()),
+            Event::Feed { to } => self.feed(to),
             Event::Leave { to } => self.leave(to),
             Event::Probe { process } => self.probe(process),
             Event::ProbeEnds { to, store, node, is_success } => self.probe_ends(to, store, node, is_success),

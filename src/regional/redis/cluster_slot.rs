@@ -8,6 +8,7 @@ use crate::engine::reach::Store;
 use crate::regional::call::OriginKey;
 use crate::regional::node_map::SLOTS;
 use crate::regional::redis::codec::processes_key;
+use crate::regional::redis::voice::voice_key;
 
 /// The slot of every cell of a key.
 pub(crate) fn cluster_slot(key: &OriginKey) -> u16 {
@@ -17,6 +18,11 @@ pub(crate) fn cluster_slot(key: &OriginKey) -> u16 {
 /// The slot of what heartbeats are about.
 pub(crate) fn beat_slot(store: Store) -> u16 {
     slot_of_name(processes_key(store).as_bytes())
+}
+
+/// The slot of the region's voice: who speaks, what is mentioned, what is handed on.
+pub(crate) fn voice_slot() -> u16 {
+    slot_of_name(&voice_key("voice"))
 }
 
 /// The slot of a name: Redis hashes only what stands between the first braces, if that is anything.

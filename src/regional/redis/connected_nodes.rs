@@ -71,6 +71,8 @@ struct Placement {
 /// All servers of a store.
 pub(super) struct ConnectedNodes {
     settings: RedisSettings,
+    /// The lanes to each server.
+    served: &'static [Lane],
     placement: ArcSwap<Placement>,
     /// Locked by whoever changes the placement.
     change: Mutex<()>,
@@ -86,7 +88,7 @@ pub(super) struct ConnectedNodes {
 
 impl ConnectedNodes {
     /// Begins to connect. Must be called on the runtime. The nodes of a Cluster are not known yet.
-    pub(super) fn start(settings: RedisSettings) -> Arc<ConnectedNodes> {
+    pub(super) fn start(settings: RedisSettings, served: &'static [Lane]) -> Arc<ConnectedNodes> {
         let map = match settings.place {
             RedisTarget::Cluster(_) => NodeMap::unknown(),
             _ => NodeMap::undivided(&settings.place.to_string()),
@@ -95,6 +97,7 @@ impl ConnectedNodes {
         let placement = Placement { map: map.clone(), nodes: HashMap::new() };
         let nodes = ConnectedNodes {
             settings,
+            served,
             placement: ArcSwap::from_pointee(placement),
             change: Mutex::default(),
             maps: watch::Sender::new(map.clone()),
@@ -125,7 +128,7 @@ impl ConnectedNodes {
         if let Some(node) = &address {
             settings.place = RedisTarget::Single(node.clone());
         }
-        let lanes = Lanes::new(settings, self.trouble.clone());
+        let lanes = Lanes::new(settings, self.served, self.trouble.clone());
         let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
         let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
         Arc::new(ConnectedNode { id, address, lanes, connector })

@@ -60,6 +60,11 @@ impl OriginError {
         }
     }
 
+    /// The user that this process logs in as may not do what it asked for.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        matches!(self, OriginError::Refused { code, text } if code == "NOPERM" || text.contains("can't run this command"))
+    }
+
     pub(super) fn verdict(&self) -> LinkState {
         match self {
             OriginError::Broken(_) => LinkState::TakeOut,

@@ -13,6 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::join_all;
 use tokio::sync::Notify;
 
 use crate::clock::wall_time;
@@ -40,16 +41,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The longest pause between attempts while every lane has a connection that is answered, if only with refusals.
 const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
 
-/// One of the three connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
+/// One of the connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Checks,
     Replays,
     Beats,
+    /// Waits for what the region's speaker hands on.
+    Feed,
 }
 
 impl Lane {
-    pub const ALL: [Lane; 3] = [Lane::Checks, Lane::Replays, Lane::Beats];
+    /// Those of a store.
+    pub(super) const OF_CALLS: [Lane; 3] = [Lane::Checks, Lane::Replays, Lane::Beats];
 }
 
 /// A connection in use.
@@ -87,9 +91,12 @@ pub struct ConnectionStatus {
 /// The connections in use, one for each lane.
 pub(super) struct Lanes {
     settings: RedisSettings,
+    /// The lanes that there are.
+    served: &'static [Lane],
     checks: ArcSwapOption<Live>,
     replays: ArcSwapOption<Live>,
     beats: ArcSwapOption<Live>,
+    feed: ArcSwapOption<Live>,
     /// Wakes the connector: a lane lacks a connection that is not doubted.
     is_lacking: Notify,
     /// Told of every call that fails: the slots of a Cluster may have moved.
@@ -99,12 +106,14 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(settings: RedisSettings, trouble: Arc<Notify>) -> Arc<Lanes> {
+    pub(super) fn new(settings: RedisSettings, served: &'static [Lane], trouble: Arc<Notify>) -> Arc<Lanes> {
         Arc::new(Lanes {
             settings,
+            served,
             checks: ArcSwapOption::empty(),
             replays: ArcSwapOption::empty(),
             beats: ArcSwapOption::empty(),
+            feed: ArcSwapOption::empty(),
             is_lacking: Notify::new(),
             trouble,
             connections: AtomicU64::new(0),
@@ -121,6 +130,7 @@ impl Lanes {
             Lane::Checks => &self.checks,
             Lane::Replays => &self.replays,
             Lane::Beats => &self.beats,
+            Lane::Feed => &self.feed,
         }
     }
 
@@ -237,25 +247,33 @@ impl Lanes {
         let mut has_failed = false;
         loop {
             let full_since = Instant::now();
-            while !Lane::ALL.into_iter().any(|lane| self.is_lacking(lane)) {
+            while !self.served.iter().any(|lane| self.is_lacking(*lane)) {
                 self.is_lacking.notified().await;
             }
             if full_since.elapsed() >= STEADY {
                 backoff.reset();
             }
-            let is_empty = Lane::ALL.into_iter().any(|lane| self.slot(lane).load().is_none());
+            let is_empty = self.served.iter().any(|lane| self.slot(*lane).load().is_none());
             let is_silent = |lane: &Lane| self.slot(*lane).load().as_ref().is_some_and(|live| live.is_silent());
-            let is_urgent = is_empty || Lane::ALL.iter().any(is_silent);
+            let is_urgent = is_empty || self.served.iter().any(is_silent);
             let longest = if is_urgent { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
             tokio::time::sleep(backoff.next(longest, rand::random())).await;
-            // One finds out whether the server takes connections, if that is in doubt.
-            let [checks, replays, beats] = Lane::ALL.map(|lane| self.fill(lane));
-            if has_failed || !is_empty {
-                has_failed = !(checks.await && replays.await && beats.await);
-            } else {
-                has_failed = tokio::join!(checks, replays, beats) != (true, true, true);
+            has_failed = !self.fill_all(has_failed || !is_empty).await;
+        }
+    }
+
+    /// Fills the lanes that lack a connection. With `one_first`, one of them finds out whether the server takes connections.
+    /// False if that fails.
+    async fn fill_all(self: &Arc<Lanes>, one_first: bool) -> bool {
+        if !one_first {
+            return join_all(self.served.iter().map(|lane| self.fill(*lane))).await.iter().all(|is_filled| *is_filled);
+        }
+        for lane in self.served {
+            if !self.fill(*lane).await {
+                return false;
             }
         }
+        true
     }
 
     /// Makes a connection for a lane that lacks one. False if that fails.
@@ -276,12 +294,12 @@ impl Lanes {
 
     /// Whether every lane has its connection.
     pub(super) fn is_connected(&self) -> bool {
-        Lane::ALL.into_iter().all(|lane| self.slot(lane).load().is_some())
+        self.served.iter().all(|lane| self.slot(*lane).load().is_some())
     }
 
     /// Closes all connections, for good: the server has nothing to do with us any more. The connector has to be stopped before.
     pub(super) fn close(&self) {
-        for live in Lane::ALL.into_iter().filter_map(|lane| self.slot(lane).swap(None)) {
+        for live in self.served.iter().filter_map(|lane| self.slot(*lane).swap(None)) {
             live.link.close();
         }
     }
@@ -291,7 +309,7 @@ impl Lanes {
     }
 
     pub(super) fn status(&self) -> ConnectionStatus {
-        let lives = Lane::ALL.map(|lane| self.slot(lane).load_full());
+        let lives: Vec<_> = self.served.iter().map(|lane| self.slot(*lane).load_full()).collect();
         let since = |live: &Option<Arc<Live>>| live.as_ref().map(|live| live.since_wall);
         // `None` if one of them has none.
         let connected_since = lives.iter().map(since).collect::<Option<Vec<_>>>();

@@ -7,9 +7,11 @@ use crate::global::exchange::{ImportProgress, LookupTurn};
 use crate::global::import::ReadScope;
 use crate::global::publish::{Publication, StatementOutcome};
 use crate::global::row::{HeardRow, OwnRow};
+use crate::global::spoken_cells::CellsRead;
 use crate::regional::call::{Call, Reply};
 use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::region::CallId;
+use crate::regional::voice::{VoiceCall, VoiceReply};
 use crate::simulate::faults::Fault;
 use crate::simulate::process::{AskPlace, KeysHits};
 
@@ -38,6 +40,19 @@ pub(super) struct CallSending {
     pub(super) is_repeat: bool,
     /// The store has taken its time for it.
     pub(super) is_served: bool,
+}
+
+/// A call to the other processes of a region, on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Talking {
+    /// What is told, and what the lease is wanted for.
+    pub(super) call: VoiceCall,
+    /// When it was made.
+    pub(super) asked_us: u64,
+    /// A turn of publishing goes on when it has ended.
+    pub(super) is_turn: bool,
+    /// Its time is up: nobody waits for the answer.
+    pub(super) is_over: bool,
 }
 
 /// What a reading of the table that regions share has come to.
@@ -158,6 +173,37 @@ pub(super) enum Event {
     Seek {
         to: To,
         seeking: Box<LookupTurn>,
+    },
+    /// A process looks what it has to tell the others of its region for the sake of other regions.
+    Voice {
+        to: To,
+    },
+    /// Such a call arrives at the region's origin.
+    VoiceArrives {
+        from: To,
+        talking: Talking,
+    },
+    /// Such a call has its answer, or its time is up.
+    VoiceAnswered {
+        to: To,
+        talking: Talking,
+        reply: Option<VoiceReply>,
+    },
+    /// The speaker reads cells at its origin, before it publishes.
+    CellsArrive {
+        from: To,
+        reads: Vec<CellsRead>,
+        sent_us: u64,
+    },
+    /// What it read comes back. `None`: there was no answer in time.
+    CellsAnswered {
+        to: To,
+        reads: Vec<CellsRead>,
+        replies: Option<Vec<Reply>>,
+    },
+    /// A process hears what is new in the feed.
+    Feed {
+        to: To,
     },
     /// A process that stops tells what is pending, or is replaced.
     Leave {

@@ -12,7 +12,7 @@ use crate::simulate::world::event::{CallSending, Event, To};
 const CLOSED_AFTER_US: u64 = 50_000;
 
 impl World {
-    fn delay_us(&mut self) -> u64 {
+    pub(super) fn delay_us(&mut self) -> u64 {
         let (from, to) = self.setup.network.delay_us;
         self.random.between(from, to)
     }

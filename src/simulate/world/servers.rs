@@ -74,7 +74,12 @@ impl Servers {
 
     /// Who has what a call is about.
     pub(super) fn of_call(&self, call: &Call) -> NodeId {
-        self.map.of(call.parts.first().filter(|_| self.is_divided()).map_or(0, |part| cluster_slot(&part.key)))
+        self.of_slot(call.parts.first().map_or(0, |part| cluster_slot(&part.key)))
+    }
+
+    /// Who has a slot.
+    pub(super) fn of_slot(&self, slot: u16) -> NodeId {
+        self.map.of(if self.is_divided() { slot } else { 0 })
     }
 
     pub(super) fn get(&self, id: NodeId) -> &Server {

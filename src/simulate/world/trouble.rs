@@ -66,6 +66,10 @@ impl World {
                 }
             }
             Fault::Clock { process, by_ms } => self.processes[process].skew_ms = by_ms,
+            Fault::Pause { process, for_us } => {
+                let to = self.to(process);
+                self.paused.insert(to, self.now_us + for_us);
+            }
             Fault::Crash { process } => {
                 self.oracle.died_with += self.pending(process);
                 self.replace(process);
@@ -98,6 +102,7 @@ impl World {
                 }
                 self.servers_mut(to.process, store).each(|server| server.origin.leave(id, &fields));
             }
+            self.say_farewell(to);
             self.leaving[to.process] = None;
             self.replace(to.process);
             return;
@@ -120,7 +125,7 @@ impl World {
         self.at(self.now_us, Event::Beat { process });
     }
 
-    fn processes_of(&self, region: usize) -> std::ops::Range<usize> {
+    pub(super) fn processes_of(&self, region: usize) -> std::ops::Range<usize> {
         let is_last = region + 1 == self.setup.regions;
         let end = if is_last { self.processes.len() } else { (region + 1) * self.setup.processes };
         region * self.setup.processes..end
