@@ -203,8 +203,11 @@ fn what_large_fleets_cost_the_origin() {
             };
             sum(&of) / sum(&|_| 1.0)
         };
-        let [waited, told, calls] =
-            [of_all(|shares| shares.waited_permille / 10.0), of_all(|shares| shares.told), of_all(|shares| shares.calls)];
+        let [waited, told, calls] = [
+            of_all(|shares| shares.waited_permille / 10.0),
+            of_all(|shares| shares.told),
+            of_all(|shares| shares.calls),
+        ];
         let below = &shares[0].1;
         eprintln!(
             "{processes} on {limit}: told {told:.3}, waited {waited:.2} %, calls {calls:.3}; below half told {:.3}, waited {:.2} %",
