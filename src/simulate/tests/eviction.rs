@@ -104,7 +104,7 @@ fn crowded(seed: u64, is_cluster: bool, fault: Option<Fault>) -> World {
 
 #[test]
 fn nothing_is_told_twice_of_what_is_given_up() {
-    for seed in 0..60 {
+    for seed in 0..20 {
         for is_cluster in [false, true] {
             let world = crowded(seed, is_cluster, None);
             let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
@@ -119,7 +119,7 @@ fn nothing_is_told_twice_of_what_is_given_up() {
 /// An origin that has lost its data is told again what processes still know, and nothing of it twice.
 #[test]
 fn what_was_given_up_is_not_told_twice_after_a_loss() {
-    for seed in 0..60 {
+    for seed in 0..20 {
         for is_cluster in [false, true] {
             let world = crowded(seed, is_cluster, Some(Fault::LoseData { region: 0 }));
             let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
