@@ -94,6 +94,13 @@
 //! | publish, import | from memory to that table, from that table to memory |
 //! | foreign | what other regions have counted; imported, never published again |
 //! | contested | a key that another region counts too |
+//! | speaker, voice | the one process of a region that publishes and imports for all of it; what the processes tell each other for that |
+//! | to follow, alone | to leave that to the speaker; to publish and import for oneself, because no speaker is heard |
+//! | lease | names the speaker at the origin, and ends by itself |
+//! | mention | a cell that the speaker is told of, because other regions should know of it |
+//! | spoken for, spoken cell | left to the speaker for now; what the speaker publishes |
+//! | feed, entry, to hand on | what the speaker has heard of other regions, in a stream at the origin; a piece of it; to append to it |
+//! | gap | something of the feed that a process has missed, and reads in the table |
 //! | missing | counts of other regions that were left out here, and are looked up by name |
 //! | pass | a reading of the whole table, or of all rows of some rules, in one part or several |
 

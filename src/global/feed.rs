@@ -43,6 +43,8 @@ pub(crate) struct FeedEntry {
     pub covered: Option<Covered>,
     /// The speaker can't publish.
     pub is_stuck: bool,
+    /// The table may have lost rows: whoever hears this reads all of it, and has told again what is missing.
+    pub is_doubtful: bool,
     /// How long ago the table last took rows of the speaker, or answered it, in milliseconds; `None`: it never has.
     pub published_ago_ms: Option<u64>,
     /// When regions last changed a row, by the table's clock, as far as the turn has seen.
@@ -74,9 +76,8 @@ impl FeedEntry {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut packer = Packer::default();
         packer.number(FORMAT);
-        packer.number(
-            u64::from(self.is_farewell) | u64::from(self.covered.is_some()) << 1 | u64::from(self.is_stuck) << 2,
-        );
+        let flags = [self.is_farewell, self.covered.is_some(), self.is_stuck, self.is_doubtful];
+        packer.number(flags.into_iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(flag)));
         packer.number(self.part);
         if let Some(Covered { from_ms, to_ms }) = self.covered {
             packer.number(from_ms);
@@ -108,7 +109,7 @@ impl FeedEntry {
         if unpacker.number()? != FORMAT {
             return None;
         }
-        let flags = unpacker.number().filter(|flags| *flags < 8)?;
+        let flags = unpacker.number().filter(|flags| *flags < 16)?;
         let part = unpacker.number()?;
         let covered = match flags & 2 {
             0 => None,
@@ -131,8 +132,8 @@ impl FeedEntry {
             let (updated_at_ms, row_updated_at_ms) = (date()?, date()?);
             sums.push(CellSum { cell, others, row, row_updated_at_ms, updated_at_ms });
         }
-        let (is_farewell, is_stuck) = (flags & 1 > 0, flags & 4 > 0);
-        Some(FeedEntry { is_farewell, part, covered, is_stuck, published_ago_ms, seen, sums })
+        let [is_farewell, is_stuck, is_doubtful] = [1, 4, 8].map(|bit| flags & bit > 0);
+        Some(FeedEntry { is_farewell, part, covered, is_stuck, is_doubtful, published_ago_ms, seen, sums })
     }
 }
 
@@ -218,7 +219,7 @@ mod tests {
     proptest! {
         #[test]
         fn entries_are_read_as_they_were_written(
-            is_farewell: bool, is_stuck: bool, part in 0u64..9, covered in proptest::option::of((any::<u64>(), any::<u64>())),
+            is_farewell: bool, is_stuck: bool, is_doubtful: bool, part in 0u64..9, covered in proptest::option::of((any::<u64>(), any::<u64>())),
             ago in proptest::option::of(0..u64::MAX), numbers in proptest::collection::vec((0u64..99, 0u64..1 << 53, any::<bool>()), 0..9),
         ) {
             let sums = numbers.iter().map(|(number, hits, is_dated)| {
@@ -226,7 +227,7 @@ mod tests {
                 CellSum { updated_at_ms: if *is_dated { sum.updated_at_ms } else { 0 }, ..sum }
             });
             let entry = FeedEntry {
-                is_farewell, is_stuck, part, covered: covered.map(|(from_ms, to_ms)| Covered { from_ms, to_ms }),
+                is_farewell, is_stuck, is_doubtful, part, covered: covered.map(|(from_ms, to_ms)| Covered { from_ms, to_ms }),
                 published_ago_ms: ago, seen: vec![("ü".into(), 3)], sums: sums.collect(),
             };
             prop_assert_eq!(FeedEntry::decode(&entry.encode()), Some(entry));

@@ -221,3 +221,112 @@ fn unchanged(cell: &CellName) -> CellUpdate {
     let window = WindowUpdate { sequence: cell.sequence, ttl_ms: 1, ..WindowUpdate::default() };
     CellUpdate { is_seated: true, shape: CellShape::Window(window), ..CellUpdate::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGIONS: u32 = 3;
+    const SECOND_US: u64 = 1_000_000;
+
+    fn counts(hits: u64) -> Counts {
+        Counts { hits, refunds: 0 }
+    }
+
+    fn mention(number: u64, sequence: u64, hits: u64) -> Mention {
+        let cell = CellName {
+            workspace: (*b"d").into(),
+            namespace: (*b"k").into(),
+            identifier: format!("{number:06}").into_bytes().into(),
+            duration_ms: 60_000,
+            sequence,
+        };
+        let mut key = OriginKey([0; 20]);
+        key.0[..8].copy_from_slice(&number.to_be_bytes());
+        Mention { cell, key, limit: 1000, is_contested: false, counts: counts(hits), told: Counts::default() }
+    }
+
+    fn now(us: u64) -> Now {
+        Now { wall_ms: 7 * 60_000, mono_us: us }
+    }
+
+    fn rows(cells: &SpokenCells) -> Vec<u64> {
+        cells.rows(REGIONS, 100, |_| true).into_iter().map(|spoken| spoken.row.counts.hits).collect()
+    }
+
+    #[test]
+    fn a_cell_is_published_once_for_presence_and_on_and_on_near_its_limit() {
+        let mut cells = SpokenCells::default();
+        let Mention { cell, .. } = mention(1, 7, 100);
+        assert!(cells.follow(mention(1, 7, 100), None, 0));
+        assert_eq!((rows(&cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![100], 1));
+        cells.published(&cell, counts(100));
+        assert_eq!(cells.reads(ProcessId(1), REGIONS, false).len(), 0, "nobody wants to know of the next hit");
+        cells.follow(mention(1, 7, 400), None, 0);
+        assert_eq!(rows(&cells), Vec::<u64>::new());
+        cells.follow(mention(1, 7, 500), None, SECOND_US);
+        assert_eq!((rows(&cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![500], 1));
+        cells.published(&cell, counts(500));
+        let [read] = <[CellsRead; 1]>::try_from(cells.reads(ProcessId(1), REGIONS, false)).unwrap();
+        let state = CellState { sequence: 7, sum: 510, refunds: 3, ..CellState::default() };
+        let reply = Reply { parts: vec![SmallVec::from_iter([state])], verdicts: Vec::new() };
+        cells.read(&read, &reply, 2 * SECOND_US);
+        assert_eq!(rows(&cells), [510]);
+        cells.expire(REGIONS, now(60 * SECOND_US));
+        assert_eq!(cells.len(), 1, "it still has to be told");
+        cells.published(&cell, Counts { hits: 510, refunds: 3 });
+        cells.expire(REGIONS, now(2 * SECOND_US + IDLE_US));
+        assert_eq!(cells.len(), 0);
+    }
+
+    #[test]
+    fn what_the_table_has_is_not_told_again_until_it_may_have_lost_it() {
+        let mut cells = SpokenCells::default();
+        let Mention { cell, .. } = mention(1, 7, 600);
+        cells.follow(mention(1, 7, 600), Some(SlotRef::of(3)), 0);
+        cells.heard(&cell, true, counts(600));
+        assert_eq!(rows(&cells), Vec::<u64>::new());
+        cells.forget_told();
+        assert_eq!(rows(&cells), [600]);
+        cells.expire(REGIONS, Now { wall_ms: 9 * 60_000, mono_us: 0 });
+        assert_eq!(cells.len(), 0, "its windows are over");
+        cells.follow(mention(1, 7, 600), Some(SlotRef::of(3)), 0);
+        assert_eq!(cells.clear(), [SlotRef::of(3)]);
+    }
+
+    #[test]
+    fn reads_have_few_keys_each_once_and_create_nothing() {
+        let mut cells = SpokenCells::default();
+        for number in 0..300 {
+            for sequence in [6, 7, 9] {
+                cells.follow(mention(number, sequence, 600), None, 0);
+            }
+        }
+        let reads = cells.reads(ProcessId(1), REGIONS, false);
+        for read in &reads {
+            let keys: Vec<OriginKey> = read.call.parts.iter().map(|part| part.key).collect();
+            assert!(keys.len() <= READ_KEYS && keys.is_sorted_by(|one, next| one < next), "each key once");
+            let sizes = read.cells.iter().map(SmallVec::len);
+            assert!(sizes.eq(read.call.parts.iter().map(|part| part.cells.len())));
+        }
+        let read: usize = reads.iter().flat_map(|read| &read.cells).map(SmallVec::len).sum();
+        assert_eq!(read, 900);
+        let mut origin = crate::regional::model::Origin::default();
+        reads.iter().for_each(|read| drop(origin.call(&read.call, 7 * 60_000)));
+        assert_eq!(origin.totals(), (0, 0));
+        let slots = cells.reads(ProcessId(1), REGIONS, true);
+        let is_one_slot = |read: &CellsRead| {
+            let slots: Vec<u16> = read.call.parts.iter().map(|part| cluster_slot(&part.key)).collect();
+            slots.windows(2).all(|two| two[0] == two[1])
+        };
+        assert!(slots.iter().all(is_one_slot));
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_and_no_more() {
+        let mut cells = SpokenCells::default();
+        assert!((0..CELLS_MAX as u64).all(|number| cells.follow(mention(number, 7, 600), None, 0)));
+        assert!(!cells.follow(mention(CELLS_MAX as u64, 7, 600), None, 0));
+        assert!(cells.follow(mention(0, 7, 700), None, 0));
+    }
+}

@@ -88,7 +88,9 @@ impl ExchangeState {
             if !entry.is_stuck {
                 self.publishing.recovered();
             }
-            self.passes.leave_repair(now.mono_us);
+            if entry.is_doubtful {
+                self.passes.read_all_soon(now.mono_us);
+            }
         }
         is_whole
     }

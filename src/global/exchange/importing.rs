@@ -113,7 +113,11 @@ impl ExchangeState {
 impl Exchange {
     /// Has everything read at the next import, and told again as far as it is not there: the table may have lost rows.
     pub fn doubt(&self) {
-        self.state.lock().passes.read_anew();
+        let mut state = self.state.lock();
+        state.passes.read_anew();
+        if let Some(voice) = &mut state.voice {
+            voice.is_doubtful = true;
+        }
     }
 
     /// What to read now. Every turn ends with [`Exchange::imported`], [`Exchange::partly_imported`] or
@@ -159,8 +163,10 @@ impl Exchange {
     /// Whether the turn that is due reads anything. If not, it ends with [`Exchange::passed_import`]: a process that follows
     /// the speaker hears of changes from that, and reads the table only for what it lacks.
     pub fn wants_reading(&self, now: Now) -> bool {
-        let state = self.state.lock();
-        state.role() != Role::Following || state.lacks_anything(now)
+        let mut state = self.state.lock();
+        let is_following = state.role() == Role::Following;
+        state.passes.follow_speaker(is_following, now.mono_us);
+        !is_following || state.lacks_anything(now)
     }
 
     /// Ends a turn of importing that had nothing to read.
@@ -265,19 +271,20 @@ impl Exchange {
             return;
         }
         let names = self.names.read().clone();
-        let Some(named) = names.of_row(workspace, namespace).filter(|named| named.is_global(*duration_ms)) else {
-            self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
         let foreign = foreign_sum(sum, hearing.found_from_ms);
-        let is_news = match named.is_sensitive {
-            true => self.take_hidden(identifier, sum, foreign, now),
-            false => self.take_key(named, identifier, sum, foreign, now),
+        let is_news = match names.of_row(workspace, namespace).filter(|named| named.is_global(*duration_ms)) {
+            Some(named) if named.is_sensitive => self.take_hidden(identifier, sum, foreign, now),
+            Some(named) => self.take_key(named, identifier, sum, foreign, now),
+            None => {
+                self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
+                false
+            }
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
         }
         if let Some(handing) = &mut hearing.handing {
+            // Others may have rules that are not known here yet.
             if handing.only_since_ms.is_none_or(|since_ms| is_news || sum.updated_at_ms >= since_ms) {
                 handing.sums.push(sum.clone());
             }

@@ -18,6 +18,8 @@ use crate::global::row::{CellName, RuleName};
 
 /// The time between passes through everything, and up to a fifth more: they repair what was missed, whatever has changed.
 const INTERVAL_US: u64 = 600_000_000;
+/// How much longer it is for a process that follows the region's speaker.
+const FOLLOWER_INTERVALS: u64 = 6;
 /// The pause between parts, so that there is time to follow what changes.
 const PART_PAUSE_US: u64 = 30_000_000;
 /// Within this time processes begin a pass that many of them need at once.
@@ -57,6 +59,8 @@ pub(super) struct Passes {
     /// When these are read.
     unread_at_us: u64,
     pass: Option<Pass>,
+    /// How many times [`INTERVAL_US`] there is between repairs.
+    intervals: u64,
     random: u64,
 }
 
@@ -69,6 +73,7 @@ impl Passes {
             unread: BTreeSet::new(),
             unread_at_us: 0,
             pass: None,
+            intervals: 1,
             random: seed | 1,
         }
     }
@@ -124,11 +129,16 @@ impl Passes {
         is_of_rules || is_going_on || (now_us >= self.full_at_us && !is_through_everything)
     }
 
-    /// Leaves the next repair to the region's speaker, which hands on what it finds.
-    pub(super) fn leave_repair(&mut self, now_us: u64) {
-        if !self.is_full_wanted {
-            self.full_at_us = self.full_at_us.max(now_us + INTERVAL_US);
+    /// Has repairs made less often by a process that follows the region's speaker, which hands on what it finds.
+    pub(super) fn follow_speaker(&mut self, is_following: bool, now_us: u64) {
+        let intervals = if is_following { FOLLOWER_INTERVALS } else { 1 };
+        if std::mem::replace(&mut self.intervals, intervals) != intervals && !self.is_full_wanted {
+            self.full_at_us = self.repair_at_us(now_us);
         }
+    }
+
+    fn repair_at_us(&mut self, now_us: u64) -> u64 {
+        now_us + self.intervals * (INTERVAL_US + self.below(INTERVAL_US / 5))
     }
 
     /// What is to be read now beside what changes.
@@ -136,7 +146,7 @@ impl Passes {
         let is_through_everything = self.pass.as_ref().is_some_and(|pass| pass.rules.is_none());
         if now_us >= self.full_at_us && !is_through_everything {
             // Set before the pass, so that whoever asks for another one meanwhile gets it.
-            self.full_at_us = now_us + INTERVAL_US + self.below(INTERVAL_US / 5);
+            self.full_at_us = self.repair_at_us(now_us);
             self.is_full_wanted = false;
             self.unread.clear();
             self.pass = Some(Pass::default());

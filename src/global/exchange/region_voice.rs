@@ -47,6 +47,8 @@ pub(super) struct RegionVoice {
     pub lacks_at_us: Option<u64>,
     /// The speaker can't publish.
     pub is_speaker_stuck: bool,
+    /// The table may have lost rows, which the next turn of the speaker tells the others.
+    pub is_doubtful: bool,
 }
 
 impl RegionVoice {
@@ -66,6 +68,7 @@ impl RegionVoice {
             heard_part: None,
             lacks_at_us: None,
             is_speaker_stuck: false,
+            is_doubtful: false,
         }
     }
 

@@ -36,7 +36,8 @@ impl ExchangeState {
         let sign = self.sign_of_life(now);
         let Some(voice) = self.voice.as_mut().filter(|voice| voice.lease.role() == Role::Speaking) else { return };
         sums.retain(|sum| voice.recent.note(sum, now.mono_us));
-        voice.send(FeedEntry { seen, covered, sums, ..sign }.into_parts());
+        let is_doubtful = mem::take(&mut voice.is_doubtful);
+        voice.send(FeedEntry { is_doubtful, seen, covered, sums, ..sign }.into_parts());
     }
 
     /// An entry that hands nothing on.

@@ -1,6 +1,7 @@
 //! The exchange by hand: one process, and a table in memory.
 
 mod reads;
+mod voice;
 
 use std::sync::atomic::Ordering;
 
@@ -40,6 +41,11 @@ struct Process {
 
 impl Process {
     fn new(keys_max: usize, ruleset: Ruleset) -> Process {
+        Process::named(None, keys_max, ruleset)
+    }
+
+    /// One with this name at the region's origin.
+    fn named(process: Option<ProcessId>, keys_max: usize, ruleset: Ruleset) -> Process {
         let layers = Layers { is_global: true, place: RegionIndex { region: 0, regions: 2 }, ..Layers::ALONE };
         let engine = Arc::new(Engine::with(keys_max, layers).hashed_by(Random::new(seed::seed()).hasher()));
         let now = Now { wall_ms: START_MS, mono_us: 1_000_000 };
@@ -49,7 +55,7 @@ impl Process {
             key_names: KeyNames::new(Secret::new("secret")),
             timeout_ms: 2000,
             seed: 1,
-            process: None,
+            process,
         };
         let exchange = Exchange::new(engine.clone(), options, now);
         exchange.set_rules(&ruleset, now);
