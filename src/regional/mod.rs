@@ -3,10 +3,9 @@
 //! Most decisions stay in memory (`engine/decide/decider.rs` says which). This folder does what happens off their path,
 //! and serves the few requests that have to ask. State machines decide what to send, when, and what an answer means;
 //! they are given the time and the events: [`consultation`] (how a request walks over the stores), [`wait_queue`] (who
-//! waits for which key, and what goes together), [`replay`] (what the origin has not heard of), [`send_window`] (how much of
-//! that it is told at a time), [`breaker`] (whether it is worth asking), [`node_map`] and [`map_watch`] (which node of a
-//! Cluster has which slot, and when to ask), [`witness`] (whether it has lost data), [`presence`] (whether this process knows
-//! how many processes are alive). [`region`] holds all but the first together. Only `redis/` talks to a server, and
+//! waits for which key, and what goes together), [`replay`] (what the origin has not heard of), [`send_window`] (how much of that it is told at a time), [`breaker`] (whether it
+//! is worth asking), [`witness`] (whether it has lost data), [`presence`] (whether this process knows how many
+//! processes are alive). [`region`] holds all but the first together. Only `redis/` talks to a server, and
 //! `regional/driver.rs` connects it to the state machines. The simulator runs the same state machines against
 //! [`model`].
 
