@@ -82,7 +82,7 @@ pub struct RedisFlags {
     #[arg(help_heading = "Redis")]
     pub redis_tls_skip_hostname_verification: bool,
 
-    /// How long connecting may take; no request waits for it
+    /// How long each step of connecting may take; no request waits for it
     #[arg(long, env = "REDIS_TIMEOUT", value_name = "DURATION", default_value = "1s", value_parser = duration)]
     #[arg(help_heading = "Redis")]
     pub redis_timeout: Duration,
@@ -141,7 +141,7 @@ pub struct RedisSettings {
     pub sentinel_login: Option<Credentials>,
     /// `None`: plain text. Servers and sentinels alike.
     pub tls: Option<RedisTls>,
-    /// How long one round of connecting may take; a dial has up to three.
+    /// How long each step of connecting may take: reaching a server, the handshake, the login, its first answer.
     pub connect_timeout: Duration,
     /// The share of a limit that the region's processes may admit before Redis knows, in thousandths.
     pub slack: u16,
