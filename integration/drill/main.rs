@@ -19,6 +19,7 @@ mod policy;
 #[path = "../region/mod.rs"]
 mod region;
 mod report;
+mod rows;
 #[path = "../server/mod.rs"]
 mod server;
 #[path = "../support/mod.rs"]
@@ -83,8 +84,23 @@ const DRILLS: &[Drill] = &[
         what: "Redis is slow, frozen, refused, full, read-only",
         run: region::faults::errors,
     },
+    Drill {
+        name: "region-redis-node",
+        what: "one node of a Cluster hangs until its replica has taken over, and longer",
+        run: region::nodes::frozen_node,
+    },
+    Drill {
+        name: "region-redis-slow",
+        what: "Redis answers at about the deadline, and later",
+        run: || region::nodes::slow(Duration::from_secs(20)),
+    },
     Drill { name: "region-kill", what: "a process is killed under load", run: region::restart::kill },
     Drill { name: "global-exactness", what: "three regions at ten times the load", run: exactness::three_regions },
+    Drill {
+        name: "global-rows-of-many",
+        what: "what MySQL has to do for 1, 4 and 16 processes of a region",
+        run: rows::rows_of_many,
+    },
     Drill { name: "global-mysql-stands-still", what: "MySQL stands still", run: global::faults::stands_still },
     Drill { name: "global-mysql-dies", what: "MySQL dies and comes back", run: global::faults::dies },
     Drill { name: "policy-overload", what: "four times what may wait for Redis", run: policy::overload::overload },

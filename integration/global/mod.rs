@@ -7,3 +7,4 @@ mod model;
 mod reads;
 mod sharing;
 mod store;
+pub mod voice;

@@ -1,7 +1,8 @@
 //! What regions tell each other: counts and not verdicts, only those that matter, each once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::global::voice::Eavesdropper;
 use crate::support::fleet::{Fleet, until_settled};
 use crate::support::harness::{PATIENCE, Service, ask, descriptor, refund, run, tidegate, until, until_equal};
 use crate::support::mariadb::MariaDbServer;
@@ -115,7 +116,8 @@ descriptors:
     let file = directory.path().join("secret");
     std::fs::write(&file, "0123456789abcdef0123456789abcdef").unwrap();
     let secret = ("TIDEGATE_SECRET_FILE", file.to_str().unwrap());
-    let regions = Regions::with(&["a", "b"], 1, SECRET_RULES, &[secret]);
+    let regions = Regions::with(&["a", "b"], 2, SECRET_RULES, &[secret]);
+    let heard = regions.regions.iter().map(|region| Eavesdropper::start(&region.redis)).collect::<Vec<_>>();
     // One is here before the other region tells of it, the other comes after.
     assert!(regions.said(1, cost("token=hunter2", 1)).await.starts_with("OK"));
     assert!(regions.said(0, cost("token=hunter2", 19)).await.starts_with("OK"));
@@ -137,6 +139,21 @@ descriptors:
         ]));
         shown.stdout.contains("OVER_LIMIT").then_some(())
     });
+    // The other process hears of both through Redis, by their digests.
+    for value in ["token=hunter2", "token=correcthorse"] {
+        let deadline = Instant::now() + HEARD;
+        while !said(regions.service(1, 1), cost(value, 1)).await.starts_with("OVER") {
+            assert!(Instant::now() < deadline, "{value} is not denied");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    for (region, eavesdropper) in regions.regions.iter().zip(heard) {
+        let said = eavesdropper.end();
+        assert!(said.contains("token"), "rules are named");
+        for value in ["hunter2", "correcthorse"] {
+            assert!(!said.contains(value) && !region.redis.grep(value.as_bytes()), "{value} was told to Redis");
+        }
+    }
     let found = |value: &str| {
         let all = "CONCAT(workspace_id, namespace, identifier, region)";
         regions

@@ -19,7 +19,7 @@ use crate::cli::{Exit, known_variables};
 use crate::engine::Engine;
 use crate::engine::reach::Store;
 use crate::engine::table::weight::Capacity;
-use crate::global::driver::GlobalDriver;
+use crate::global::driver::{GlobalDriver, GlobalStart, OriginLinks};
 use crate::global::exchange::ExchangeOptions;
 use crate::global::mysql::MySql;
 use crate::global::settings::{GlobalSettings, RegionNames};
@@ -27,6 +27,7 @@ use crate::observe::logging;
 use crate::regional::call::ProcessId;
 use crate::regional::driver::{RegionalDriver, RegionalOptions};
 use crate::regional::key_names::KeyNames;
+use crate::regional::node_map::NodeMap;
 use crate::regional::redis::Redis;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::region::RegionOptions;
@@ -202,7 +203,7 @@ async fn serve(settings: Settings, reloader: Reloader, news: RuleNews, signals: 
     let regional = sharing.redis.clone().map(|redis| joining.region(redis));
     let owner = sharing.owner.redis.clone().map(|redis| joining.owner(redis));
     let migrates = settings.migrates;
-    let global = sharing.global.clone().map(|global| joining.others(global, migrates));
+    let global = sharing.global.clone().map(|global| joining.others(global, migrates, regional.as_ref()));
     let health = Health { reporter: HealthReporter::new(), needs_rules: !is_ready_without_rules(&settings) };
     health.report(&service).await;
     let (drainer, drain) = drain::channel();
@@ -291,6 +292,7 @@ impl StoreJoin<'_> {
             process: ProcessId(self.process),
             key_names: self.key_names.clone(),
             is_cluster: false,
+            nodes: Arc::new(NodeMap::undivided("store")),
             deadline_us: u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX),
             breaker: self.sharing.outages.breaker,
             seed: rand::random(),
@@ -318,15 +320,29 @@ impl StoreJoin<'_> {
     }
 
     /// Shares the counts with other regions from now on.
-    fn others(&self, settings: GlobalSettings, migrates: bool) -> Arc<GlobalDriver> {
+    fn others(
+        &self,
+        settings: GlobalSettings,
+        migrates: bool,
+        regional: Option<&Arc<RegionalDriver>>,
+    ) -> Arc<GlobalDriver> {
         let GlobalSettings { mysql, names: RegionNames { region, regions } } = settings;
         let timeout_ms = u64::try_from(mysql.timeout.as_millis()).unwrap_or(u64::MAX);
-        let options =
-            ExchangeOptions { region, regions, key_names: self.key_names.clone(), timeout_ms, seed: rand::random() };
-        let place = mysql.place.clone();
+        let options = ExchangeOptions {
+            region,
+            regions,
+            key_names: self.key_names.clone(),
+            timeout_ms,
+            seed: rand::random(),
+            process: regional.map(|_| ProcessId(self.process)),
+        };
+        let origin = regional
+            .zip(self.sharing.redis.clone())
+            .map(|(regional, redis)| OriginLinks { calls: regional.redis().clone(), feed: Redis::start_feed(redis) });
         let outage_after = self.sharing.outages.global_after;
+        let start = GlobalStart { place: mysql.place.clone(), migrates, outage_after };
         let engine = self.service.engine().clone();
-        let global = GlobalDriver::start(engine, MySql::new(&mysql), place, options, migrates, outage_after);
+        let global = GlobalDriver::start(engine, MySql::new(&mysql), origin, options, start);
         self.service.join_others(global.clone());
         global
     }

@@ -69,6 +69,11 @@ impl Cadence {
         self.next_us = self.next_us.min(now_us.max(self.ended_us + self.interval_us / 2));
     }
 
+    /// The store is known to be well, without a turn.
+    pub(crate) fn recovered(&mut self) {
+        self.failures = 0;
+    }
+
     /// Ends a turn that had nothing to do, which says nothing about the store.
     pub(crate) fn passed(&mut self, now_us: u64) {
         self.advance(1, now_us);

@@ -1,34 +1,56 @@
-//! Drives the exchange between regions: clocks, timers and the connection to MySQL.
+//! Drives the exchange between regions: clocks, timers, the connection to MySQL, and what the region's processes tell each
+//! other over their Redis.
 //!
-//! One task publishes and one imports, each at its own pace. No request waits for either.
+//! One task publishes ([`publishing`]) and one imports ([`importing`]), each at its own pace; two see to it that one process
+//! does that for all of its region ([`voice`]). No request waits for any of them.
+
+mod importing;
+mod publishing;
+mod voice;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::task::block_in_place;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 
 use crate::clock::{Clock, Now};
 use crate::complaints::Complaints;
 use crate::engine::Engine;
-use crate::global::exchange::{Exchange, ExchangeOptions, TURN_STATEMENTS};
-use crate::global::import::ReadScope;
-use crate::global::metrics::{GlobalFigures, GlobalMetrics, StoreFailure, TurnKind};
+use crate::global::exchange::{Exchange, ExchangeOptions};
+use crate::global::metrics::{GlobalFigures, GlobalMetrics, TurnKind};
 use crate::global::mysql::MySql;
-use crate::global::mysql::error::{MysqlError, Remedy};
-use crate::global::publish::{NextStep, Publication, StatementOutcome};
+use crate::global::mysql::error::MysqlError;
+use crate::regional::redis::Redis;
 use crate::rules::Ruleset;
 
 /// How long a clean stop goes on publishing.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long lookups may go on in one turn: the next import should not wait for them.
-const SEEK_MAX: Duration = Duration::from_millis(500);
 /// How long to wait after a migration that failed before trying again.
 const MIGRATE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The connections to the region's Redis over which its processes agree on who speaks for them.
+#[derive(Clone)]
+pub(crate) struct OriginLinks {
+    /// The region's side of its Redis, shared with all else.
+    pub calls: Redis,
+    /// Waits for what the speaker hands on.
+    pub feed: Redis,
+}
+
+/// How a driver is started, beside what it works with.
+pub(crate) struct GlobalStart {
+    /// Where the table is, without secrets.
+    pub place: String,
+    /// Whether the table is made, or brought up to date.
+    pub migrates: bool,
+    /// How long the table may be out of reach before it counts as down.
+    pub outage_after: Duration,
+}
 
 /// The process's part in the exchange, at work.
 pub(crate) struct GlobalDriver {
@@ -37,13 +59,21 @@ pub(crate) struct GlobalDriver {
     /// Where the table is, without secrets.
     place: String,
     clock: Clock,
+    /// The region's Redis; `None` if it has none.
+    origin: Option<OriginLinks>,
     /// Wakes the task that compares sensitive keys that were made with what others told.
     wake: Notify,
+    /// Wakes the task that talks to the other processes of the region.
+    wake_voice: Notify,
     is_leaving: AtomicBool,
+    /// The task that hears the feed, which waits for most of its time.
+    follower: OnceLock<AbortHandle>,
     /// One turn at a time: the last one of a stop waits for the one under way.
     publishing: tokio::sync::Mutex<()>,
     /// Keeps warnings to one a minute for each turn and reason.
     complaints: Complaints<(TurnKind, &'static str)>,
+    /// Keeps the warning that Redis refuses something to once a minute.
+    refusals: Complaints<()>,
     /// How long the table may be out of reach before it counts as down.
     outage_after: Duration,
     is_down: AtomicBool,
@@ -64,10 +94,9 @@ impl GlobalDriver {
     pub(crate) fn start(
         engine: Arc<Engine>,
         mysql: MySql,
-        place: String,
+        origin: Option<OriginLinks>,
         options: ExchangeOptions,
-        migrates: bool,
-        outage_after: Duration,
+        GlobalStart { place, migrates, outage_after }: GlobalStart,
     ) -> Arc<GlobalDriver> {
         let clock = Clock::since(Instant::now());
         let global = Arc::new(GlobalDriver {
@@ -75,10 +104,14 @@ impl GlobalDriver {
             mysql,
             place,
             clock,
+            origin,
             wake: Notify::new(),
+            wake_voice: Notify::new(),
             is_leaving: AtomicBool::new(false),
+            follower: OnceLock::new(),
             publishing: tokio::sync::Mutex::default(),
             complaints: Complaints::default(),
+            refusals: Complaints::default(),
             outage_after,
             is_down: AtomicBool::new(false),
             downtime: Mutex::default(),
@@ -89,6 +122,12 @@ impl GlobalDriver {
         tokio::spawn(global.clone().import());
         tokio::spawn(global.clone().match_digests());
         tokio::spawn(global.clone().watch());
+        if global.origin.is_some() {
+            tokio::spawn(global.clone().speak());
+            let follower = tokio::spawn(global.clone().follow());
+            // Set only here.
+            let _ = global.follower.set(follower.abort_handle());
+        }
         global
     }
 
@@ -121,6 +160,7 @@ impl GlobalDriver {
     async fn watch(self: Arc<Self>) {
         loop {
             sleep(WATCH_INTERVAL).await;
+            self.mysql.close_idle();
             let status = self.exchange.status(self.now());
             let too_long_us = u64::try_from(self.outage_after.as_micros()).unwrap_or(u64::MAX);
             let running_us = self.clock.running_us();
@@ -181,172 +221,6 @@ impl GlobalDriver {
         }
     }
 
-    async fn publish(self: Arc<Self>) {
-        while !self.is_leaving.load(Ordering::Relaxed) {
-            sleep_until(self.at(self.exchange.publish_at_us())).await;
-            if self.is_leaving.load(Ordering::Relaxed) {
-                return;
-            }
-            self.publish_once().await;
-        }
-    }
-
-    async fn publish_once(&self) {
-        let _turn = self.publishing.lock().await;
-        let mut sending = block_in_place(|| self.exchange.collect(self.now()));
-        if sending.is_empty() {
-            return self.published_nothing().await;
-        }
-        let began = Instant::now();
-        let region = &self.exchange.options().region;
-        while let Some(rows) = sending.next() {
-            let outcome = self.mysql.publish(region, rows).await;
-            let sent = self.sent(&outcome);
-            match sending.sent(sent) {
-                NextStep::Go => {}
-                // Random, so as not to stay in step with whoever was in the way.
-                NextStep::Pause { for_us } => {
-                    sleep(Duration::from_micros(for_us + rand::random_range(0..=for_us))).await
-                }
-                NextStep::End => break,
-            }
-        }
-        self.publish_ended(&sending, began);
-    }
-
-    /// Ends a turn without rows. From time to time it asks whether MySQL would have taken any.
-    async fn published_nothing(&self) {
-        let mut does_answer = None;
-        if self.exchange.wants_ping(self.now()) {
-            let answer = self.mysql.server_now_ms().await;
-            if let Err(error) = &answer {
-                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
-                self.warn(TurnKind::Publish, error, "counts could not be published now");
-            }
-            does_answer = Some(answer.is_ok());
-        }
-        self.exchange.published_nothing(does_answer, self.now());
-    }
-
-    fn sent(&self, outcome: &Result<(), MysqlError>) -> StatementOutcome {
-        let Err(error) = outcome else { return StatementOutcome::Done };
-        match error.remedy() {
-            Remedy::Retry => {
-                self.metrics.conflict();
-                StatementOutcome::Conflict
-            }
-            Remedy::Bisect => {
-                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
-                self.warn(TurnKind::Publish, error, "some counts can't be published: the others are");
-                StatementOutcome::Refused
-            }
-            Remedy::GiveUp => {
-                self.metrics.failed(TurnKind::Publish, StoreFailure::of(error));
-                self.warn(TurnKind::Publish, error, "counts can't be published: they are, as soon as MySQL takes them");
-                if matches!(error, MysqlError::Schema(_)) {
-                    self.exchange.doubt();
-                }
-                StatementOutcome::Failed
-            }
-        }
-    }
-
-    fn publish_ended(&self, sending: &Publication, began: Instant) {
-        if sending.failed.is_empty() {
-            self.metrics.took(TurnKind::Publish, began.elapsed());
-        } else {
-            tracing::debug!(rows = sending.failed.len(), "rows wait for the next turn");
-        }
-        self.exchange.published(sending, self.now());
-    }
-
-    async fn import(self: Arc<Self>) {
-        while !self.is_leaving.load(Ordering::Relaxed) {
-            // Looks again every 100 ms: rules that come into force want a turn at once.
-            let at = self.at(self.exchange.import_at_us());
-            tokio::select! {
-                () = sleep_until(at) => self.import_once().await,
-                () = sleep(Duration::from_millis(100)) => {}
-            }
-        }
-    }
-
-    async fn import_once(&self) {
-        let began = Instant::now();
-        let (reading, mut hearing) = self.exchange.reading(self.now());
-        let mut clock = None;
-        if !matches!(reading, ReadScope::Since { .. }) {
-            match self.mysql.server_now_ms().await {
-                // If the table is too large to be read at once, what changes is followed from here on.
-                Ok(server_ms) => clock = Some(server_ms),
-                Err(error) => return self.import_failed(&error, &reading),
-            }
-            // This looks at all keys, which takes its time.
-            block_in_place(|| self.exchange.forget_told(&mut hearing));
-        }
-        let outcome = {
-            // Each row has a time of its own: a full reading may take longer than a window.
-            let mut each = |row| self.exchange.hear(&mut hearing, row, self.now());
-            match &reading {
-                ReadScope::All { from } => self.mysql.all_live(from.as_ref(), &mut each).await,
-                ReadScope::Rules { names, from } => self.mysql.live_of_rules(names, from.as_ref(), &mut each).await,
-                ReadScope::Since { ms } => self.mysql.changed_since(*ms, &mut each).await,
-            }
-        };
-        match outcome {
-            Ok(server_ms) => {
-                let ages_ms = block_in_place(|| self.exchange.imported(hearing, &reading, server_ms, self.now()));
-                self.metrics.took(TurnKind::Import, began.elapsed());
-                ages_ms.into_iter().for_each(|age_ms| self.metrics.imported_age(Duration::from_millis(age_ms)));
-                self.seek().await;
-            }
-            Err(error) => match clock {
-                // Whoever ended it, this side, the server or the network between: the next part goes on there.
-                Some(server_ms) if hearing.rows() > 0 => {
-                    self.metrics.failed(TurnKind::Import, StoreFailure::of(&error));
-                    self.warn(
-                        TurnKind::Import,
-                        &error,
-                        "not all counts of other regions could be read at once: following what changes, the rest comes in parts",
-                    );
-                    block_in_place(|| self.exchange.partly_imported(hearing, &reading, server_ms, self.now()));
-                }
-                _ => self.import_failed(&error, &reading),
-            },
-        }
-    }
-
-    /// Looks up keys of which counts of other regions were left out. If that fails, the import has not: what others
-    /// told was heard.
-    async fn seek(&self) {
-        let began = Instant::now();
-        for _ in 0..TURN_STATEMENTS {
-            let Some(mut lookup) = block_in_place(|| self.exchange.seek(self.now())) else { return };
-            let cells = std::mem::take(&mut lookup.cells);
-            let mut each = |row| self.exchange.found(&mut lookup, row, self.now());
-            match self.mysql.find(&cells, &mut each).await {
-                Ok(()) => self.exchange.sought(lookup, self.now()),
-                Err(error) => {
-                    self.metrics.failed(TurnKind::Import, StoreFailure::of(&error));
-                    self.warn(TurnKind::Import, &error, "counts of other regions can't be looked up now");
-                    return self.exchange.not_sought(lookup);
-                }
-            }
-            if began.elapsed() > SEEK_MAX {
-                return;
-            }
-        }
-    }
-
-    fn import_failed(&self, error: &MysqlError, reading: &ReadScope) {
-        self.metrics.failed(TurnKind::Import, StoreFailure::of(error));
-        self.warn(TurnKind::Import, error, "counts of other regions can't be imported: the last known ones stay");
-        if matches!(error, MysqlError::Schema(_)) {
-            self.exchange.doubt();
-        }
-        self.exchange.not_imported(reading, self.now());
-    }
-
     /// Compares sensitive keys with what others told, as soon as they are made.
     async fn match_digests(self: Arc<Self>) {
         loop {
@@ -367,8 +241,15 @@ impl GlobalDriver {
     /// Stops cleanly: publishes what others should know.
     pub(crate) async fn leave(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
+        if let Some(follower) = self.follower.get() {
+            follower.abort();
+        }
+        let farewell = self.exchange.leave();
         if timeout(LEAVE_TIMEOUT, self.publish_once()).await.is_err() {
             tracing::warn!("stopped before other regions knew of all hits");
+        }
+        if let Some(farewell) = farewell {
+            self.say_farewell(&farewell).await;
         }
         let _ = timeout(LEAVE_TIMEOUT, self.mysql.close()).await;
     }

@@ -4,10 +4,13 @@
 //! that). It never waits and never reads a clock; the driver and the simulator do that.
 
 mod followed;
+mod following;
 mod importing;
 mod lookup_turn;
 mod passes;
 mod publishing;
+mod region_voice;
+mod speaking;
 #[cfg(test)]
 mod tests;
 
@@ -29,8 +32,11 @@ use crate::global::cadence::Cadence;
 use crate::global::digested_keys::DigestedKeys;
 use crate::global::exchange::followed::Followed;
 use crate::global::exchange::passes::Passes;
+use crate::global::exchange::region_voice::RegionVoice;
 use crate::global::names::Names;
 use crate::global::row::{CellName, RuleName};
+use crate::global::voice::Role;
+use crate::regional::call::ProcessId;
 use crate::regional::key_names::KeyNames;
 use crate::rules::Ruleset;
 use crate::rules::limit::Space;
@@ -51,6 +57,8 @@ pub struct ExchangeOptions {
     pub timeout_ms: u64,
     /// Seeds choices that should differ between processes.
     pub seed: u64,
+    /// This process's name at the region's Redis, over which processes agree on who speaks for them; `None` without one.
+    pub process: Option<ProcessId>,
 }
 
 /// Counts since the start.
@@ -78,6 +86,18 @@ pub struct ExchangeCounts {
     pub roomless_rows: AtomicU64,
     /// Keys that were looked up, because something had been left out.
     pub sought_keys: AtomicU64,
+    /// Cells that this process has mentioned to the speaker.
+    pub mentions_made: AtomicU64,
+    /// Cells that others have mentioned to this process.
+    pub mentions_heard: AtomicU64,
+    /// Entries that this process has appended to the feed, and their bytes.
+    pub handed_on: [AtomicU64; 2],
+    /// Entries of the feed that it has heard, and their bytes.
+    pub heard: [AtomicU64; 2],
+    /// How often it lacked something of the feed, so that it read the table itself.
+    pub gaps: AtomicU64,
+    /// Mentions and entries that made no sense.
+    pub malformed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -90,8 +110,9 @@ struct ExchangeState {
     passes: Passes,
     /// Rules were in force.
     has_rules: bool,
-    /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from.
-    refused: HashMap<CellName, (u64, SlotRef)>,
+    /// Rows that the server refuses: until when, in monotonic time, they are left alone, and which slot they are from, if
+    /// this process counts them.
+    refused: HashMap<CellName, (u64, Option<SlotRef>)>,
     digested: DigestedKeys,
     /// When each region last changed a row, by the server's clock.
     seen: BTreeMap<Box<str>, u64>,
@@ -99,6 +120,14 @@ struct ExchangeState {
     contested: HashMap<SlotRef, u64>,
     /// When the server last took rows, or answered a ping.
     published_us: Option<u64>,
+    /// What the processes of the region share; `None` without a region's Redis.
+    voice: Option<Box<RegionVoice>>,
+}
+
+impl ExchangeState {
+    fn role(&self) -> Role {
+        self.voice.as_ref().map_or(Role::Alone, |voice| voice.lease.role())
+    }
 }
 
 /// How the exchange stands.
@@ -124,6 +153,14 @@ pub struct ExchangeStatus {
     pub imported_ago_us: Option<u64>,
     /// Keys that wait to be published; some may be gone.
     pub waiting: usize,
+    /// What this process does for its region.
+    pub role: Role,
+    /// Who speaks for the region, as far as is known; `None` too if the region has no Redis.
+    pub speaker: Option<ProcessId>,
+    /// Time since this process last heard the feed, or appended to it.
+    pub heard_ago_us: Option<u64>,
+    /// Cells that the process publishes for its region.
+    pub spoken_cells: usize,
 }
 
 /// A process's part in the exchange.
@@ -151,6 +188,7 @@ impl Exchange {
             seen: BTreeMap::new(),
             contested: HashMap::new(),
             published_us: None,
+            voice: options.process.map(|process| Box::new(RegionVoice::new(process, now, options.seed))),
         };
         // Until everything is read, any key may lack counts.
         engine.table().foreign_ledger().expect_reading(|_| false);
@@ -192,6 +230,11 @@ impl Exchange {
         }
     }
 
+    /// What this process does for its region.
+    pub fn role(&self) -> Role {
+        self.state.lock().role()
+    }
+
     /// When the next turn of publishing is due.
     pub fn publish_at_us(&self) -> u64 {
         self.state.lock().publishing.next_us()
@@ -202,6 +245,10 @@ impl Exchange {
         self.state.lock().importing.next_us()
     }
 
+    fn regions(&self) -> u32 {
+        u32::try_from(self.options.regions.len()).unwrap_or(u32::MAX)
+    }
+
     /// A key's identifier as rows have it: a keyed digest if the key is sensitive.
     fn identifier(&self, key: &Key<'_>, is_sensitive: bool) -> Box<[u8]> {
         if is_sensitive { self.options.key_names.origin_key(key, true).0.into() } else { key.identifier.into() }
@@ -210,17 +257,23 @@ impl Exchange {
     pub fn status(&self, now: Now) -> ExchangeStatus {
         let state = self.state.lock();
         let ago = |at_us: Option<u64>| at_us.map(|at_us| now.mono_us.saturating_sub(at_us));
+        let voice = state.voice.as_ref();
+        let is_speaker_stuck = state.role() == Role::Following && voice.is_some_and(|voice| voice.is_speaker_stuck);
         ExchangeStatus {
             contested_keys: state.contested.values().filter(|until_ms| **until_ms > now.wall_ms).count(),
             seen: state.seen.clone(),
             server_ms: state.followed.clock_ms,
-            is_publish_open: state.publishing.is_open(),
+            is_publish_open: state.publishing.is_open() || is_speaker_stuck,
             is_import_open: state.importing.is_open(),
             publish_opened: state.publishing.opened,
             import_opened: state.importing.opened,
             published_ago_us: ago(state.published_us),
             imported_ago_us: ago(state.followed.at_us),
             waiting: self.ledger().noted(),
+            role: state.role(),
+            speaker: voice.and_then(|voice| voice.lease.speaker()),
+            heard_ago_us: ago(voice.and_then(|voice| voice.lease.heard_us())),
+            spoken_cells: voice.map_or(0, |voice| voice.spoken.len()),
         }
     }
 }

@@ -63,8 +63,8 @@ impl GlobalMetrics {
         self.times[turn as usize].record(time);
     }
 
-    pub(crate) fn imported_age(&self, age: Duration) {
-        self.ages.record(age);
+    pub(crate) fn imported_ages(&self, ages_ms: Vec<u64>) {
+        ages_ms.into_iter().for_each(|age_ms| self.ages.record(Duration::from_millis(age_ms)));
     }
 
     pub(crate) fn failed(&self, turn: TurnKind, failure: StoreFailure) {
@@ -117,6 +117,25 @@ pub(crate) struct GlobalFigures {
     pub last_error: Option<(TurnKind, StoreFailure)>,
     /// Statements that were tried again.
     pub conflicts: u64,
+    /// What was told and heard over the region's Redis; `None` if the region has none.
+    pub voice: Option<VoiceFigures>,
+}
+
+/// What this process has told the others of its region for the sake of other regions, and heard from them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VoiceFigures {
+    /// Cells that this process has mentioned to the speaker.
+    pub mentions_made: u64,
+    /// Cells that others have mentioned to this process.
+    pub mentions_heard: u64,
+    /// Entries of the feed that this process has appended, and their bytes.
+    pub handed_on: [u64; 2],
+    /// Entries of the feed that it has heard, and their bytes.
+    pub heard: [u64; 2],
+    /// How often it lacked something of the feed, and read the table itself.
+    pub gaps: u64,
+    /// Mentions and entries that made no sense.
+    pub malformed: u64,
 }
 
 impl GlobalFigures {
@@ -146,6 +165,14 @@ impl GlobalFigures {
             errors: metrics.errors.lock().clone(),
             last_error: metrics.last_error.lock().clone(),
             conflicts: count(&metrics.conflicts),
+            voice: exchange.options().process.map(|_| VoiceFigures {
+                mentions_made: count(&counts.mentions_made),
+                mentions_heard: count(&counts.mentions_heard),
+                handed_on: counts.handed_on.each_ref().map(count),
+                heard: counts.heard.each_ref().map(count),
+                gaps: count(&counts.gaps),
+                malformed: count(&counts.malformed),
+            }),
         }
     }
 

@@ -43,7 +43,7 @@ pub enum NextStep {
 pub struct Publication {
     /// Sorted by cell, each once.
     rows: Vec<OwnRow>,
-    /// For each row, where its counts are from; several if a rule has changed how it counts.
+    /// For each row, where its counts are from: several if a rule has changed how it counts, none if only others count it.
     slots: Vec<Vec<SlotRef>>,
     /// The chunks that are still to be sent; the next one stands last.
     left: Vec<Range<usize>>,
@@ -58,18 +58,18 @@ pub struct Publication {
 }
 
 impl Publication {
-    pub fn new(mut collected: Vec<(OwnRow, SlotRef)>) -> Publication {
+    pub fn new(mut collected: Vec<(OwnRow, Option<SlotRef>)>) -> Publication {
         collected.sort_by(|a, b| a.0.cell.cmp(&b.0.cell));
         let (mut rows, mut slots): (Vec<OwnRow>, Vec<Vec<SlotRef>>) = (Vec::new(), Vec::new());
         for (row, at) in collected {
             match (rows.last_mut(), slots.last_mut()) {
                 (Some(last), Some(places)) if last.cell == row.cell => {
                     last.counts = last.counts.max(row.counts);
-                    places.push(at);
+                    places.extend(at);
                 }
                 _ => {
                     rows.push(row);
-                    slots.push(vec![at]);
+                    slots.push(at.into_iter().collect());
                 }
             }
         }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     fn sending(rows: usize) -> Publication {
-        let at = |slot: usize| SlotRef::of(slot as u32);
+        let at = |slot: usize| Some(SlotRef::of(slot as u32));
         Publication::new((0..rows).rev().map(|n| (row(n, 1), at(n))).collect())
     }
 
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn two_slots_of_one_cell_are_one_row() {
-        let sending = Publication::new(vec![(row(1, 5), SlotRef::of(0)), (row(1, 9), SlotRef::of(1))]);
+        let sending = Publication::new(vec![(row(1, 5), Some(SlotRef::of(0))), (row(1, 9), Some(SlotRef::of(1)))]);
         assert_eq!(sending.next(), Some(&[row(1, 9)][..]));
         assert_eq!(sending.slots(0).len(), 2);
     }

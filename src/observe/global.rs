@@ -7,6 +7,7 @@ use prometheus_client::metrics::MetricType;
 use serde_json::{Map, Value, json};
 
 use crate::global::metrics::{GlobalFigures, TurnKind};
+use crate::global::voice::Role;
 use crate::measure::times::Times;
 use crate::observe::label_name::LabelName;
 use crate::observe::page::MetricsPage;
@@ -50,6 +51,17 @@ pub(crate) fn to_json(figures: &GlobalFigures) -> Value {
         "sought_keys": figures.sought_keys,
         "contested_keys": figures.status.contested_keys,
         "waiting_keys": figures.status.waiting,
+        "role": figures.status.role.word(),
+        "voice": figures.voice.map(|voice| json!({
+            "speaker": figures.status.speaker.map(|process| process.to_string()),
+            "feed_ago_s": figures.status.heard_ago_us.map(|us| us as f64 / 1e6),
+            "spoken_cells": figures.status.spoken_cells,
+            "mentions": {"made": voice.mentions_made, "heard": voice.mentions_heard},
+            "handed_on": {"entries": voice.handed_on[0], "bytes": voice.handed_on[1]},
+            "heard": {"entries": voice.heard[0], "bytes": voice.heard[1]},
+            "gaps": voice.gaps,
+            "malformed": voice.malformed,
+        })),
         "imported_age_p99_us": figures.ages.quantile_s(0.99).map(|seconds| seconds * 1e6),
     })
 }
@@ -104,6 +116,39 @@ pub(super) fn write(figures: &GlobalFigures, page: &mut MetricsPage<'_>) -> fmt:
     page.family("tidegate_global_breaker_open", "1 while turns are rare", MetricType::Gauge, open)?;
     let opened = figures.breakers().map(|(turn, _, opened)| (vec![(LabelName::Turn, turn.word())], opened));
     page.family("tidegate_global_breaker_opened_total", "How often it opened", MetricType::Counter, opened)?;
+    write_voice(figures, page)?;
     page.gauge("tidegate_global_contested_keys", "Keys that other regions count too", figures.status.contested_keys)?;
     page.gauge("tidegate_global_waiting_keys", "Keys that wait to be published", figures.status.waiting)
+}
+
+/// Writes what the processes of the region tell each other, so that one of them speaks with MySQL.
+fn write_voice(figures: &GlobalFigures, page: &mut MetricsPage<'_>) -> fmt::Result {
+    let Some(voice) = figures.voice else { return Ok(()) };
+    let status = &figures.status;
+    let roles = Role::ALL.map(|role| (vec![(LabelName::Role, role.word())], u64::from(role == status.role)));
+    page.family("tidegate_global_role", "1 for what this process does for its region", MetricType::Gauge, roles)?;
+    let feed_age = status.heard_ago_us.map(|us| (Vec::<(LabelName, &str)>::new(), us as f64 / 1e6));
+    page.family(
+        "tidegate_global_feed_age_seconds",
+        "Since the region's speaker was last heard, or spoke",
+        MetricType::Gauge,
+        feed_age,
+    )?;
+    page.gauge(
+        "tidegate_global_spoken_cells",
+        "Cells that this process publishes for others too",
+        status.spoken_cells,
+    )?;
+    let ways = |[out, into]: [u64; 2], [way_out, way_in]: [&'static str; 2]| {
+        [(vec![(LabelName::Way, way_out)], out), (vec![(LabelName::Way, way_in)], into)]
+    };
+    let mentions = ways([voice.mentions_made, voice.mentions_heard], ["made", "heard"]);
+    page.family("tidegate_global_mentions_total", "Cells that the speaker was told of", MetricType::Counter, mentions)?;
+    let words = ["handed_on", "heard"];
+    let entries = ways([voice.handed_on[0], voice.heard[0]], words);
+    page.family("tidegate_global_feed_entries_total", "Entries of the feed", MetricType::Counter, entries)?;
+    let bytes = ways([voice.handed_on[1], voice.heard[1]], words);
+    page.family("tidegate_global_feed_bytes_total", "Bytes of these entries", MetricType::Counter, bytes)?;
+    page.counter("tidegate_global_feed_gaps_total", "How often something of the feed was missed", voice.gaps)?;
+    page.counter("tidegate_global_malformed_total", "Mentions and entries that made no sense", voice.malformed)
 }

@@ -41,13 +41,16 @@ label_names! {
     Key2 = "key2",
     Layer = "layer",
     Line = "line",
+    Node = "node",
     Operation = "operation",
     Outcome = "outcome",
     Policy = "policy",
     Reason = "reason",
+    Role = "role",
     To = "to",
     Turn = "turn",
     Version = "version",
+    Way = "way",
 }
 
 /// The label that the text format adds to the buckets of histograms.

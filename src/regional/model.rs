@@ -7,6 +7,7 @@
 mod buckets;
 #[cfg(test)]
 mod tests;
+mod voice;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use crate::engine::quota::QuotaRule;
 use crate::engine::table::cell::{BucketLevel, CellState, CellUpdate, HeldAt};
 use crate::regional::call::{Ask, AskVerdict, Call, CallKey, Measure, Need, OriginKey, ProcessId, Reply};
 use crate::regional::model::buckets::{BucketHash, level_max};
+use crate::regional::model::voice::VoiceKeys;
 use crate::regional::model::windows::{CellHash, window, window_mut};
 use crate::regional::redis::codec::{BeatReply, bounded, bounded_update};
 
@@ -36,6 +38,8 @@ pub(crate) struct Origin {
     processes: BTreeMap<ProcessId, u64>,
     /// When a heartbeat first came in, in microseconds: names the data that is here.
     incarnation: Option<u64>,
+    /// Who speaks with other regions, and what is told about those.
+    voice: VoiceKeys,
 }
 
 /// What every cell has. Those of a block of an exact window have one epoch, and end together.

@@ -11,6 +11,7 @@ mod exact_count;
 mod global;
 mod heal;
 mod kinds;
+mod nodes;
 mod ordinary;
 mod overload;
 mod owner;
@@ -18,6 +19,7 @@ mod policy;
 mod schedule;
 mod search;
 mod table;
+mod voice;
 
 use crate::simulate::process::KeyHits;
 use crate::simulate::world::{Setup, World};

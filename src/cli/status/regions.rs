@@ -24,6 +24,32 @@ pub(super) struct GlobalReport {
     contested_keys: u64,
     waiting_keys: u64,
     imported_age_p99_us: Option<f64>,
+    role: String,
+    /// `None`: the region has no Redis.
+    voice: Option<VoiceReport>,
+}
+
+#[derive(Debug, Deserialize)]
+struct VoiceReport {
+    speaker: Option<String>,
+    feed_ago_s: Option<f64>,
+    spoken_cells: u64,
+    mentions: Mentions,
+    handed_on: Feed,
+    heard: Feed,
+    gaps: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Mentions {
+    made: u64,
+    heard: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Feed {
+    entries: u64,
+    bytes: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -106,6 +132,16 @@ impl GlobalReport {
             out,
             "  rows      {published_rows} published, {refused_rows} refused, {imported_rows} imported, {rows_last_import} at the last import"
         )?;
+        if let Some(voice) = &self.voice {
+            writeln!(out, "  speaker   {}", voice.describe(&self.role))?;
+            let VoiceReport { mentions, handed_on, heard, gaps, spoken_cells, .. } = voice;
+            let Mentions { made, heard: mentioned } = mentions;
+            writeln!(
+                out,
+                "  feed      {} entries ({} bytes) handed on, {} ({} bytes) heard, {gaps} gaps; {made} cells mentioned, {mentioned} heard of, {spoken_cells} published for all",
+                handed_on.entries, handed_on.bytes, heard.entries, heard.bytes
+            )?;
+        }
         let GlobalReport { contested_keys, created_keys, waiting_keys, .. } = self;
         writeln!(
             out,
@@ -121,6 +157,20 @@ impl GlobalReport {
 fn listed(names: impl Iterator<Item = String>) -> String {
     let names: Vec<String> = names.collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+impl VoiceReport {
+    fn describe(&self, role: &str) -> String {
+        let ago = self.feed_ago_s.map_or("nothing was heard yet".to_owned(), |ago_s| {
+            format!("last word {} ago", millis(Duration::from_secs_f64(ago_s.max(0.0))))
+        });
+        match (role, &self.speaker) {
+            ("speaking", _) => format!("this process, for all of the region; {ago}"),
+            ("following", Some(speaker)) => format!("{speaker}; {ago}"),
+            ("following", None) => format!("none at the moment; {ago}"),
+            _ => format!("each process for itself; {ago}"),
+        }
+    }
 }
 
 impl TurnReport {
@@ -155,6 +205,12 @@ mod tests {
             },
             "published_rows": 12, "refused_rows": 1, "imported_rows": 40, "rows_last_import": 2, "created_keys": 3,
             "contested_keys": 4, "waiting_keys": 0, "imported_age_p99_us": 1_048_576.0,
+            "role": "following",
+            "voice": {
+                "speaker": "00000000000000ab", "feed_ago_s": 0.25, "spoken_cells": 0, "gaps": 1, "malformed": 0,
+                "mentions": {"made": 7, "heard": 0}, "handed_on": {"entries": 0, "bytes": 0},
+                "heard": {"entries": 60, "bytes": 1200},
+            },
         });
         GlobalReport::deserialize(&document).unwrap()
     }
@@ -183,6 +239,8 @@ mod tests {
   publish   last success 500.00 ms ago; 7 with rows, 2 failed, breaker closed (opened 1 times)
   news      p99 within 1048.58 ms when it arrives
   rows      12 published, 1 refused, 40 imported, 2 at the last import
+  speaker   00000000000000ab; last word 250.00 ms ago
+  feed      0 entries (0 bytes) handed on, 60 (1200 bytes) heard, 1 gaps; 7 cells mentioned, 0 heard of, 0 published for all
   contested 4 keys that other regions count too; 3 made by imports, 0 wait to be published
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);

@@ -217,6 +217,39 @@ impl Foreign {
     }
 }
 
+/// What decides whether other regions should know of a cell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CellStanding {
+    /// The key's limit.
+    pub limit: u32,
+    /// How many regions there are.
+    pub regions: u32,
+    /// What the table is known to hold of this region.
+    pub told: Counts,
+    /// Another region has counted in this cell or in the one before.
+    pub is_contested: bool,
+}
+
+impl CellStanding {
+    /// Whether others should know of these counts and do not: hits that they know of were given back; or the counts grew, and
+    /// the region has used half of the limit, or another region counts here too, or others have not heard of the region in
+    /// this window and its count is no small part of the limit (a quarter of the region's part).
+    pub(crate) fn is_notable(&self, counts: Counts) -> bool {
+        let told = self.told;
+        if counts.hits <= told.hits && counts.refunds <= told.refunds {
+            return false;
+        }
+        let is_shrunk = told.hits > 0 && counts.refunds > told.refunds;
+        let is_present = u128::from(counts.count()) * 4 * u128::from(self.regions) >= u128::from(self.limit);
+        is_shrunk || self.is_followed(counts) || (told.hits == 0 && is_present)
+    }
+
+    /// Whether others should know whenever these counts grow.
+    pub(crate) fn is_followed(&self, counts: Counts) -> bool {
+        self.is_contested || u128::from(counts.count()) * 2 >= u128::from(self.limit)
+    }
+}
+
 /// Which of a key's cells are worth publishing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PublishRule {
@@ -231,25 +264,24 @@ pub(super) struct PublishRule {
 }
 
 impl PublishRule {
-    /// The counts of a cell, if others should know of them and do not: hits that they know of were given back; or the counts
-    /// grew, and the region has used half of the limit, or another region counts here too, or others have not heard of the
-    /// region in this window and its count is no small part of the limit (a quarter of the region's part).
+    /// The counts of a cell, if others should know of them and do not.
     fn of_cell(&self, cell: &Cell, sequence: u64, foreign: Option<&Foreign>) -> Option<Counts> {
-        let told = foreign.map_or(Counts::default(), |foreign| foreign.cell(sequence).told);
+        let standing = self.standing(sequence, foreign);
         let mut counts = Counts::from(*cell);
         if !self.with_refunds {
-            counts.refunds = counts.refunds.min(told.refunds);
+            counts.refunds = counts.refunds.min(standing.told.refunds);
         }
-        if counts.hits <= told.hits && counts.refunds <= told.refunds {
-            return None;
+        standing.is_notable(counts).then_some(counts)
+    }
+
+    /// What others know of a cell, and how much it matters to them.
+    pub(super) fn standing(&self, sequence: u64, foreign: Option<&Foreign>) -> CellStanding {
+        CellStanding {
+            limit: self.limit,
+            regions: self.regions,
+            told: foreign.map_or(Counts::default(), |foreign| foreign.cell(sequence).told),
+            is_contested: foreign.is_some_and(|foreign| foreign.is_contested(sequence)),
         }
-        let (count, limit) = (u128::from(counts.count()), u128::from(self.limit));
-        let is_shrunk = told.hits > 0 && counts.refunds > told.refunds;
-        let is_notable = is_shrunk
-            || count * 2 >= limit
-            || foreign.is_some_and(|foreign| foreign.is_contested(sequence))
-            || (told.hits == 0 && count * 4 * u128::from(self.regions) >= limit);
-        is_notable.then_some(counts)
     }
 
     /// The cells to publish, by their sequences.

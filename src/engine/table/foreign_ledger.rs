@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::engine::count::counter::Counter;
 use crate::engine::key::{Key, OwnedKey};
 use crate::engine::reach::Store;
-use crate::engine::table::foreign::Counts;
+use crate::engine::table::foreign::{CellStanding, Counts};
 use crate::engine::table::{NewKey, SlotRef, Table};
 use crate::rules::limit::Terms;
 use crate::rules::policy::Algorithm;
@@ -60,8 +60,19 @@ pub(crate) struct PublishableKey {
     pub at: SlotRef,
     /// What the row is published under.
     pub key: OwnedKey,
-    /// Sequences and their counts, the older first. May be empty: then nothing is worth publishing any more.
-    pub cells: SmallVec<[(u64, Counts); 2]>,
+    /// The older first. May be empty: then nothing is worth publishing any more.
+    pub cells: SmallVec<[PublishableCell; 2]>,
+}
+
+/// A cell that other regions should know of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PublishableCell {
+    /// The cell's number.
+    pub sequence: u64,
+    /// What they should know.
+    pub counts: Counts,
+    /// What they know already, and why they should know more.
+    pub standing: CellStanding,
 }
 
 /// The keys to publish now. Keys that come in meanwhile are left for the next turn.
@@ -281,8 +292,13 @@ impl Iterator for PublishableKeys<'_> {
                 entry.part.set_noted(false);
                 let terms = entry.slot.terms();
                 entry.slot.counter.look(&terms, self.now_ms);
-                let cells = entry.part.notable(&entry.slot.counter, &terms, self.table.regions());
-                PublishableKey { at, key: entry.key(), cells: cells.into_iter().flatten().collect() }
+                let regions = self.table.regions();
+                let cells = entry.part.notable(&entry.slot.counter, &terms, regions);
+                let cells = cells.into_iter().flatten().map(|(sequence, counts)| {
+                    let standing = entry.part.standing(sequence, &terms, regions);
+                    PublishableCell { sequence, counts, standing }
+                });
+                PublishableKey { at, key: entry.key(), cells: cells.collect() }
             });
             if publishable.is_some() {
                 return publishable;

@@ -14,7 +14,7 @@ use crate::engine::count::gcra::Bucket;
 use crate::engine::count::window::Cell;
 use crate::engine::reach::Store;
 use crate::engine::table::cell::COUNT_MAX;
-use crate::engine::table::foreign::{Counts, Foreign, PublishRule, View};
+use crate::engine::table::foreign::{CellStanding, Counts, Foreign, PublishRule, View};
 use crate::engine::table::own_counts::{OwnCount, OwnCounts};
 pub(crate) use crate::engine::table::regional_part::answer::Heard;
 use crate::engine::table::send_state::SendState;
@@ -589,13 +589,17 @@ impl RegionalPart {
     /// The cells that other regions should know of, with their sequences; `None` where there is none.
     pub(crate) fn notable(&self, counter: &Counter, terms: &Terms, regions: u32) -> [Option<(u64, Counts)>; 2] {
         let Some(cells) = counter.windows() else { return [None, None] };
-        let notable = PublishRule {
-            limit: terms.limit,
-            regions,
-            weighing: weighing(terms),
-            with_refunds: !self.pending_refunds(),
-        };
-        notable.cells(cells, self.foreign())
+        self.publish_rule(terms, regions).cells(cells, self.foreign())
+    }
+
+    /// What other regions know of a cell, and how much it matters to them.
+    pub(crate) fn standing(&self, sequence: u64, terms: &Terms, regions: u32) -> CellStanding {
+        self.publish_rule(terms, regions).standing(sequence, self.foreign())
+    }
+
+    fn publish_rule(&self, terms: &Terms, regions: u32) -> PublishRule {
+        let with_refunds = !self.pending_refunds();
+        PublishRule { limit: terms.limit, regions, weighing: weighing(terms), with_refunds }
     }
 
     /// Ends the pause if as many hits fit again: others may have given hits back.

@@ -83,8 +83,19 @@ impl Followed {
         }
     }
 
+    /// The server's clock at the last reading that heard all that had changed; `None` if there was none.
+    pub(super) fn watermark_ms(&self) -> Option<u64> {
+        self.watermark_ms
+    }
+
     /// The date from which on rows are read. `unpublished_us`: for how long nothing could be published.
     pub(super) fn since_ms(&self, beginning: Beginning, unpublished_us: u64, now: Now) -> u64 {
+        let late_ms = unpublished_us.min(BEHIND_US) / 1000;
+        self.from_ms(beginning, now).saturating_sub(self.overlap_ms + late_ms)
+    }
+
+    /// The date from which on everything has been heard then.
+    pub(super) fn from_ms(&self, beginning: Beginning, now: Now) -> u64 {
         let from_ms = match beginning {
             Beginning::Watermark => self.watermark_ms,
             Beginning::LookBack => self.missed.map(|missed| missed.from_ms),
@@ -94,8 +105,7 @@ impl Followed {
                 self.server_ms(now).map(|server_ms| server_ms.saturating_sub(ago_us / 1000))
             }
         };
-        let late_ms = unpublished_us.min(BEHIND_US) / 1000;
-        from_ms.unwrap_or(0).saturating_sub(self.overlap_ms + late_ms)
+        from_ms.unwrap_or(0)
     }
 
     /// Rows that are dated later are found by every region that reads as it should.

@@ -7,11 +7,13 @@ use crate::engine::key::Key;
 use crate::engine::table::SlotRef;
 use crate::engine::table::foreign_ledger::{ForeignSum, ImportResult, KeyAt};
 use crate::global::digested_keys::WaitingRow;
-use crate::global::exchange::Exchange;
 use crate::global::exchange::followed::Beginning;
+use crate::global::exchange::{Exchange, ExchangeState};
+use crate::global::feed::Covered;
 use crate::global::import::{CellSum, Import, ReadScope};
 use crate::global::names::NamedRule;
 use crate::global::row::{CellName, Counts, HeardRow};
+use crate::global::voice::Role;
 
 /// How many ages of news one import remembers at most.
 const AGES_MAX: usize = 1_024;
@@ -29,18 +31,82 @@ pub struct ImportProgress {
     beginning: Option<Beginning>,
     /// Rows of this region that are older may have become visible just now: if so, others have not found them by their dates,
     /// so they are sent again. What is read otherwise was there before, as a rule.
-    found_from_ms: u64,
+    pub(super) found_from_ms: u64,
+    /// What is to be handed on to the other processes of the region; `None` unless this one speaks for them.
+    handing: Option<Handing>,
+}
+
+/// What a reading of the speaker hands on.
+#[derive(Debug)]
+struct Handing {
+    /// Everything that has changed since then, by the server's clock, is handed on at its end.
+    from_ms: u64,
+    /// Of a pass, only what changed since then, and what is news here.
+    only_since_ms: Option<u64>,
+    /// What was heard so far.
+    sums: Vec<CellSum>,
 }
 
 impl ImportProgress {
     pub(super) fn new(region: &str) -> ImportProgress {
-        let import = Import::new(region);
-        ImportProgress { import, news_ms: Vec::new(), must_forget: false, beginning: None, found_from_ms: 0 }
+        ImportProgress {
+            import: Import::new(region),
+            news_ms: Vec::new(),
+            must_forget: false,
+            beginning: None,
+            found_from_ms: 0,
+            handing: None,
+        }
+    }
+
+    /// How old each piece of news was at a time by the server's clock.
+    pub(super) fn ages_ms(&self, server_ms: u64) -> Vec<u64> {
+        self.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
     }
 
     /// How many rows were heard.
     pub fn rows(&self) -> u64 {
         self.import.rows
+    }
+}
+
+impl ExchangeState {
+    /// Takes note of when regions changed rows, and returns those that were not known to have changed so lately.
+    pub(super) fn see(&mut self, seen: impl IntoIterator<Item = (Box<str>, u64)>) -> Vec<(Box<str>, u64)> {
+        let mut newer = Vec::new();
+        for (region, at_ms) in seen {
+            let known_ms = self.seen.entry(region.clone()).or_default();
+            if at_ms > *known_ms {
+                *known_ms = at_ms;
+                newer.push((region, at_ms));
+            }
+        }
+        newer
+    }
+
+    /// The table was heard, from the server or from the speaker, at that time by the server's clock. `beginning`: all that has
+    /// changed until then was, and where that began. True if it is another server than before.
+    pub(super) fn heard_until(&mut self, server_ms: u64, beginning: Option<Option<Beginning>>, now: Now) -> bool {
+        self.digested.expire(now.wall_ms);
+        self.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
+        let is_another_server = self.followed.answered(server_ms, now);
+        if let Some(beginning) = beginning {
+            self.followed.heard(beginning, server_ms);
+            if let Some(voice) = &mut self.voice {
+                voice.lacks_at_us = None;
+            }
+        }
+        is_another_server
+    }
+
+    /// Whether a process that follows the speaker has to read the table itself: it has never read it, was told to read it
+    /// anew or some rules of it, or has missed something.
+    fn lacks_anything(&self, now: Now) -> bool {
+        let lacks_news = self.voice.as_ref().and_then(|voice| voice.lacks_at_us);
+        self.followed.is_new()
+            || self.followed.beginning(now) == Beginning::LookBack
+            || self.passes.is_due(now.mono_us)
+            || lacks_news.is_some_and(|at_us| now.mono_us >= at_us)
     }
 }
 
@@ -61,12 +127,21 @@ impl Exchange {
         let beginning = state.followed.beginning(now);
         // After a gap, what changes is followed first: a pass would find the server with everybody else's.
         let part = if beginning == Beginning::Gap { None } else { state.passes.next_part(now.mono_us) };
+        // Before its first reading the speaker does not know what others have heard.
+        let is_handed_on = state.role() == Role::Speaking && !state.followed.is_new();
         let Some(reading) = part else {
             hearing.beginning = Some(beginning);
+            let from_ms = state.followed.from_ms(beginning, now);
+            hearing.handing = is_handed_on.then(|| Handing { from_ms, only_since_ms: None, sums: Vec::new() });
             hearing.found_from_ms = state.followed.found_from_ms(now);
             let unpublished_us = state.publishing.failing_us(now.mono_us);
             return (ReadScope::Since { ms: state.followed.since_ms(beginning, unpublished_us, now) }, hearing);
         };
+        if is_handed_on {
+            let only_since_ms = Some(state.followed.since_ms(Beginning::Watermark, 0, now));
+            let from_ms = state.followed.from_ms(Beginning::Watermark, now);
+            hearing.handing = Some(Handing { from_ms, only_since_ms, sums: Vec::new() });
+        }
         match &reading {
             ReadScope::All { from: None } => {
                 hearing.must_forget = true;
@@ -81,11 +156,26 @@ impl Exchange {
         (reading, hearing)
     }
 
+    /// Whether the turn that is due reads anything. If not, it ends with [`Exchange::passed_import`]: a process that follows
+    /// the speaker hears of changes from that, and reads the table only for what it lacks.
+    pub fn wants_reading(&self, now: Now) -> bool {
+        let state = self.state.lock();
+        state.role() != Role::Following || state.lacks_anything(now)
+    }
+
+    /// Ends a turn of importing that had nothing to read.
+    pub fn passed_import(&self, now: Now) {
+        self.state.lock().importing.passed(now.mono_us);
+    }
+
     /// Forgets what the table was told, before everything that it holds is heard: nothing is taken for granted any
     /// more.
     pub fn forget_told(&self, hearing: &mut ImportProgress) {
         if std::mem::take(&mut hearing.must_forget) {
             self.ledger().forget_told();
+            if let Some(voice) = &mut self.state.lock().voice {
+                voice.spoken.forget_told();
+            }
         }
     }
 
@@ -133,28 +223,25 @@ impl Exchange {
         self.counts.rows_last_import.store(hearing.import.rows, Ordering::Relaxed);
         self.counts.absurd_rows.fetch_add(hearing.import.absurd, Ordering::Relaxed);
         let mut state = self.state.lock();
-        for (region, updated_at_ms) in &hearing.import.seen {
-            let seen = state.seen.entry(region.clone()).or_default();
-            *seen = updated_at_ms.max(seen).to_owned();
-        }
-        state.digested.expire(now.wall_ms);
-        state.contested.retain(|_, until_ms| *until_ms > now.wall_ms);
-        let is_another_server = state.followed.answered(server_ms, now);
+        let seen = state.see(std::mem::take(&mut hearing.import.seen));
         // A reading that begins at a cell, or is of some rules, does not hear all that has changed.
-        if hearing.beginning.is_some() || *reading == (ReadScope::All { from: None }) {
-            state.followed.heard(hearing.beginning, server_ms);
-        }
+        let is_of_all = hearing.beginning.is_some() || *reading == (ReadScope::All { from: None });
+        let is_another_server = state.heard_until(server_ms, is_of_all.then_some(hearing.beginning), now);
         let lacks_something = is_another_server || hearing.beginning == Some(Beginning::Gap);
         if lacks_something {
             state.passes.read_all_soon(now.mono_us);
         }
         state.importing.ended(true, now.mono_us);
+        let ages_ms = hearing.ages_ms(server_ms);
+        if let Some(Handing { from_ms, sums, .. }) = hearing.handing {
+            state.hand_on(sums, seen, is_of_all.then_some(Covered { from_ms, to_ms: server_ms }), now);
+        }
         drop(state);
         if lacks_something {
             // Any key may, until all is read.
             self.ledger().expect_reading(|_| true);
         }
-        hearing.news_ms.iter().map(|at_ms| server_ms.saturating_sub(*at_ms)).collect()
+        ages_ms
     }
 
     /// Ends a reading that has failed. What it heard counts all the same; the next one hears it again.
@@ -165,6 +252,9 @@ impl Exchange {
             state.passes.part_failed(now.mono_us);
         }
         state.importing.ended(false, now.mono_us);
+        if state.importing.is_open() {
+            self.resign(&mut state, now);
+        }
     }
 
     pub(super) fn take(&self, hearing: &mut ImportProgress, sum: &CellSum, now: Now) {
@@ -186,6 +276,14 @@ impl Exchange {
         };
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
+        }
+        if let Some(handing) = &mut hearing.handing {
+            if handing.only_since_ms.is_none_or(|since_ms| is_news || sum.updated_at_ms >= since_ms) {
+                handing.sums.push(sum.clone());
+            }
+            if let Some(voice) = &mut self.state.lock().voice {
+                voice.spoken.heard(&sum.cell, sum.others.hits > 0, told_of(sum, hearing.found_from_ms));
+            }
         }
     }
 
@@ -257,6 +355,11 @@ impl Exchange {
 
 /// A cell's rows as the ledger takes them.
 fn foreign_sum(sum: &CellSum, found_from_ms: u64) -> ForeignSum {
-    let told = if sum.row_updated_at_ms >= found_from_ms { sum.row } else { Counts::default() };
+    let told = told_of(sum, found_from_ms);
     ForeignSum { sequence: sum.cell.sequence, others: sum.others, row: sum.row, told }
+}
+
+/// What of this region's row the others can be taken to have found.
+fn told_of(sum: &CellSum, found_from_ms: u64) -> Counts {
+    if sum.row_updated_at_ms >= found_from_ms { sum.row } else { Counts::default() }
 }

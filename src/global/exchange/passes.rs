@@ -116,6 +116,21 @@ impl Passes {
         self.is_full_wanted || !self.unread.is_empty() || self.pass.is_some()
     }
 
+    /// Whether anything is to be read now beside what changes.
+    pub(super) fn is_due(&self, now_us: u64) -> bool {
+        let is_through_everything = self.pass.as_ref().is_some_and(|pass| pass.rules.is_none());
+        let is_of_rules = self.pass.is_none() && !self.unread.is_empty() && now_us >= self.unread_at_us;
+        let is_going_on = self.pass.as_ref().is_some_and(|pass| now_us >= pass.next_us);
+        is_of_rules || is_going_on || (now_us >= self.full_at_us && !is_through_everything)
+    }
+
+    /// Leaves the next repair to the region's speaker, which hands on what it finds.
+    pub(super) fn leave_repair(&mut self, now_us: u64) {
+        if !self.is_full_wanted {
+            self.full_at_us = self.full_at_us.max(now_us + INTERVAL_US);
+        }
+    }
+
     /// What is to be read now beside what changes.
     pub(super) fn next_part(&mut self, now_us: u64) -> Option<ReadScope> {
         let is_through_everything = self.pass.as_ref().is_some_and(|pass| pass.rules.is_none());

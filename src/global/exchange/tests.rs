@@ -49,6 +49,7 @@ impl Process {
             key_names: KeyNames::new(Secret::new("secret")),
             timeout_ms: 2000,
             seed: 1,
+            process: None,
         };
         let exchange = Exchange::new(engine.clone(), options, now);
         exchange.set_rules(&ruleset, now);

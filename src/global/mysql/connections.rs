@@ -21,6 +21,8 @@ const CONNECTIONS_MAX: usize = 3;
 /// Servers, and the network between them and us, close idle connections. One that was idle for longer is asked before
 /// it is used.
 const TRUSTED_IDLE: Duration = Duration::from_secs(5);
+/// One that nobody has used for so long is closed.
+const IDLE_MAX: Duration = Duration::from_secs(15);
 /// No lock is worth waiting for longer.
 const LOCK_WAIT_MAX_S: u64 = 2;
 
@@ -35,6 +37,8 @@ pub(super) struct Connections {
 
 struct Idle {
     connection: MySqlConnection,
+    /// When it was used last.
+    used_at: Instant,
     /// When its last statement ended well. `None` after one that failed: it is asked before it is used.
     trusted_at: Option<Instant>,
 }
@@ -76,7 +80,7 @@ impl Connections {
 
     async fn reused(&self) -> Option<MySqlConnection> {
         loop {
-            let Idle { mut connection, trusted_at } = self.idle.lock().pop()?;
+            let Idle { mut connection, trusted_at, .. } = self.idle.lock().pop()?;
             if trusted_at.is_some_and(|at| at.elapsed() < TRUSTED_IDLE) || connection.ping().await.is_ok() {
                 return Some(connection);
             }
@@ -97,6 +101,14 @@ impl Connections {
         Ok(connection)
     }
 
+    /// Closes the connections that nobody has used for a while. The server notices.
+    pub(super) fn close_idle(&self) {
+        let mut idle = self.idle.lock();
+        // The one used last stands last.
+        let old = idle.iter().take_while(|idle| idle.used_at.elapsed() >= IDLE_MAX).count();
+        idle.drain(..old);
+    }
+
     /// Closes all connections that nobody uses, and tells the server.
     pub(super) async fn close(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
@@ -115,12 +127,16 @@ impl Lease<'_> {
         let outcome = outcome.unwrap_or(Err(MysqlError::Timeout { within }));
         match outcome {
             Ok(value) => {
-                connections.idle.lock().push(Idle { connection, trusted_at: Some(Instant::now()) });
+                connections.idle.lock().push(Idle {
+                    connection,
+                    used_at: Instant::now(),
+                    trusted_at: Some(Instant::now()),
+                });
                 Ok(value)
             }
             Err(error) if error.spares_connection() => {
                 // Some refusals end the connection too.
-                connections.idle.lock().push(Idle { connection, trusted_at: None });
+                connections.idle.lock().push(Idle { connection, used_at: Instant::now(), trusted_at: None });
                 Err(error)
             }
             Err(error) => {

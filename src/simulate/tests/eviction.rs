@@ -3,7 +3,10 @@
 
 use super::SECOND_US;
 use crate::clock::Now;
+use std::sync::Arc;
+
 use crate::regional::model::Origin;
+use crate::regional::node_map::NodeMap;
 use crate::regional::region::Effects;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
@@ -155,7 +158,12 @@ impl Pair {
             region: 0,
             regions: 1,
         };
-        Pair { process: Process::new(start, &ruleset, now), ruleset, origin: Origin::default(), now }
+        Pair {
+            process: Process::new(start, Arc::new(NodeMap::undivided("origin")), &ruleset, now),
+            ruleset,
+            origin: Origin::default(),
+            now,
+        }
     }
 
     /// Asks until it is answered. Says whether that admitted it, and what each call was for.

@@ -1,12 +1,17 @@
 //! What can happen, and to whom.
 
+use std::sync::Arc;
+
 use crate::engine::reach::Store;
 use crate::global::exchange::{ImportProgress, LookupTurn};
 use crate::global::import::ReadScope;
 use crate::global::publish::{Publication, StatementOutcome};
 use crate::global::row::{HeardRow, OwnRow};
+use crate::global::spoken_cells::CellsRead;
 use crate::regional::call::{Call, Reply};
+use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::region::CallId;
+use crate::regional::voice::{VoiceCall, VoiceReply};
 use crate::simulate::faults::Fault;
 use crate::simulate::process::{AskPlace, KeysHits};
 
@@ -25,6 +30,8 @@ pub(super) struct To {
 pub(super) struct CallSending {
     /// Names it to whoever has sent it.
     pub(super) id: CallId,
+    /// The server that it goes to.
+    pub(super) node: NodeId,
     /// When it was sent: its cells are those of that moment.
     pub(super) sent_us: u64,
     /// It tells, and asks nothing.
@@ -33,6 +40,19 @@ pub(super) struct CallSending {
     pub(super) is_repeat: bool,
     /// The store has taken its time for it.
     pub(super) is_served: bool,
+}
+
+/// A call to the other processes of a region, on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Talking {
+    /// What is told, and what the lease is wanted for.
+    pub(super) call: VoiceCall,
+    /// When it was made.
+    pub(super) asked_us: u64,
+    /// A turn of publishing goes on when it has ended.
+    pub(super) is_turn: bool,
+    /// Its time is up: nobody waits for the answer.
+    pub(super) is_over: bool,
 }
 
 /// What a reading of the table that regions share has come to.
@@ -66,16 +86,14 @@ pub(super) enum Event {
     ReplyArrives {
         to: To,
         store: Store,
-        id: CallId,
         reply: Box<Reply>,
-        /// When the call was sent.
-        sent_us: u64,
+        sending: CallSending,
     },
     /// The time of a call is up, whether it was answered or not.
     CallTimesOut {
         to: To,
         store: Store,
-        id: CallId,
+        sending: CallSending,
     },
     /// The connection of a call is closed: it has no answer, if it had none before.
     CallFails {
@@ -101,6 +119,7 @@ pub(super) enum Event {
     BeatFails {
         to: To,
         store: Store,
+        node: NodeId,
     },
     /// Copies of the origins are made, for failovers.
     Copy,
@@ -155,12 +174,65 @@ pub(super) enum Event {
         to: To,
         seeking: Box<LookupTurn>,
     },
+    /// A process looks what it has to tell the others of its region for the sake of other regions.
+    Voice {
+        to: To,
+    },
+    /// Such a call arrives at the region's origin.
+    VoiceArrives {
+        from: To,
+        talking: Talking,
+    },
+    /// Such a call has its answer, or its time is up.
+    VoiceAnswered {
+        to: To,
+        talking: Talking,
+        reply: Option<VoiceReply>,
+    },
+    /// The speaker reads cells at its origin, before it publishes.
+    CellsArrive {
+        from: To,
+        reads: Vec<CellsRead>,
+        sent_us: u64,
+    },
+    /// What it read comes back. `None`: there was no answer in time.
+    CellsAnswered {
+        to: To,
+        reads: Vec<CellsRead>,
+        replies: Option<Vec<Reply>>,
+    },
+    /// A process hears what is new in the feed.
+    Feed {
+        to: To,
+    },
     /// A process that stops tells what is pending, or is replaced.
     Leave {
         to: To,
     },
-    /// The probes that a process wants are made. They succeed at once, or fail while the store is frozen.
+    /// The probes that a process wants are made.
     Probe {
         process: usize,
+    },
+    /// A probe comes back, or its time is up.
+    ProbeEnds {
+        to: To,
+        store: Store,
+        node: NodeId,
+        is_success: bool,
+    },
+    /// A heartbeat is served that waited for its server: nobody waits for the answer any more.
+    BeatArrives {
+        from: To,
+        store: Store,
+        node: NodeId,
+    },
+    /// A process asks who has which slot of its origin.
+    ReadMap {
+        to: To,
+    },
+    /// The answer to that comes back; `None`: nobody has answered.
+    MapArrives {
+        to: To,
+        map: Option<Arc<NodeMap>>,
     },
 }

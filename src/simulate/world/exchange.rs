@@ -6,6 +6,7 @@ use crate::global::exchange::{Exchange, ImportProgress, LookupTurn};
 use crate::global::import::ReadScope;
 use crate::global::publish::{NextStep, Publication, StatementOutcome};
 use crate::global::row::{CellName, OwnRow};
+use crate::global::voice::Role;
 use crate::simulate::process::region_name;
 use crate::simulate::service_times::TableTimes;
 use crate::simulate::world::event::{Event, TableRead, To};
@@ -33,7 +34,7 @@ pub(super) struct TableServer {
 }
 
 impl World {
-    fn exchange(&self, to: To) -> Option<&Exchange> {
+    pub(super) fn exchange(&self, to: To) -> Option<&Exchange> {
         self.processes[to.process].exchange.as_ref().filter(|_| self.is_there(to))
     }
 
@@ -42,6 +43,7 @@ impl World {
         let to = self.to(process);
         self.plan_publish(to);
         self.plan_import(to);
+        self.plan_voice(to);
     }
 
     fn plan_publish(&mut self, to: To) {
@@ -95,7 +97,16 @@ impl World {
         is_cut || self.random.permille(self.setup.network.table_lost)
     }
 
+    /// Begins a turn of publishing: the speaker first asks what to publish for others.
     pub(super) fn publish(&mut self, to: To) {
+        match self.exchange(to).map(Exchange::role) {
+            Some(Role::Speaking) => self.talk(to, true),
+            Some(Role::Alone | Role::Following) => self.collect(to),
+            None => {}
+        }
+    }
+
+    pub(super) fn collect(&mut self, to: To) {
         let now = self.now(to.process);
         let Some(sending) = self.exchange(to).map(|exchange| exchange.collect(now)) else { return };
         self.send_rows(to, Box::new(sending));
@@ -180,6 +191,10 @@ impl World {
 
     pub(super) fn import(&mut self, to: To) {
         let now = self.now(to.process);
+        if self.exchange(to).is_some_and(|exchange| !exchange.wants_reading(now)) {
+            self.exchange(to).into_iter().for_each(|exchange| exchange.passed_import(now));
+            return self.plan_import(to);
+        }
         let Some((reading, hearing)) = self.exchange(to).map(|exchange| exchange.reading(now)) else { return };
         let hearing = Box::new(hearing);
         if self.is_cut(to.process, true) {
@@ -232,7 +247,7 @@ impl World {
         read: Option<TableRead>,
     ) {
         let now = self.now(to.process);
-        let mut seeking = None;
+        let is_heard = read.is_some();
         if let Some(exchange) = self.exchange(to) {
             match read {
                 Some(TableRead { rows, server_ms, is_cut_off }) => {
@@ -242,16 +257,26 @@ impl World {
                         true => exchange.partly_imported(*hearing, &reading, server_ms, now),
                         false => exchange.imported(*hearing, &reading, server_ms, now),
                     };
-                    seeking = exchange.seek(now);
                 }
                 None => exchange.not_imported(&reading, now),
             }
         }
+        // What was heard is handed on.
+        self.talk(to, false);
+        if is_heard {
+            self.begin_to_seek(to);
+        }
+        self.plan_import(to);
+    }
+
+    /// Has keys looked up, if there are any of which something may be missing.
+    pub(super) fn begin_to_seek(&mut self, to: To) {
+        let now = self.now(to.process);
+        let seeking = self.exchange(to).and_then(|exchange| exchange.seek(now));
         if let Some(seeking) = seeking {
             let at_us = self.now_us + self.table_delay_us() + self.table_delay_us();
             self.at(at_us, Event::Seek { to, seeking: Box::new(seeking) });
         }
-        self.plan_import(to);
     }
 
     pub(super) fn seek(&mut self, to: To, mut seeking: Box<LookupTurn>) {
