@@ -55,10 +55,12 @@
 //! | origin | the region's Redis |
 //! | owner | the Redis that decides strict limits for everybody; with one region that is its origin |
 //! | store | either of the two |
-//! | lane | the connections to a store for one kind of call, so that replays never hold up checks, and neither of them heartbeats |
+//! | lane | the connection to a server for one kind of call, so that replays never hold up checks, and neither of them heartbeats |
+//! | node | a primary of a Cluster, or the only server of a store |
+//! | silent, late | said of a connection over which nothing comes though an answer is owed; of a call whose time is up, and which may still arrive |
+//! | parked | said of what a node is to be told that is given up: it waits until the node is back, or has a successor |
 //! | window (of replays) | how many cells may be under way to the origin; it follows the round trip |
 //! | tag | what the names of keys share that are in one slot of a Cluster: one of 256 |
-//! | late | said of a replay: its time is up, and it may still arrive |
 //! | consultation | the walk of a request over the stores: whom to ask, what the answer means, when to look again |
 //! | layer | what counts are shared through: the origin, the owner, the table of all regions |
 //! | part | what a region has of a limit that is split, or of one that it can't share at the moment |

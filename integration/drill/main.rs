@@ -84,6 +84,16 @@ const DRILLS: &[Drill] = &[
         what: "Redis is slow, frozen, refused, full, read-only",
         run: region::faults::errors,
     },
+    Drill {
+        name: "region-redis-node",
+        what: "one node of a Cluster hangs until its replica has taken over, and longer",
+        run: region::nodes::frozen_node,
+    },
+    Drill {
+        name: "region-redis-slow",
+        what: "Redis answers at about the deadline, and later",
+        run: || region::nodes::slow(Duration::from_secs(20)),
+    },
     Drill { name: "region-kill", what: "a process is killed under load", run: region::restart::kill },
     Drill { name: "global-exactness", what: "three regions at ten times the load", run: exactness::three_regions },
     Drill {

@@ -320,6 +320,22 @@ async fn an_owner_that_is_far_away_decides_if_it_is_given_the_time() {
     }
 }
 
+/// Every exchange takes longer than a heartbeat is waited for at an origin, from the first on: making a connection takes several.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_was_always_far_away_is_usable() {
+    let owner = RedisServer::with_password("open-sesame");
+    let proxy = CuttingProxy::before(owner.address());
+    proxy.delay(Duration::from_millis(600));
+    let url = format!("redis://:open-sesame@{}", proxy.url());
+    let strict = Strict::start(&url, 1, &[("TIDEGATE_STRICT_TIMEOUT", "5s")]);
+    let service = strict.services().next().unwrap();
+    let mut client = service.client().await;
+    until(PATIENCE, "it is connected", || (service.metric("tidegate_owner_connected")? == 1.0).then_some(()));
+    until_layer(strict.services(), "strict", true);
+    let verdict = Verdict::on(&mut client, "few=far").await;
+    assert_eq!((verdict.reason.as_str(), verdict.by.as_str()), ("within_limit", "owner"), "{verdict:?}");
+}
+
 #[test]
 fn a_message_that_comes_after_its_headers_is_decided_by_its_policy_before_its_call_ends() {
     let owner = RedisServer::start();

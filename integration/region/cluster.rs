@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Value;
-use tidegate::regional::redis::Lane;
+use tidegate::regional::redis::{Identity, Lane};
 
 use crate::region::connection::{
-    Server, WITHIN, add, add_within, authority, eventually, files, refused, started, until_connected,
+    Server, WITHIN, add, add_within, authority, eventually, files, identities, refused, started, until_connected,
 };
 use crate::support::harness::free_port;
 
@@ -59,12 +58,12 @@ async fn a_cluster_is_one_redis_and_loses_only_the_slots_of_a_lost_node() {
     for node in &nodes {
         node.cli(&["SCRIPT", "FLUSH"]);
     }
-    let commands = (0..200).map(|n| redis::cmd("INCRBY").arg(format!("{{k{}}}:a", n % 50)).arg(n).to_owned()).collect();
-    let answers = redis.commands(Lane::Replays, commands, WITHIN).await.unwrap();
-    assert_eq!((answers.len(), &answers[0]), (200, &Value::Int(1)));
-    assert!(add(&redis, Lane::Checks, "{k1}:a", 1).await.is_ok());
-    let identity = redis.identity(WITHIN).await.unwrap();
-    assert_eq!((identity.run_ids.len(), identity.evicting_policy()), (3, None));
+    for n in 0..50 {
+        assert_eq!(add(&redis, Lane::Replays, &format!("{{k{n}}}:a"), 1).await, Ok(2));
+    }
+    let servers = identities(&redis).await;
+    let is_kind = |server: &Result<Identity, _>| server.as_ref().is_ok_and(|it| it.evicting_policy().is_none());
+    assert!(servers.len() == 3 && servers.iter().all(is_kind), "{servers:?}");
 
     // Moves a slot behind its back.
     let slot = nodes[0].cli(&["CLUSTER", "KEYSLOT", "{moved}"]);
@@ -125,6 +124,22 @@ async fn a_node_that_hangs_does_not_hold_up_the_others() {
         add(&redis, Lane::Checks, "{k1}", 1).await.is_ok() && !redis.status().is_doubted
     })
     .await;
+}
+
+/// It begins with the node that it is told of, and learns from where calls are sent on to.
+#[tokio::test]
+async fn a_user_that_may_not_ask_for_the_slots_learns_them_one_by_one() {
+    let nodes = three_nodes().await;
+    for node in &nodes {
+        assert_eq!(node.cli(&["ACL", "SETUSER", "default", "-cluster|slots"]), "OK");
+    }
+    let redis = started(&["--redis-url", &nodes[0].url(), "--redis-type", "cluster"]);
+    until_connected(&redis).await;
+    for n in 0..50 {
+        let key = format!("{{k{n}}}");
+        eventually(&key, async || add(&redis, Lane::Checks, &key, 1).await.is_ok()).await;
+    }
+    assert_eq!(redis.maps().borrow().nodes().len(), 3);
 }
 
 #[tokio::test]

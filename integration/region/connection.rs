@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use redis::Value;
 use tempfile::TempDir;
+use tidegate::regional::node_map::NodeId;
 use tidegate::regional::redis::settings::{RedisFlags, RedisSettings};
-use tidegate::regional::redis::{Lane, OriginError, Redis, Script};
+use tidegate::regional::redis::{Identity, Lane, OriginError, Redis, Script};
 
 use crate::support::certificates::{Authority, Pair};
 use crate::support::harness::{PATIENCE, free_port};
@@ -124,6 +125,16 @@ pub async fn until_connected(redis: &Redis) {
     eventually("connected", async || redis.status().connected_since.is_some()).await;
 }
 
+/// Every server behind it, one after the other.
+pub async fn identities(redis: &Redis) -> Vec<Result<Identity, OriginError>> {
+    let nodes: Vec<NodeId> = redis.maps().borrow().nodes().iter().map(|node| node.id).collect();
+    redis.identities(&nodes, WITHIN).await.into_iter().map(|(_, identity)| identity).collect()
+}
+
+async fn identity(redis: &Redis) -> Result<Identity, OriginError> {
+    identities(redis).await.pop().expect("a server")
+}
+
 pub async fn add(redis: &Redis, lane: Lane, key: &str, hits: u32) -> Result<i64, OriginError> {
     add_within(redis, lane, key, hits, WITHIN).await
 }
@@ -148,7 +159,7 @@ pub async fn refused(args: &[&str], reason: &str) -> String {
 }
 
 #[tokio::test]
-async fn scripts_and_commands_run_on_a_single_server() {
+async fn scripts_run_on_a_single_server() {
     let server = Server::start(&[]);
     let redis = started(&["--redis-url", &format!("redis://{}/3", server.url())]);
     until_connected(&redis).await;
@@ -159,16 +170,10 @@ async fn scripts_and_commands_run_on_a_single_server() {
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(6));
     assert_eq!(server.cli(&["SCRIPT", "EXISTS", ADD.hash()]), "1");
 
-    let commands = (0..2500).map(|n| redis::cmd("INCRBY").arg("b").arg(n % 2).to_owned()).collect();
-    let answers = redis.commands(Lane::Replays, commands, WITHIN).await.unwrap();
-    assert_eq!((answers.len(), answers.last()), (2500, Some(&Value::Int(1250))));
-    let refused = redis.commands(Lane::Replays, vec![redis::cmd("NONSENSE")], WITHIN).await.unwrap_err();
-    assert_eq!(refused.reason(), "other");
-
-    let identity = redis.identity(WITHIN).await.unwrap();
-    assert_eq!((identity.run_ids.len(), identity.evicting_policy()), (1, None));
+    let policy = async || identity(&redis).await.unwrap().evicting_policy().map(str::to_owned);
+    assert_eq!(policy().await, None);
     server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    assert_eq!(redis.identity(WITHIN).await.unwrap().evicting_policy(), Some("allkeys-lru"));
+    assert_eq!(policy().await.as_deref(), Some("allkeys-lru"));
     assert!(!redis.is_cluster());
     assert_eq!(redis.status().connections, 3);
 
@@ -185,13 +190,12 @@ async fn a_server_that_is_down_is_no_wait_and_is_found_when_it_comes() {
     let redis = started(&["--redis-url", &server.url()]);
     let began = Instant::now();
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Err(OriginError::Down));
-    assert_eq!(redis.identity(WITHIN).await, Err(OriginError::Down));
+    assert_eq!(identity(&redis).await, Err(OriginError::Down));
     assert!(began.elapsed() < WITHIN, "nobody is waited for");
     eventually("a failure", async || redis.status().last_error.is_some()).await;
     let status = redis.status();
     assert_eq!((status.address.as_str(), status.connected_since), (server.url().as_str(), None));
     assert!(status.last_error.unwrap().text.contains(&server.url()));
-    assert!(redis.probe(WITHIN).await.is_err());
     server.restart();
     until_connected(&redis).await;
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
@@ -202,13 +206,13 @@ async fn a_restart_is_noticed_without_a_call_and_has_another_identity() {
     let mut server = Server::start(&[]);
     let redis = started(&["--redis-url", &server.url()]);
     until_connected(&redis).await;
-    let before = redis.identity(WITHIN).await.unwrap();
+    let before = identity(&redis).await.unwrap();
     server.kill();
     eventually("noticed", async || redis.status().connected_since.is_none()).await;
     assert_eq!(add(&redis, Lane::Replays, "a", 1).await, Err(OriginError::Down));
     server.restart();
     until_connected(&redis).await;
-    assert_ne!(redis.identity(WITHIN).await.unwrap().run_ids, before.run_ids);
+    assert_ne!(identity(&redis).await.unwrap().run_id, before.run_id);
     assert_eq!(add(&redis, Lane::Checks, "a", 1).await, Ok(1));
 }
 
@@ -225,14 +229,30 @@ async fn a_server_that_hangs_costs_no_more_than_the_callers_time() {
         assert_eq!(answer, Err(OriginError::Timeout { within }));
         assert!((within..WITHIN).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
-    assert_eq!(redis.probe(within).await.unwrap_err().reason(), "timeout");
     server.signal("CONT");
     // The connection was kept: what was sent is answered, late, and nothing mixes up.
     eventually("answers", async || add(&redis, Lane::Checks, "b", 7).await.is_ok_and(|count| count % 7 == 0)).await;
     assert_eq!(redis.status().connections, 3);
-    redis.probe(WITHIN).await.unwrap();
-    assert_eq!(redis.status().connections, 6);
-    assert!(add(&redis, Lane::Checks, "b", 7).await.is_ok());
+}
+
+/// It owes answers, and says nothing: another connection is sought, and taken when there is one.
+#[tokio::test]
+async fn a_connection_over_which_nothing_comes_is_replaced() {
+    let server = Server::start(&[]);
+    let redis = started(&["--redis-url", &server.url(), "--redis-timeout", "200ms"]);
+    until_connected(&redis).await;
+    server.signal("STOP");
+    let within = Duration::from_millis(50);
+    eventually("doubted", async || {
+        assert!(add_within(&redis, Lane::Checks, "a", 1, within).await.is_err());
+        redis.status().is_doubted
+    })
+    .await;
+    server.signal("CONT");
+    eventually("not doubted any more", async || {
+        add(&redis, Lane::Checks, "a", 1).await.is_ok() && !redis.status().is_doubted
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ pub mod faults;
 pub mod heal;
 mod held;
 mod identity;
+pub mod nodes;
 mod quota;
 pub mod restart;
 mod stores;

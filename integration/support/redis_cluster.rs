@@ -1,4 +1,4 @@
-//! Three masters of a Redis Cluster, and slots that move between them, step by step.
+//! Three masters of a Redis Cluster, with a replica each if a test wants them, and slots that move step by step.
 
 use crate::support::harness::{PATIENCE, free_port, until};
 use crate::support::redis::{Cell, RedisServer};
@@ -6,7 +6,10 @@ use crate::support::redis::{Cell, RedisServer};
 const SLOTS: u16 = 16384;
 
 pub struct RedisCluster {
+    /// The masters that it began with.
     pub nodes: Vec<RedisServer>,
+    /// One for each of them, in the same order, or none.
+    pub replicas: Vec<RedisServer>,
 }
 
 /// A slot that moves. The test takes each step, so that it can look at what happens in between.
@@ -20,18 +23,51 @@ pub struct Migration<'a> {
 impl RedisCluster {
     /// Starts the nodes, and waits until all of them see that all slots are served.
     pub fn start() -> RedisCluster {
+        RedisCluster::of(&[])
+    }
+
+    /// Every master has a replica, which takes over when the others miss the master for two seconds.
+    pub fn with_replicas() -> RedisCluster {
+        let buses: [u16; 3] = std::array::from_fn(|_| free_port());
+        let cluster = RedisCluster::of(&buses);
+        for (master, replica) in cluster.nodes.iter().zip(&cluster.replicas) {
+            let id: String = master.query(&["CLUSTER", "MYID"]);
+            // It may not know the master yet.
+            until(PATIENCE, "a replica", || replica.try_query::<String>(&["CLUSTER", "REPLICATE", &id]).ok());
+        }
+        until(PATIENCE, "the replicas are up to date", || {
+            let is_online = |master: &RedisServer| {
+                let slave = master.info("replication", "slave0");
+                slave.is_some_and(|slave| slave.contains("state=online"))
+            };
+            let is_linked =
+                |replica: &RedisServer| replica.info("replication", "master_link_status").as_deref() == Some("up");
+            let is_ready = cluster.nodes.iter().all(is_online) && cluster.replicas.iter().all(is_linked);
+            is_ready.then_some(())
+        });
+        cluster
+    }
+
+    /// Masters, and nodes with these buses that have no slots yet.
+    fn of(empty: &[u16]) -> RedisCluster {
         let buses: Vec<u16> = (0..3).map(|_| free_port()).collect();
         let node = |bus: &u16| {
             let bus = bus.to_string();
-            RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"])
+            // Otherwise all nodes refuse everything from when one is missed until it has a successor.
+            let partly = ["--cluster-require-full-coverage", "no"];
+            let flags = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"];
+            RedisServer::with(&[&flags[..], &partly].concat())
         };
-        let cluster = RedisCluster { nodes: buses.iter().map(node).collect() };
+        let (nodes, replicas) = (buses.iter().map(node).collect(), empty.iter().map(node).collect());
+        let cluster = RedisCluster { nodes, replicas };
         for (number, node) in (0u16..).zip(&cluster.nodes) {
             let [first, last] = [number, number + 1].map(|part| u32::from(part) * u32::from(SLOTS) / 3);
             let _: String = node.query(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(last - 1).to_string()]);
             let _: String = node.query(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
-        for (other, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
+        let all = || cluster.nodes.iter().chain(&cluster.replicas);
+        let known = format!("cluster_known_nodes:{}", all().count());
+        for (other, bus) in all().zip(buses.iter().chain(empty)).skip(1) {
             let [port, bus] = [other.port().to_string(), bus.to_string()];
             let _: String = cluster.nodes[0].query(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
@@ -39,24 +75,34 @@ impl RedisCluster {
             let is_complete = |node: &RedisServer| {
                 let info: String = node.query(&["CLUSTER", "INFO"]);
                 let has = |line: &str| info.lines().any(|known| known == line);
-                has("cluster_state:ok") && has("cluster_known_nodes:3") && has("cluster_slots_assigned:16384")
+                has("cluster_state:ok") && has(&known) && has("cluster_slots_assigned:16384")
             };
-            cluster.nodes.iter().all(is_complete).then_some(())
+            all().all(is_complete).then_some(())
         });
         cluster
     }
 
-    /// The value of `REDIS_URL` that leads here, with `REDIS_TYPE=cluster`.
+    /// The value of `REDIS_URL` that leads here, with `REDIS_TYPE=cluster`: all nodes.
     pub fn url(&self) -> String {
-        self.nodes.iter().map(RedisServer::url).collect::<Vec<_>>().join(",")
+        self.nodes.iter().chain(&self.replicas).map(RedisServer::url).collect::<Vec<_>>().join(",")
     }
 
     pub fn cells(&self) -> Vec<Cell> {
         self.nodes.iter().flat_map(RedisServer::cells).collect()
     }
 
+    /// Whether the replica of a node has taken over from it.
+    pub fn is_promoted(&self, node: usize) -> bool {
+        is_master(&self.replicas[node])
+    }
+
+    /// Those that are masters now. All have to be awake.
+    pub fn masters(&self) -> impl Iterator<Item = &RedisServer> {
+        self.nodes.iter().chain(&self.replicas).filter(|node| is_master(node))
+    }
+
     pub fn total_hits(&self) -> u64 {
-        self.nodes.iter().map(RedisServer::total_hits).sum()
+        self.masters().map(RedisServer::total_hits).sum()
     }
 
     pub fn slot_of(&self, key: &str) -> u16 {
@@ -88,6 +134,10 @@ impl RedisCluster {
     fn id_of(&self, node: usize) -> String {
         self.nodes[node].query(&["CLUSTER", "MYID"])
     }
+}
+
+fn is_master(node: &RedisServer) -> bool {
+    node.info("replication", "role").as_deref() == Some("master")
 }
 
 impl Migration<'_> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -32,7 +33,8 @@ impl Upstream {
         let (is_open, gate) = watch::channel(true);
         let held = Arc::new(AtomicUsize::new(0));
         let waiting = Arc::clone(&held);
-        let answer = move |request: HeaderMap| async move {
+        // The whole body is read: an answer that comes before it ends the connection, which Envoy may take for a failure.
+        let answer = move |request: HeaderMap, _: Bytes| async move {
             waiting.fetch_add(1, Ordering::Relaxed);
             // Fails only when the upstream itself is dropped.
             let _ = gate.clone().wait_for(|is_open| *is_open).await;

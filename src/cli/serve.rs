@@ -27,6 +27,7 @@ use crate::observe::logging;
 use crate::regional::call::ProcessId;
 use crate::regional::driver::{RegionalDriver, RegionalOptions};
 use crate::regional::key_names::KeyNames;
+use crate::regional::node_map::NodeMap;
 use crate::regional::redis::Redis;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::region::RegionOptions;
@@ -291,6 +292,7 @@ impl StoreJoin<'_> {
             process: ProcessId(self.process),
             key_names: self.key_names.clone(),
             is_cluster: false,
+            nodes: Arc::new(NodeMap::undivided("store")),
             deadline_us: u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX),
             breaker: self.sharing.outages.breaker,
             seed: rand::random(),

@@ -41,6 +41,7 @@ label_names! {
     Key2 = "key2",
     Layer = "layer",
     Line = "line",
+    Node = "node",
     Operation = "operation",
     Outcome = "outcome",
     Policy = "policy",

@@ -10,7 +10,10 @@ use crate::measure::times::Times;
 use crate::observe::label_name::LabelName;
 use crate::observe::page::MetricsPage;
 use crate::regional::metrics::RegionalFigures;
-use crate::regional::region::CallPurpose;
+use crate::regional::region::{BreakerState, CallPurpose};
+
+/// How many breakers have series of their own: three for each node of a Cluster with a hundred primaries.
+const BREAKERS_MAX: usize = 300;
 
 /// All figures at a glance, for `/stats`.
 pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
@@ -19,8 +22,13 @@ pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
         .last_error
         .as_ref()
         .map(|error| json!({"text": error.text, "reason": error.reason, "at_s": unix_s(error.at)}));
-    let breaker =
-        |(name, is_open, opened): (&str, bool, u64)| (name.to_owned(), json!({"is_open": is_open, "opened": opened}));
+    let breaker = |BreakerState { kind, node, is_open, opened }: &BreakerState| {
+        let name = match node {
+            Some(node) => format!("{} {node}", kind.word()),
+            None => kind.word().to_owned(),
+        };
+        (name, json!({"is_open": is_open, "opened": opened}))
+    };
     // The last bucket has no upper bound: JSON has no infinity, and says null.
     let quantile_us = |times: &Times, quantile: f64| times.quantile_s(quantile).map(|upper_s| upper_s * 1e6);
     let calls = figures.times.iter().map(|(operation, times)| {
@@ -43,7 +51,7 @@ pub(crate) fn to_json(figures: &RegionalFigures) -> Value {
             "connections": redis.connections,
             "last_error": last_error,
         },
-        "breakers": Map::from_iter(figures.breakers.iter().copied().map(breaker)),
+        "breakers": Map::from_iter(figures.breakers.iter().map(breaker)),
         "decisions": Map::from_iter(decisions),
         "calls": Map::from_iter(calls),
         "checks": figures.checks,
@@ -121,10 +129,16 @@ fn write_calls(figures: &RegionalFigures, who: &str, page: &mut MetricsPage<'_>)
         (vec![(LabelName::Operation, *operation), (LabelName::Reason, *reason)], *count)
     });
     page.family(&name("errors_total"), "Calls to Redis without an answer", MetricType::Counter, errors)?;
-    let open =
-        figures.breakers.iter().map(|(name, is_open, _)| (vec![(LabelName::Breaker, *name)], u64::from(*is_open)));
+    let breakers = || {
+        figures.breakers.iter().take(BREAKERS_MAX).map(|breaker| {
+            let mut labels = vec![(LabelName::Breaker, breaker.kind.word())];
+            labels.extend(breaker.node.as_deref().map(|node| (LabelName::Node, node)));
+            (labels, breaker)
+        })
+    };
+    let open = breakers().map(|(labels, breaker)| (labels, u64::from(breaker.is_open)));
     page.family(&name("breaker_open"), "1 while nobody asks", MetricType::Gauge, open)?;
-    let opened = figures.breakers.iter().map(|(name, _, opened)| (vec![(LabelName::Breaker, *name)], *opened));
+    let opened = breakers().map(|(labels, breaker)| (labels, breaker.opened));
     page.family(&name("breaker_opened_total"), "How often it opened", MetricType::Counter, opened)?;
     page.gauge(
         &name("clock_offset_seconds"),
@@ -151,6 +165,7 @@ mod tests {
     use crate::regional::call::ProcessId;
     use crate::regional::metrics::{DecidedBy, RegionalMetrics};
     use crate::regional::redis::{ConnectionStatus, LastError};
+    use crate::regional::region::BreakerKind;
 
     #[test]
     fn the_figures_are_shown_at_a_glance() {
@@ -174,7 +189,10 @@ mod tests {
             heals: 0,
             keys_to_heal: 0,
             clock_offset_ms: -3,
-            breakers: vec![("checks", true, 2), ("replays", false, 0)],
+            breakers: vec![
+                BreakerState { kind: BreakerKind::Checks, node: None, is_open: true, opened: 2 },
+                BreakerState { kind: BreakerKind::Replays, node: Some("redis:1".into()), is_open: false, opened: 0 },
+            ],
             live: 4,
             pending_hits: 5,
             held_hits: 7,
@@ -194,6 +212,7 @@ mod tests {
         assert_eq!(shown["calls"]["beat"], json!({"answered": 1, "failed": 0, "p50_us": null, "p99_us": null}));
         assert_eq!(shown["calls"]["replay"]["answered"], 0);
         assert_eq!(shown["breakers"]["checks"], json!({"is_open": true, "opened": 2}));
+        assert_eq!(shown["breakers"]["replays redis:1"], json!({"is_open": false, "opened": 0}));
         assert_eq!(
             shown["decisions"],
             json!({"memory": 1, "memory_old": 0, "memory_cold": 0, "origin": 0, "owner": 0, "outage": 0, "overload": 0})

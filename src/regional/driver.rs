@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep_until, timeout_at};
 
 use crate::clock::{Clock, Now};
@@ -28,8 +28,9 @@ use crate::engine::reach::Store;
 use crate::engine::{Engine, StoreRequest};
 use crate::regional::call::{Call, Reply};
 use crate::regional::metrics::{DecidedBy, RegionalFigures, RegionalMetrics};
+use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::redis::{Lane, OriginError, Redis};
-use crate::regional::region::{CallId, CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
+use crate::regional::region::{BreakerKind, CallId, CallPurpose, Effects, OutgoingCall, Region, RegionOptions};
 use crate::regional::replay::REPLAY_AWAITED_US;
 use crate::regional::wait_queue::{AskOutcome, WaitId};
 
@@ -70,7 +71,7 @@ pub(crate) struct RegionalDriver {
 
 /// What a driver is started with.
 pub(crate) struct RegionalOptions {
-    /// For the state machine. The driver itself fills in `is_cluster`, from the connections.
+    /// For the state machine. The driver itself fills in `is_cluster` and `nodes`, from the connections.
     pub region: RegionOptions,
     /// How long a request waits, unless it is about strict limits.
     pub deadline: Duration,
@@ -92,7 +93,8 @@ impl RegionalDriver {
     /// Starts the driver. Must be called on the runtime.
     pub(crate) fn start(engine: Arc<Engine>, redis: Redis, options: RegionalOptions) -> Arc<RegionalDriver> {
         let RegionalOptions { mut region, deadline, strict_deadline, replicated, began } = options;
-        region.is_cluster = redis.is_cluster();
+        let maps = redis.maps();
+        (region.is_cluster, region.nodes) = (redis.is_cluster(), maps.borrow().clone());
         let regional = Arc::new(RegionalDriver {
             region: Region::new(engine, region),
             redis,
@@ -114,7 +116,20 @@ impl RegionalDriver {
         tokio::spawn(regional.clone().pump());
         tokio::spawn(regional.clone().beat());
         tokio::spawn(regional.clone().probe());
+        tokio::spawn(regional.clone().follow_slots(maps));
         regional
+    }
+
+    /// Lets the region know who has which slot. Never ends.
+    async fn follow_slots(self: Arc<Self>, mut maps: watch::Receiver<Arc<NodeMap>>) {
+        loop {
+            let map = maps.borrow_and_update().clone();
+            self.region.set_nodes(map);
+            self.wake.notify_one();
+            if maps.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -130,11 +145,8 @@ impl RegionalDriver {
     }
 
     pub(crate) fn figures(&self, lost_hits: u64) -> RegionalFigures {
-        let [checks, replays, strict] = self.region.breakers();
-        let mut breakers = vec![("checks", checks.0, checks.1), ("replays", replays.0, replays.1)];
-        if self.has_strict_checks_apart() {
-            breakers.push(("strict", strict.0, strict.1));
-        }
+        let mut breakers = self.region.breakers();
+        breakers.retain(|breaker| breaker.kind != BreakerKind::Strict || self.has_strict_checks_apart());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RegionalFigures {
             process: self.region.process(),
@@ -254,14 +266,14 @@ impl RegionalDriver {
     }
 
     async fn call(self: Arc<Self>, outgoing: OutgoingCall) {
-        let OutgoingCall { id, operation, call, is_strict, within_us } = outgoing;
+        let OutgoingCall { id, operation, node, call, is_strict, within_us } = outgoing;
         let began = Instant::now();
         let within = Duration::from_micros(within_us);
         let mut was_late = false;
-        let replied = match &self.replicated {
-            _ if operation == CallPurpose::Replay => self.replay(id, &call, within, &mut was_late).await,
-            Some(replicated) if is_strict => replicated.call(Lane::Checks, &call, within).await,
-            _ => self.redis.call(Lane::Checks, &call, within).await,
+        let checked_by = self.replicated.as_ref().filter(|_| is_strict).unwrap_or(&self.redis);
+        let replied = match operation {
+            CallPurpose::Replay => self.replay(id, node, &call, within, &mut was_late).await,
+            _ => checked_by.call(Lane::Checks, &call, within).await,
         };
         let effects = match replied {
             Ok(reply) => {
@@ -281,7 +293,14 @@ impl RegionalDriver {
                 }
                 self.warn(&error);
                 tracing::debug!(operation = operation.word(), %error, "the origin gave no answer");
-                self.region.failed(id, self.now())
+                match error {
+                    OriginError::Timeout { .. } if operation == CallPurpose::Check => {
+                        let heard_us = self.heard_us(checked_by, node, Lane::Checks);
+                        self.region.timed_out(id, heard_us, self.now())
+                    }
+                    _ if error.is_misdirected() => self.region.misdirected(id, self.now()),
+                    _ => self.region.failed(id, self.now()),
+                }
             }
         };
         self.perform(effects);
@@ -293,6 +312,7 @@ impl RegionalDriver {
     async fn replay(
         self: &Arc<Self>,
         id: CallId,
+        node: NodeId,
         call: &Call,
         within: Duration,
         was_late: &mut bool,
@@ -301,9 +321,15 @@ impl RegionalDriver {
         let is_late = |error: &OriginError| {
             *was_late = true;
             self.metrics.failed(CallPurpose::Replay, error.reason());
-            self.perform(self.region.timed_out(id, self.now()));
+            let heard_us = self.heard_us(&self.redis, node, Lane::Replays);
+            self.perform(self.region.timed_out(id, heard_us, self.now()));
         };
         self.redis.replay(call, within, patience, is_late).await
+    }
+
+    /// When anything last came over a connection, in monotonic time.
+    fn heard_us(&self, redis: &Redis, node: NodeId, lane: Lane) -> Option<u64> {
+        redis.heard(node, lane).map(|at| self.clock.mono_us(at))
     }
 
     /// Flushes, and lets requests go on when the time that they wait for has come.

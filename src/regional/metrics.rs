@@ -12,7 +12,7 @@ use crate::measure::stripes::Stripes;
 use crate::measure::times::Times;
 use crate::regional::call::ProcessId;
 use crate::regional::redis::ConnectionStatus;
-use crate::regional::region::CallPurpose;
+use crate::regional::region::{BreakerState, CallPurpose};
 
 /// Counts since the start.
 #[derive(Debug, Default)]
@@ -88,8 +88,8 @@ pub(crate) struct RegionalFigures {
     pub keys_to_heal: u64,
     /// As [`RegionalMetrics::clock_offset_ms`].
     pub clock_offset_ms: i64,
-    /// Name, whether it is open, how often it has opened.
-    pub breakers: Vec<(&'static str, bool, u64)>,
+    /// How they are; in a Cluster, those of each node.
+    pub breakers: Vec<BreakerState>,
     /// Processes that share the store, this one included, as it last told.
     pub live: u32,
     /// Hits that were pending when the last flush began.

@@ -1,39 +1,45 @@
 //! The only place that talks to Redis.
 //!
 //! A caller gets an answer, or within the time it has set an [`OriginError`] that says why not; without a connection,
-//! at once. A task in the background connects, never a call. The client library neither reconnects nor limits times on
-//! its own here, except in a Cluster: there it reconnects to nodes, follows slots that move, and gives up nodes that
-//! hang.
+//! at once. Tasks in the background connect, never a call. The client library neither reconnects nor limits times on its own
+//! here. In a Cluster a call goes to the node of its first key, and once more to another if that node says so.
 
 mod backoff;
 mod calls;
 pub(crate) mod cluster_slot;
 pub(crate) mod codec;
+mod connected_nodes;
 mod dial;
 mod error;
+mod failures;
 mod lanes;
 mod link;
 mod script;
 mod sentinel;
 pub mod settings;
+mod signs_of_life;
+mod slots;
 mod tls;
+mod topology;
 mod voice;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value};
-use tokio::task::AbortHandle;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
 
 pub use crate::regional::redis::codec::{BadReply, Invocation, ORIGIN, decode, encode};
 pub use crate::regional::redis::error::OriginError;
-pub use crate::regional::redis::lanes::{ConnectionStatus, Lane, LastError};
+pub use crate::regional::redis::failures::LastError;
+pub use crate::regional::redis::lanes::{ConnectionStatus, Lane};
 pub use crate::regional::redis::script::Script;
 
-use crate::regional::redis::lanes::Lanes;
+use crate::regional::node_map::{NodeId, NodeMap};
+use crate::regional::redis::connected_nodes::{ConnectedNode, ConnectedNodes};
 use crate::regional::redis::settings::RedisSettings;
-use crate::regional::redis::settings::address::RedisTarget;
+use crate::regional::redis::slots::Redirection;
 
 /// The region's Redis. Cheap to clone; the connections close with the last clone.
 #[derive(Clone)]
@@ -44,30 +50,30 @@ pub struct Redis {
 }
 
 struct Inner {
-    lanes: Arc<Lanes>,
-    connector: AbortHandle,
+    nodes: Arc<ConnectedNodes>,
+    /// Keeps up with the slots of a Cluster.
+    topology: AbortHandle,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.connector.abort();
+        self.topology.abort();
     }
 }
 
-/// The servers behind a connection.
+/// A server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The run id of the server, or of every primary of the Cluster, sorted. A server has another one after every
-    /// start.
-    pub run_ids: Vec<String>,
-    /// What the servers do when memory is full: each policy once, sorted.
-    pub maxmemory_policies: Vec<String>,
+    /// It has another one after every start.
+    pub run_id: String,
+    /// What it does when memory is full.
+    pub maxmemory_policy: String,
 }
 
 impl Identity {
-    /// A policy by which a server may throw counts away; `None` if no server does.
+    /// A policy by which the server may throw counts away; `None` if it does not.
     pub fn evicting_policy(&self) -> Option<&str> {
-        self.maxmemory_policies.iter().map(String::as_str).find(|policy| *policy != "noeviction")
+        Some(self.maxmemory_policy.as_str()).filter(|policy| *policy != "noeviction")
     }
 }
 
@@ -83,16 +89,20 @@ impl Redis {
         Redis::start_lanes(settings, &[Lane::Feed])
     }
 
-    fn start_lanes(settings: RedisSettings, lanes: &'static [Lane]) -> Redis {
-        let lanes = Lanes::new(settings, lanes);
-        let connector = tokio::spawn(lanes.clone().keep_connected()).abort_handle();
-        Redis { inner: Arc::new(Inner { lanes, connector }), replicas: 0 }
+    fn start_lanes(settings: RedisSettings, served: &'static [Lane]) -> Redis {
+        let nodes = ConnectedNodes::start(settings, served);
+        let topology = tokio::spawn(topology::keep_placed(nodes.clone())).abort_handle();
+        Redis { inner: Arc::new(Inner { nodes, topology }), replicas: 0 }
     }
 
     /// Starts connections on which every call waits for this many replicas. That holds a connection up, so nothing else
     /// should go over these. Not for a Cluster.
     pub fn start_replicated(settings: RedisSettings, replicas: u32) -> Redis {
         Redis { replicas, ..Redis::start(settings) }
+    }
+
+    fn nodes(&self) -> &ConnectedNodes {
+        &self.inner.nodes
     }
 
     /// Runs a script. In a Cluster, all keys have to be in one slot: they share a hash tag.
@@ -104,11 +114,52 @@ impl Redis {
         args: &[Vec<u8>],
         within: Duration,
     ) -> Result<Value, OriginError> {
-        let live = self.inner.lanes.live(lane)?;
-        self.inner.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await
+        let until = Instant::now() + within;
+        let node = self.nodes().of_key(keys.first())?;
+        let live = node.live(lane)?;
+        let answer = node.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await;
+        let Some(redirection) = self.redirection(&node, &answer) else { return answer };
+        let left = until.saturating_duration_since(Instant::now());
+        self.redirected(lane, script, keys, args, left, redirection).await.unwrap_or(answer)
     }
 
-    /// Runs a script, and waits for its end even after its time is up: see [`Lanes::answer_at_last`].
+    /// Runs a command about a key. One that goes to the wrong node of a Cluster fails, and the next goes to the right one.
+    async fn command(&self, lane: Lane, key: &Vec<u8>, command: &Cmd, within: Duration) -> Result<Value, OriginError> {
+        let node = self.nodes().of_key(Some(key))?;
+        let live = node.live(lane)?;
+        let answer = node.lanes.answer(lane, &live, within, live.link.query(command)).await;
+        if let Some(Redirection::Moved { slot, to }) = self.redirection(&node, &answer) {
+            self.nodes().moved(slot, &to);
+        }
+        answer
+    }
+
+    fn redirection<T>(&self, asked: &ConnectedNode, answer: &Result<T, OriginError>) -> Option<Redirection> {
+        Redirection::of(answer, asked.address.as_ref()?)
+    }
+
+    /// Sends a call on to where a node has said. `None` if nobody is connected there yet.
+    async fn redirected(
+        &self,
+        lane: Lane,
+        script: &'static Script,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+        within: Duration,
+        redirection: Redirection,
+    ) -> Option<Result<Value, OriginError>> {
+        let (node, is_importing) = match redirection {
+            Redirection::Moved { slot, to } => (self.nodes().moved(slot, &to), false),
+            Redirection::Ask { to } => (self.nodes().importing(&to)?, true),
+        };
+        let live = node.live(lane).ok()?;
+        Some(match is_importing {
+            true => node.lanes.answer(lane, &live, within, live.link.asking_script(script, keys, args)).await,
+            false => node.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await,
+        })
+    }
+
+    /// Runs a script, and waits for its end even after its time is up: see [`Lanes::answer_at_last`](lanes::Lanes::answer_at_last).
     async fn script_to_its_end(
         &self,
         lane: Lane,
@@ -117,9 +168,13 @@ impl Redis {
         [within, patience]: [Duration; 2],
         is_late: impl FnOnce(&OriginError),
     ) -> Result<Value, OriginError> {
-        let live = self.inner.lanes.live(lane)?;
+        let node = self.nodes().of_key(keys.first())?;
+        let live = node.live(lane)?;
         let asking = live.link.script(script, keys, args);
-        self.inner.lanes.answer_at_last(lane, &live, within, patience, asking, is_late).await
+        let answer = node.lanes.answer_at_last(lane, &live, within, patience, asking, is_late).await;
+        let Some(redirection) = self.redirection(&node, &answer) else { return answer };
+        // It was refused, so nothing of it can arrive any more. What is sent on has all the time that the caller would wait.
+        self.redirected(lane, script, keys, args, patience, redirection).await.unwrap_or(answer)
     }
 
     /// Runs a script, and has the replicas acknowledge what it wrote.
@@ -131,65 +186,75 @@ impl Redis {
         args: &[Vec<u8>],
         within: Duration,
     ) -> Result<Value, OriginError> {
-        let live = self.inner.lanes.live(lane)?;
+        let node = self.nodes().of_key(keys.first())?;
+        let live = node.live(lane)?;
         let asking = live.link.replicated_script(script, keys, args, self.replicas, within);
-        self.inner.lanes.answer(lane, &live, within, asking).await
+        node.lanes.answer(lane, &live, within, asking).await
     }
 
-    /// Runs commands, each where its key is, and returns their answers in order. If one is refused, the call fails, but
-    /// all are sent.
-    pub async fn commands(&self, lane: Lane, commands: Vec<Cmd>, within: Duration) -> Result<Vec<Value>, OriginError> {
-        let live = self.inner.lanes.live(lane)?;
-        self.inner.lanes.answer(lane, &live, within, live.link.commands(commands)).await
+    /// Runs a script on one node, wherever its keys are. For a breaker's probe, never for a request.
+    async fn script_at(
+        &self,
+        node: NodeId,
+        lane: Lane,
+        script: &'static Script,
+        Invocation { keys, args }: &Invocation,
+        within: Duration,
+    ) -> Result<Value, OriginError> {
+        let node = self.nodes().get(node)?;
+        let live = node.live(lane)?;
+        match self.replicas {
+            0 => node.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await,
+            replicas => {
+                let asking = live.link.replicated_script(script, keys, args, replicas, within);
+                node.lanes.answer(lane, &live, within, asking).await
+            }
+        }
     }
 
-    /// Asks the servers who they are. Another run id means another start, and perhaps other data.
-    pub async fn identity(&self, within: Duration) -> Result<Identity, OriginError> {
-        let lane = Lane::Beats;
-        let live = self.inner.lanes.live(lane)?;
-        let asking = async {
-            let server = live.link.info("server").await?;
-            let memory = live.link.info("memory").await?;
-            identity(&server, &memory)
-        };
-        self.inner.lanes.answer(lane, &live, within, asking).await
+    /// When anything last came over a connection; `None` if there is none.
+    pub fn heard(&self, node: NodeId, lane: Lane) -> Option<Instant> {
+        Some(self.nodes().get(node).ok()?.live(lane).ok()?.link.signs().at())
     }
 
-    /// Makes fresh connections and puts them into use once they answer. For a breaker's probe, never for a request.
-    pub async fn probe(&self, within: Duration) -> Result<(), OriginError> {
-        let lanes = &self.inner.lanes;
-        let one = || dial::dial(lanes.settings());
-        let dialling = async { tokio::try_join!(one(), one(), one()) };
-        let dialled = tokio::time::timeout(within, dialling).await;
-        let dialled = dialled.unwrap_or(Err(OriginError::Timeout { within }));
-        let (checks, replays, beats) = dialled.inspect_err(|error| lanes.note(error))?;
-        tokio::join!(
-            lanes.offer(Lane::Checks, checks),
-            lanes.offer(Lane::Replays, replays),
-            lanes.offer(Lane::Beats, beats)
-        );
-        Ok(())
+    /// Asks servers who they are, side by side. Another run id means another start, and perhaps other data.
+    pub async fn identities(&self, of: &[NodeId], within: Duration) -> Vec<(NodeId, Result<Identity, OriginError>)> {
+        let mut asking = JoinSet::new();
+        for node in of.iter().filter_map(|id| self.nodes().get(*id).ok()) {
+            asking.spawn(async move {
+                let identified = async {
+                    let live = node.live(Lane::Beats)?;
+                    let asking = async {
+                        let server = live.link.info("server").await?;
+                        let memory = live.link.info("memory").await?;
+                        identity(&server, &memory)
+                    };
+                    node.lanes.answer(Lane::Beats, &live, within, asking).await
+                };
+                (node.id, identified.await)
+            });
+        }
+        asking.join_all().await
     }
 
     pub fn is_cluster(&self) -> bool {
-        matches!(self.inner.lanes.settings().place, RedisTarget::Cluster(_))
+        self.nodes().is_cluster()
+    }
+
+    /// Who has which slot, now and whenever that changes.
+    pub fn maps(&self) -> watch::Receiver<Arc<NodeMap>> {
+        self.nodes().maps()
     }
 
     /// How the connections are, for metrics and for people.
     pub fn status(&self) -> ConnectionStatus {
-        self.inner.lanes.status()
+        self.nodes().status()
     }
 }
 
-fn identity(server: &[String], memory: &[String]) -> Result<Identity, OriginError> {
-    let all = |texts: &[String], name: &str| -> Result<BTreeSet<String>, OriginError> {
-        let field = |text: &String| field(text, name).map(str::to_owned).ok_or(OriginError::BadReply);
-        texts.iter().map(field).collect()
-    };
-    Ok(Identity {
-        run_ids: all(server, "run_id")?.into_iter().collect(),
-        maxmemory_policies: all(memory, "maxmemory_policy")?.into_iter().collect(),
-    })
+fn identity(server: &str, memory: &str) -> Result<Identity, OriginError> {
+    let field = |info: &str, name: &str| field(info, name).map(str::to_owned).ok_or(OriginError::BadReply);
+    Ok(Identity { run_id: field(server, "run_id")?, maxmemory_policy: field(memory, "maxmemory_policy")? })
 }
 
 /// The value in the line `name:value` of INFO.
@@ -203,13 +268,11 @@ mod tests {
 
     #[test]
     fn servers_are_known_by_what_info_says() {
-        let server = |id: &str| format!("# Server\r\nredis_version:7.0.15\r\nrun_id:{id}\r\n");
+        let server = "# Server\r\nredis_version:7.0.15\r\nrun_id:a\r\n";
         let memory = |policy: &str| format!("# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:{policy}\r\n");
-        let all = identity(&[server("b"), server("a")], &[memory("noeviction"), memory("allkeys-lru")]).unwrap();
-        assert_eq!(all.run_ids, ["a", "b"]);
-        assert_eq!(all.evicting_policy(), Some("allkeys-lru"));
-        let one = identity(&[server("a")], &[memory("noeviction")]).unwrap();
-        assert_eq!(one.evicting_policy(), None);
-        assert_eq!(identity(&["x".into()], &[]), Err(OriginError::BadReply));
+        let evicting = identity(server, &memory("allkeys-lru")).unwrap();
+        assert_eq!((evicting.run_id.as_str(), evicting.evicting_policy()), ("a", Some("allkeys-lru")));
+        assert_eq!(identity(server, &memory("noeviction")).unwrap().evicting_policy(), None);
+        assert_eq!(identity("x", &memory("noeviction")), Err(OriginError::BadReply));
     }
 }

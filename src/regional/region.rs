@@ -5,10 +5,13 @@
 
 mod checking;
 mod healing;
+mod nodes;
 mod patrol;
 mod replaying;
 mod sorting;
 
+use crate::regional::region::nodes::Nodes;
+pub(crate) use crate::regional::region::nodes::{BreakerKind, BreakerState, ProbeResult};
 use crate::regional::region::patrol::Patrol;
 pub(crate) use crate::regional::region::replaying::CellField;
 use crate::regional::region::replaying::{ReplayCall, Replays};
@@ -17,24 +20,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use smallvec::SmallVec;
-
 use crate::clock::Now;
 use crate::engine::decide::{Cause, StoreAccess, StoreView};
 use crate::engine::key::Key;
 use crate::engine::reach::Store;
-use crate::engine::table::cell::{CellShape, CellUpdate, WindowUpdate};
 use crate::engine::table::ledger::Ledger;
 use crate::engine::{Engine, StoreRequest};
-use crate::regional::breaker::{Breaker, BreakerOptions};
-use crate::regional::call::{Ask, Call, CallKey, Measure, OriginKey, ProcessId, Reply};
+use crate::regional::breaker::{BreakerOptions, CallEnd};
+use crate::regional::call::{Ask, Call, CallKey, OriginKey, ProcessId, Reply};
 use crate::regional::gathering::{Gathering, ReadyRequest};
 use crate::regional::key_names::KeyNames;
+use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::presence::{LIVE_ASSUMED, Presence};
 use crate::regional::region::checking::CheckCall;
 use crate::regional::replay::FLUSH_INTERVAL_US;
 use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId, WaitQueue};
+use parking_lot::Mutex;
 
 /// Names a call until it has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +68,8 @@ pub struct OutgoingCall {
     pub id: CallId,
     /// Chooses the lane, and the metric that counts the call.
     pub operation: CallPurpose,
+    /// Which node it is for.
+    pub node: NodeId,
     /// What to send.
     pub call: Call,
     /// It charges a strict limit: if replicas have to acknowledge that, it goes over their connections.
@@ -112,11 +115,7 @@ struct RegionState {
     /// Checks that have not come back.
     checks_under_way: usize,
     telling: Replays,
-    checks: Breaker,
-    /// For checks of strict limits at an origin that decides others too: they have more time, and may wait for
-    /// replicas.
-    strict: Breaker,
-    replays: Breaker,
+    nodes: Nodes,
     flush_at_us: u64,
     /// The process stops: it tells what it can, and spares nobody.
     is_leaving: bool,
@@ -131,33 +130,10 @@ struct RegionState {
 }
 
 impl RegionState {
-    /// The breaker for a check. The owner is only asked about strict limits, so that all of its checks have one.
-    fn check_breaker(&self, is_strict: bool, store: Store) -> &Breaker {
-        if is_strict && store == Store::Origin { &self.strict } else { &self.checks }
+    /// Something waits for a node that is given up, or was until now.
+    fn is_any_parked(&self) -> bool {
+        self.nodes.parked() > 0 || self.telling.is_any_released()
     }
-
-    fn check_breaker_mut(&mut self, is_strict: bool, store: Store) -> &mut Breaker {
-        if is_strict && store == Store::Origin { &mut self.strict } else { &mut self.checks }
-    }
-
-    fn breakers(&mut self) -> [&mut Breaker; 3] {
-        [&mut self.checks, &mut self.strict, &mut self.replays]
-    }
-}
-
-/// The findings of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProbeResult {
-    /// Checks are answered.
-    pub checks: bool,
-    /// Checks of strict limits are answered.
-    pub strict: bool,
-    /// Replays are answered.
-    pub replays: bool,
-}
-
-impl ProbeResult {
-    pub const NOTHING: ProbeResult = ProbeResult { checks: false, strict: false, replays: false };
 }
 
 /// How a process takes part in its region.
@@ -171,6 +147,8 @@ pub struct RegionOptions {
     pub key_names: KeyNames,
     /// The store is a Cluster: keys of one call have to be in one slot.
     pub is_cluster: bool,
+    /// Who has which slot, as far as is known.
+    pub nodes: Arc<NodeMap>,
     /// How long a request waits for the store, unless it is about strict limits. No call gets less time.
     pub deadline_us: u64,
     /// When the store is given up.
@@ -208,9 +186,6 @@ pub struct Region {
     pending_hits: AtomicU64,
 }
 
-/// How long the cell of a trial lives.
-const TRIAL_TTL_MS: u64 = 1000;
-
 impl Region {
     pub fn new(engine: Arc<Engine>, options: RegionOptions) -> Region {
         let state = RegionState {
@@ -220,9 +195,7 @@ impl Region {
             gathering: Gathering::default(),
             checks_under_way: 0,
             telling: Replays::new(options.is_cluster),
-            checks: Breaker::new(options.breaker),
-            strict: Breaker::new(options.breaker),
-            replays: Breaker::new(options.breaker),
+            nodes: Nodes::new(options.nodes.clone(), options.breaker, options.seed),
             flush_at_us: 0,
             is_leaving: false,
             behind_since_us: None,
@@ -231,7 +204,7 @@ impl Region {
             presence: Presence::default(),
             random: options.seed | 1,
         };
-        Region {
+        let region = Region {
             engine,
             options,
             state: Mutex::new(state),
@@ -245,7 +218,9 @@ impl Region {
             may_ask: AtomicBool::new(true),
             may_ask_strictly: AtomicBool::new(true),
             pending_hits: AtomicU64::new(0),
-        }
+        };
+        region.tell_requests(&region.state.lock());
+        region
     }
 
     pub fn process(&self) -> ProcessId {
@@ -291,21 +266,21 @@ impl Region {
         }
     }
 
-    /// Lets requests know of breakers that have changed.
-    fn tell_requests(&self, state: &RegionState) {
-        self.may_ask.store(!state.checks.is_open(), Ordering::Relaxed);
-        self.may_ask_strictly.store(!state.check_breaker(true, self.store()).is_open(), Ordering::Relaxed);
-    }
-
     /// Has a request ask. It waits until `until_us` at the latest.
     pub fn ask(&self, store_request: StoreRequest, until_us: u64, now: Now) -> (WaitId, Effects) {
         let keys =
             store_request.questions.iter().map(|asked| self.origin_key(&asked.key.as_key(), asked.key.is_sensitive));
         let waiting = QueuedRequest::new(store_request.clone(), keys.collect(), until_us);
         let state = &mut *self.state.lock();
-        let id = state.wait_queue.enter(waiting);
         let mut effects = Effects::default();
         let is_strict = store_request.is_strict;
+        let is_given_up = self.is_given_up(state, &waiting.keys, is_strict);
+        let id = state.wait_queue.enter(waiting);
+        if is_given_up {
+            state.wait_queue.waiting.remove(&id);
+            effects.told.push((id, AskOutcome::NoAnswer));
+            return (id, effects);
+        }
         if state.wait_queue.start(id, now.mono_us) {
             // A strict limit is asked about one way or the other, and mostly far away.
             if is_strict || state.checks_under_way == 0 {
@@ -365,20 +340,6 @@ impl Region {
         effects
     }
 
-    /// A small call for probes that does what others do: it writes a cell of its own, which is gone a moment later.
-    pub fn trial(&self) -> Call {
-        let window = WindowUpdate { ttl_ms: TRIAL_TTL_MS, ..WindowUpdate::default() };
-        let shape = CellShape::Window(window);
-        let cell = CellUpdate { is_seated: true, own: 1, shape, ..CellUpdate::default() };
-        let part = CallKey {
-            key: OriginKey([0; 20]),
-            window_ms: TRIAL_TTL_MS,
-            measure: Measure::Sum,
-            cells: SmallVec::from_iter([cell]),
-        };
-        Call { process: self.options.process, nonce: 0, charges: false, parts: vec![part], asks: Vec::new() }
-    }
-
     /// Tells the origin what is pending, as fast as it takes it: for a clean stop.
     pub fn flush_now(&self, now: Now) -> Effects {
         self.sort_all(now);
@@ -392,7 +353,7 @@ impl Region {
     pub fn is_behind(&self) -> bool {
         let state = self.state.lock();
         let is_healing = state.telling.healing.is_some();
-        is_healing || !state.under_way.is_empty() || self.is_any_unsent(&state)
+        is_healing || !state.under_way.is_empty() || state.is_any_parked() || self.is_any_unsent(&state)
     }
 
     /// It is taken to be older than everything that counts, unless it is gone for a while: for simulations.
@@ -421,65 +382,13 @@ impl Region {
         self.state.lock().behind_since_us.map_or(0, |since_us| now.mono_us.saturating_sub(since_us))
     }
 
-    /// Whether the breakers of checks, replays and strict checks are open, and how often they have opened.
-    pub fn breakers(&self) -> [(bool, u64); 3] {
-        let state = self.state.lock();
-        [&state.checks, &state.replays, state.check_breaker(true, self.store())]
-            .map(|breaker| (breaker.is_open(), breaker.opened))
-    }
-
-    /// Takes note of a heartbeat's end. When nothing else is asked, only heartbeats show how the store is.
-    pub fn heartbeat_ended(&self, is_answered: bool, now: Now) {
-        let state = &mut *self.state.lock();
-        state.replays.record(is_answered, now.mono_us);
-        if is_answered {
-            state.presence.acknowledged(now.mono_us);
-            // This says nothing about strict limits, which may wait for replicas in vain.
-            state.checks.answered();
-        } else {
-            state.checks.record(false, now.mono_us);
-            state.strict.record(false, now.mono_us);
-        }
-        self.is_new.store(state.presence.is_new(now.mono_us), Ordering::Relaxed);
-        self.joined_us.store(state.presence.since_us().unwrap_or(now.mono_us), Ordering::Relaxed);
-        self.is_stranger.store(state.presence.is_stranger(), Ordering::Relaxed);
-        self.tell_requests(state);
-    }
-
-    /// The origin does not answer what it is told.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.state.lock().replays.is_open()
-    }
-
-    /// How long the store has been given up, for strict limits or for the others; `None` if it is not.
-    pub fn down_for_us(&self, is_strict: bool, now: Now) -> Option<u64> {
-        self.state.lock().check_breaker(is_strict, self.store()).open_for_us(now.mono_us)
-    }
-
-    /// True if a probe is due. The caller then makes it, and says how it went with [`Region::probed`].
-    pub fn wants_probe(&self, now: Now) -> bool {
-        let state = &mut *self.state.lock();
-        // One probe serves all.
-        let wanting = state.breakers().map(|breaker| breaker.wants_probe(now.mono_us));
-        wanting.contains(&true)
-    }
-
-    /// Takes note of what a probe has found.
-    pub fn probed(&self, good: ProbeResult, now: Now) {
-        let state = &mut *self.state.lock();
-        state.checks.probed(good.checks, now.mono_us);
-        state.strict.probed(good.strict, now.mono_us);
-        state.replays.probed(good.replays, now.mono_us);
-        self.tell_requests(state);
-    }
-
     /// Takes the answer to a call.
     pub fn replied(&self, id: CallId, reply: &Reply, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
             Some(PendingCall::CheckCall(check)) => {
-                state.check_breaker_mut(check.is_strict, self.store()).record(true, now.mono_us);
+                state.nodes.record(check.node, self.check_kind(check.is_strict), CallEnd::InTime, now.mono_us);
                 state.checks_under_way -= 1;
                 let mut effects = self.checked(state, &check, reply, now);
                 effects.join(self.go_together(state, now));
@@ -490,14 +399,16 @@ impl Region {
     }
 
     /// Takes note that the time of a call is up. A check has failed then, because its requests wait no longer. A replay is
-    /// still under way until [`Region::replied`] or [`Region::failed`] says what has become of it.
-    pub fn timed_out(&self, id: CallId, now: Now) -> Effects {
+    /// still under way until [`Region::replied`] or [`Region::failed`] says what has become of it. `heard_us` is when
+    /// anything last came over the call's connection, in monotonic time.
+    pub fn timed_out(&self, id: CallId, heard_us: Option<u64>, now: Now) -> Effects {
+        let late = CallEnd::Late { heard_us };
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, now),
+            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, late, now),
             Some(PendingCall::Replay(replay)) => {
-                let (replay, effects) = self.replay_is_late(state, replay, now);
+                let (replay, effects) = self.replay_is_late(state, replay, late, now);
                 state.under_way.insert(id, PendingCall::Replay(replay));
                 effects
             }
@@ -506,20 +417,29 @@ impl Region {
 
     /// Takes note that a call had no answer, and will have none.
     pub fn failed(&self, id: CallId, now: Now) -> Effects {
+        self.call_failed(id, CallEnd::Failed, now)
+    }
+
+    /// Takes note that a call was refused because its slot is moving to another node, which says nothing about either.
+    pub fn misdirected(&self, id: CallId, now: Now) -> Effects {
+        self.call_failed(id, CallEnd::InTime, now)
+    }
+
+    fn call_failed(&self, id: CallId, end: CallEnd, now: Now) -> Effects {
         let state = &mut *self.state.lock();
         match state.under_way.remove(&id) {
             None => Effects::default(),
-            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, now),
+            Some(PendingCall::CheckCall(check)) => self.check_failed(state, &check, end, now),
             Some(PendingCall::Replay(replay)) => {
                 state.unanswered_us = Some(now.mono_us);
-                self.unreplayed(state, replay, now)
+                self.unreplayed(state, replay, end, now)
             }
         }
     }
 
-    fn check_failed(&self, state: &mut RegionState, check: &CheckCall, now: Now) -> Effects {
+    fn check_failed(&self, state: &mut RegionState, check: &CheckCall, end: CallEnd, now: Now) -> Effects {
         state.unanswered_us = Some(now.mono_us);
-        state.check_breaker_mut(check.is_strict, self.store()).record(false, now.mono_us);
+        state.nodes.record(check.node, self.check_kind(check.is_strict), end, now.mono_us);
         self.tell_requests(state);
         state.checks_under_way -= 1;
         let mut effects = self.unchecked(state, check, now);

@@ -51,6 +51,14 @@ impl Network {
 pub enum Fault {
     /// A region's origin answers nothing for this long.
     Freeze { region: usize, for_us: u64 },
+    /// A node of a region's Cluster answers nothing for this long: by its number, those that were promoted come last.
+    FreezeNode { region: usize, node: usize, for_us: u64 },
+    /// A replica of that node takes over its slots, with what it had this long ago.
+    Promote { region: usize, node: usize, back_us: u64 },
+    /// For this long the answers of a region's origin take longer than usual, by something between these.
+    Slow { region: usize, by_us: (u64, u64), for_us: u64 },
+    /// For this long probes of a region's origin fail, and nothing else.
+    FailProbes { region: usize, for_us: u64 },
     /// The owner of strict limits answers nothing for this long.
     FreezeOwner { for_us: u64 },
     /// A region's origin loses all it has.
@@ -67,6 +75,8 @@ pub enum Fault {
     TableClock { by_ms: i64 },
     /// From now on the wall clocks of a region's processes are off by this much.
     Skew { region: usize, by_ms: i64 },
+    /// From now on the wall clock of one process, and of those that take its place, is off by this much.
+    Clock { process: usize, by_ms: i64 },
     /// A process does nothing about other regions for this long.
     Pause { process: usize, for_us: u64 },
     /// A process dies and another takes its place.

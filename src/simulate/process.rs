@@ -14,6 +14,8 @@ use crate::regional::breaker::BreakerOptions;
 use crate::regional::call::ProcessId;
 use crate::regional::consultation::{Consultation, waiting_max};
 use crate::regional::key_names::KeyNames;
+use crate::regional::map_watch::MapWatch;
+use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::region::{Effects, Region, RegionOptions};
 use crate::regional::wait_queue::{AskOutcome, WaitId};
 use crate::regional::witness::Witness;
@@ -93,6 +95,10 @@ pub struct Process {
     pub owner: Option<Region>,
     /// What it remembers of its origin, to notice that data is lost.
     pub witness: Witness,
+    /// The runs of its origin's servers, as they last told.
+    pub(super) run_ids: BTreeMap<NodeId, u64>,
+    /// Plans when it asks who has which slot.
+    pub(super) map_watch: MapWatch,
     /// Its part in the exchange between regions, if there are several.
     pub exchange: Option<Exchange>,
     /// Requests without a decision, by the question that they wait for.
@@ -140,12 +146,16 @@ impl ProcessStart {
         Layers { is_regional: true, is_global, owner, place, slack_permille: self.slack_permille }
     }
 
-    fn region(&self, engine: &Arc<Engine>, key_names: &KeyNames, store: Store) -> Region {
+    fn region(&self, engine: &Arc<Engine>, key_names: &KeyNames, map: &Arc<NodeMap>, store: Store) -> Region {
         let options = RegionOptions {
             store,
             process: ProcessId(self.seed),
             key_names: key_names.clone(),
             is_cluster: self.is_cluster,
+            nodes: match store {
+                Store::Origin => map.clone(),
+                Store::Owner => Arc::new(NodeMap::undivided("owner")),
+            },
             deadline_us: self.deadline_us,
             breaker: BreakerOptions::default(),
             seed: self.seed,
@@ -160,7 +170,7 @@ pub fn region_name(region: usize) -> Box<str> {
 }
 
 impl Process {
-    pub fn new(start: ProcessStart, ruleset: &Ruleset, now: Now) -> Process {
+    pub fn new(start: ProcessStart, map: Arc<NodeMap>, ruleset: &Ruleset, now: Now) -> Process {
         let ProcessStart { keys_max, seed, generation, region, regions, .. } = start;
         let engine = Arc::new(Engine::with(keys_max, start.layers()).hashed_by(Random::new(seed).hasher()));
         let key_names = KeyNames::new(Secret::new("simulated"));
@@ -179,10 +189,12 @@ impl Process {
             exchange
         });
         Process {
-            region: start.region(&engine, &key_names, Store::Origin),
-            owner: start.has_owner.then(|| start.region(&engine, &key_names, Store::Owner)),
+            region: start.region(&engine, &key_names, &map, Store::Origin),
+            owner: start.has_owner.then(|| start.region(&engine, &key_names, &map, Store::Owner)),
             engine,
             witness: Witness::default(),
+            run_ids: BTreeMap::new(),
+            map_watch: MapWatch::default(),
             exchange,
             waiting: BTreeMap::new(),
             skew_ms: 0,
@@ -223,6 +235,14 @@ impl Process {
                 Attempt::Asks(question) => Err(Box::new(question)),
             }
         })
+    }
+
+    /// The slot of a key. Only for a process that has just come, because that asks about every key.
+    pub(super) fn slot_of(&self, ruleset: &Ruleset, key: usize, now: Now) -> u16 {
+        match self.attempt(ruleset, &[KeyHits { key, hits: 1 }], now, &self.views(now)) {
+            Err(question) => self.region.slot_of(&question.questions[0].key),
+            Ok(_) => unreachable!("who has just come asks"),
+        }
     }
 
     /// Has a request arrive. Says what became of it, and what the process wants done.

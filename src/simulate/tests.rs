@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod chaos;
+mod clocks;
 mod cluster;
 mod crafted;
 mod digests;
@@ -10,6 +11,7 @@ mod exact_count;
 mod global;
 mod heal;
 mod kinds;
+mod nodes;
 mod ordinary;
 mod overload;
 mod owner;

@@ -1,23 +1,26 @@
 //! Virtual time and everything that moves in it: requests, messages, timers and faults, in order of their moments.
 //!
-//! [`requests`] lets processes decide, [`origin`] carries calls to the stores, [`exchange`] rows to the table that regions
-//! share, [`voice`] what processes tell each other about that, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
+//! [`requests`] lets processes decide, [`origin`] carries calls to the [`servers`] of the stores, [`exchange`] rows to the table
+//! that regions share, [`voice`] what processes tell each other about that, [`health`] lets processes find out how the stores
+//! are, and [`trouble`] makes things go wrong. [`event`] has all that can happen.
 
 mod event;
 mod exchange;
+mod health;
 mod origin;
 mod requests;
+mod servers;
 mod trouble;
 mod voice;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::Now;
 use crate::engine::reach::Store;
 use crate::global::model::Rows;
 use crate::regional::call::{OriginKey, ProcessId};
-use crate::regional::model::Origin;
-use crate::regional::region::{ProbeResult, Region};
+use crate::regional::node_map::NodeId;
+use crate::regional::region::Region;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
 use crate::simulate::digest::Digest;
@@ -28,15 +31,15 @@ use crate::simulate::random::Random;
 use crate::simulate::service_times::{ServiceTimes, TableTimes};
 use crate::simulate::world::event::{Event, To};
 use crate::simulate::world::exchange::TableServer;
+use crate::simulate::world::servers::Servers;
 
 /// When the true time begins: a whole number of days after 1970.
 pub const START_MS: u64 = 20_000 * 24 * 60 * 60 * 1000;
 /// Monotonic clocks start here, because zero stands for never, and because processes that are there from the start have
 /// been there for a while.
 const MONO_START_US: u64 = 10 * 3_600_000_000;
-/// How often a copy of each origin is made, and how many are kept, for failovers to an older one.
+/// How often a copy of each server is made, for failovers to an older one.
 const COPY_EVERY_US: u64 = 20_000;
-const COPIES_MAX: usize = 50;
 const BEAT_EVERY_US: u64 = 1_000_000;
 const BEAT_TIMEOUT_US: u64 = 500_000;
 /// How long a clean stop may take.
@@ -67,6 +70,8 @@ pub struct Setup {
     pub has_owner: bool,
     /// The stores are Clusters: keys of one request may be in different slots.
     pub is_cluster: bool,
+    /// How many nodes each store has, if it is a Cluster.
+    pub nodes: usize,
     /// How many requests may be open in a process, which bounds those that wait.
     pub in_flight_max: usize,
     /// How many keys a process holds at most.
@@ -93,6 +98,7 @@ impl Setup {
             strict_deadline_us: 10_000,
             has_owner: false,
             is_cluster: false,
+            nodes: 1,
             in_flight_max: usize::MAX,
             keys_max: 10_000,
             plant: None,
@@ -102,21 +108,19 @@ impl Setup {
     }
 }
 
-/// A region's Redis, or the owner of strict limits.
-#[derive(Debug, Default)]
+/// A region, as far as it is not its processes.
+#[derive(Debug)]
 struct Home {
-    origin: Origin,
-    /// Copies and when they were made, the oldest first.
-    copies: VecDeque<(u64, Origin)>,
-    /// Until when nothing is answered: calls that arrive are served then.
-    frozen_until_us: u64,
-    /// When it has served all that has come in.
-    busy_until_ns: u64,
+    /// The region's Redis.
+    servers: Servers,
     /// Until when nothing goes from this region to the table.
     cut_there_us: u64,
     /// Until when nothing comes back from the table.
     cut_back_us: u64,
 }
+
+/// Names the connections that a process has to a server for one kind of call.
+type Line = (To, Store, NodeId, bool);
 
 /// The simulated regions.
 #[derive(Debug)]
@@ -132,7 +136,7 @@ pub struct World {
     pub processes: Vec<Process>,
     homes: Vec<Home>,
     /// Decides strict limits for all regions, if they have an owner.
-    owner: Home,
+    owner: Servers,
     /// Copies of the origins are kept, because a failover wants one.
     is_copied: bool,
     /// The table that regions share.
@@ -153,6 +157,8 @@ pub struct World {
     left: BTreeSet<ProcessId>,
     /// Keys that replays on their way tell a store of, and who sent them.
     told_under_way: BTreeSet<(To, OriginKey)>,
+    /// When anything last came over the connections of processes, in monotonic time.
+    heard: BTreeMap<Line, u64>,
     /// When the call was sent that is being answered, if one is.
     replied_to_us: Option<u64>,
     /// The log to compare with.
@@ -168,6 +174,7 @@ impl World {
         let yaml = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {}}}{other}]", setup.limit);
         let loaded = Ruleset::load(&[RuleText { name: "simulated".into(), text: yaml }], &Options::default());
         let Some(ruleset) = loaded.ruleset else { panic!("{:?}", loaded.problems) };
+        let home = |nodes| Home { servers: Servers::new(nodes), cut_there_us: 0, cut_back_us: 0 };
         let mut world = World {
             random: Random::new(setup.seed),
             ruleset,
@@ -175,8 +182,8 @@ impl World {
             events: BTreeMap::new(),
             next_event: 0,
             processes: Vec::new(),
-            homes: (0..setup.regions).map(|_| Home::default()).collect(),
-            owner: Home::default(),
+            homes: (0..setup.regions).map(|_| home(setup.nodes)).collect(),
+            owner: Servers::new(1),
             is_copied: false,
             rows: Rows::default(),
             table: TableServer::default(),
@@ -187,6 +194,7 @@ impl World {
             leaving: vec![None; setup.processes * setup.regions],
             left: BTreeSet::new(),
             told_under_way: BTreeSet::new(),
+            heard: BTreeMap::new(),
             replied_to_us: None,
             oracle: Oracle::default(),
             digest: Digest::default(),
@@ -205,6 +213,7 @@ impl World {
             world.at(0, Event::Beat { process });
             world.at(1000, Event::Beat { process });
             world.plan_polls(process);
+            world.plan_maps(process);
         }
         world
     }
@@ -225,7 +234,8 @@ impl World {
             regions: self.setup.regions,
         };
         let now = Now { wall_ms: self.now_ms(), mono_us: MONO_START_US + self.now_us };
-        Process::new(start, &self.ruleset, now)
+        let map = self.homes[self.region_of(process)].servers.map();
+        Process::new(start, map.clone(), &self.ruleset, now)
     }
 
     /// The region that a process is in.
@@ -238,18 +248,18 @@ impl World {
         &self.homes[self.region_of(process)]
     }
 
-    /// The Redis that a process reaches as this store.
-    fn redis(&self, process: usize, store: Store) -> &Home {
+    /// The servers that a process reaches as this store.
+    fn servers(&self, process: usize, store: Store) -> &Servers {
         match store {
-            Store::Origin => self.home(process),
+            Store::Origin => &self.home(process).servers,
             Store::Owner => &self.owner,
         }
     }
 
-    fn redis_mut(&mut self, process: usize, store: Store) -> &mut Home {
+    fn servers_mut(&mut self, process: usize, store: Store) -> &mut Servers {
         let region = self.region_of(process);
         match store {
-            Store::Origin => &mut self.homes[region],
+            Store::Origin => &mut self.homes[region].servers,
             Store::Owner => &mut self.owner,
         }
     }
@@ -302,7 +312,7 @@ impl World {
 
     /// Has something go wrong at this time, counted from the start.
     pub fn fault_at(&mut self, at_us: u64, fault: Fault) {
-        if matches!(fault, Fault::Failover { .. }) && !self.is_copied {
+        if matches!(fault, Fault::Failover { .. } | Fault::Promote { .. }) && !self.is_copied {
             self.is_copied = true;
             self.at(self.now_us, Event::Copy);
         }
@@ -330,15 +340,20 @@ impl World {
         match event {
             Event::Request { process, asked } => self.request(process, asked),
             Event::CallArrives { from, store, call, sending } => self.call_arrives(from, store, &call, sending),
-            Event::ReplyArrives { to, store, id, reply, sent_us } if self.is_there(to) => {
+            Event::ReplyArrives { to, store, reply, sending } if self.is_there(to) => {
                 let now = self.now(to.process);
-                self.replied_to_us = Some(sent_us);
-                self.react(to.process, store, |region| region.replied(id, &reply, now));
+                self.heard.insert((to, store, sending.node, sending.is_replay), now.mono_us);
+                self.replied_to_us = Some(sending.sent_us);
+                self.react(to.process, store, |region| region.replied(sending.id, &reply, now));
                 self.replied_to_us = None;
             }
-            Event::CallTimesOut { to, store, id } if self.is_there(to) => {
+            Event::CallTimesOut { to, store, sending } if self.is_there(to) => {
                 let now = self.now(to.process);
-                self.react(to.process, store, |region| region.timed_out(id, now));
+                let heard_us = self.heard.get(&(to, store, sending.node, sending.is_replay)).copied();
+                if heard_us.is_none_or(|heard_us| heard_us < MONO_START_US + sending.sent_us) {
+                    self.trouble(to);
+                }
+                self.react(to.process, store, |region| region.timed_out(sending.id, heard_us, now));
             }
             Event::CallFails { to, store, id } if self.is_there(to) => {
                 let now = self.now(to.process);
@@ -357,12 +372,7 @@ impl World {
                 let now = self.now(to.process);
                 self.react(to.process, store, |region| region.poll(now));
             }
-            Event::BeatFails { to, store } if self.is_there(to) => {
-                let now = self.now(to.process);
-                if let Some(region) = self.processes[to.process].store(store) {
-                    region.heartbeat_ended(false, now);
-                }
-            }
+            Event::BeatFails { to, store, node } if self.is_there(to) => self.beat_fails(to, store, node),
             Event::ReplyArrives { .. }
             | Event::BeatFails { .. }
             | Event::CallTimesOut { .. }
@@ -371,12 +381,8 @@ impl World {
             | Event::Poll { .. } => {}
             Event::Beat { process } => self.beat(process),
             Event::Copy => {
-                for home in &mut self.homes {
-                    home.copies.push_back((self.now_us, home.origin.clone()));
-                    if home.copies.len() > COPIES_MAX {
-                        home.copies.pop_front();
-                    }
-                }
+                let now_us = self.now_us;
+                self.homes.iter_mut().for_each(|home| home.servers.copy(now_us));
                 self.at(self.now_us + COPY_EVERY_US, Event::Copy);
             }
             Event::Fault(fault) => self.fault(fault),
@@ -398,14 +404,11 @@ impl World {
             Event::CellsAnswered { to, reads, replies } => self.cells_answered(to, &reads, replies.as_deref()),
             Event::Feed { to } => self.feed(to),
             Event::Leave { to } => self.leave(to),
-            Event::Probe { process } => {
-                let now = self.now(process);
-                for region in self.processes[process].stores().filter(|region| region.wants_probe(now)) {
-                    let is_success = self.now_us >= self.redis(process, region.store()).frozen_until_us;
-                    let good = ProbeResult { checks: is_success, strict: is_success, replays: is_success };
-                    region.probed(good, now);
-                }
-            }
+            Event::Probe { process } => self.probe(process),
+            Event::ProbeEnds { to, store, node, is_success } => self.probe_ends(to, store, node, is_success),
+            Event::BeatArrives { from, store, node } => self.beat_arrives(from, store, node),
+            Event::ReadMap { to } => self.read_map(to),
+            Event::MapArrives { to, map } => self.map_arrives(to, map),
         }
     }
 
@@ -440,13 +443,26 @@ impl World {
 
     /// The hits and refunds that the origins hold of all keys in all windows.
     pub fn origin_total(&self) -> (u64, u64) {
-        let totals = self.homes.iter().map(|home| home.origin.totals());
+        let totals = self.homes.iter().flat_map(|home| home.servers.in_use()).map(|(_, server)| server.origin.totals());
         totals.fold((0, 0), |sum, (hits, refunds)| (sum.0 + hits, sum.1 + refunds))
+    }
+
+    /// Which nodes of a Cluster have the first so many keys to begin with.
+    pub fn nodes_at_first(&self, keys: usize) -> Vec<NodeId> {
+        let map = Servers::new(self.setup.nodes).map().clone();
+        let stranger = Process::new(self.processes[0].start, map.clone(), &self.ruleset, self.now(0));
+        (0..keys).map(|key| map.of(stranger.slot_of(&self.ruleset, key, self.now(0)))).collect()
+    }
+
+    /// The hits that some nodes of the Clusters hold.
+    pub fn node_totals(&self, is_wanted: impl Fn(NodeId) -> bool) -> u64 {
+        let servers = self.homes.iter().flat_map(|home| home.servers.in_use());
+        servers.filter(|(id, _)| is_wanted(*id)).map(|(_, server)| server.origin.totals().0).sum()
     }
 
     /// The whole hits that the origins hold in buckets, and the most fields that one bucket has.
     pub fn origin_levels(&self) -> (u64, usize) {
-        let levels = self.homes.iter().map(|home| home.origin.levels());
+        let levels = self.homes.iter().flat_map(|home| home.servers.in_use()).map(|(_, server)| server.origin.levels());
         levels.fold((0, 0), |sum, (level, fields)| (sum.0 + level, sum.1.max(fields)))
     }
 

@@ -221,8 +221,9 @@ impl RegionalReport {
             problems.push(format!("no connection to Redis at {}, so on_outage decides: {why}", redis.address));
         }
         for (name, _) in self.breakers.iter().filter(|(_, breaker)| breaker.is_open) {
-            let follows = match name.as_str() {
-                "checks" => "on_outage of each rule decides",
+            // In a Cluster the node comes after the kind.
+            let follows = match name.split(' ').next() {
+                Some("checks" | "strict") => "on_outage of each rule decides",
                 _ => "the other processes do not hear of what is admitted here",
             };
             problems.push(format!("the breaker of {name} is open, Redis does not answer: {follows}"));
@@ -249,11 +250,20 @@ impl RegionalReport {
         if let Some(error) = last_error {
             writeln!(out, "  error     {} ago: {}", ago(error.at_s), error.text)?;
         }
-        let breakers = self.breakers.iter().map(|(name, breaker)| {
-            let state = if breaker.is_open { "open" } else { "closed" };
-            format!("{name} {state} (opened {} times)", breaker.opened)
-        });
-        writeln!(out, "  breakers  {}", breakers.collect::<Vec<_>>().join(", "))?;
+        // A Cluster has many: those that have never opened are not worth a word each.
+        let is_shown = |(name, breaker): &(&String, &BreakerReport)| !name.contains(' ') || breaker.opened > 0;
+        let (shown, others): (Vec<_>, Vec<_>) = self.breakers.iter().partition(is_shown);
+        let mut breakers: Vec<String> = shown
+            .iter()
+            .map(|(name, breaker)| {
+                let state = if breaker.is_open { "open" } else { "closed" };
+                format!("{name} {state} (opened {} times)", breaker.opened)
+            })
+            .collect();
+        if !others.is_empty() {
+            breakers.push(format!("{} never opened", others.len()));
+        }
+        writeln!(out, "  breakers  {}", breakers.join(", "))?;
         writeln!(out, "  decided   {}", self.decisions.describe())?;
         self.closed_limits.print(out)?;
         let RegionalReport { pending_hits, held_hits, lost_hits, lag_s, heals, .. } = self;
@@ -439,6 +449,25 @@ healthy: tidegate 1.2.3 at 127.0.0.1:6070, up 1h 2m 5s
             and 3 more
   pending ";
         assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn of_the_nodes_of_a_cluster_those_are_named_that_were_given_up() {
+        let mut document = page(region());
+        document["regional"]["breakers"] = json!({
+            "checks a:1": {"is_open": true, "opened": 2},
+            "checks b:2": {"is_open": false, "opened": 0},
+            "replays a:1": {"is_open": false, "opened": 1},
+            "replays b:2": {"is_open": false, "opened": 0},
+        });
+        let (problems, text) = printed(&document);
+        assert_eq!(
+            problems,
+            ["the breaker of checks a:1 is open, Redis does not answer: on_outage of each rule decides"]
+        );
+        let line =
+            "  breakers  checks a:1 open (opened 2 times), replays a:1 closed (opened 1 times), 2 never opened\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

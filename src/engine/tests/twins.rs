@@ -15,6 +15,7 @@ use crate::regional::call::ProcessId;
 use crate::regional::consultation::Consultation;
 use crate::regional::key_names::KeyNames;
 use crate::regional::model::Origin;
+use crate::regional::node_map::NodeMap;
 use crate::regional::region::{Effects, OutgoingCall, Region, RegionOptions};
 use crate::regional::wait_queue::{AskOutcome, WaitId};
 use crate::request::Unit;
@@ -74,6 +75,7 @@ impl Stored {
             process,
             key_names: KeyNames::new(Secret::new("twins")),
             is_cluster,
+            nodes: Arc::new(NodeMap::undivided("store")),
             deadline_us: 500_000,
             breaker: BreakerOptions::default(),
             seed,

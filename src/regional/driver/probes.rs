@@ -1,4 +1,7 @@
-//! Probes find out whether a store that did not answer does again. The log says when that changes.
+//! Probes find out whether a node that did not answer does again. The log says when that changes.
+//!
+//! A probe asks over the connections that are in use, as a request would: nobody is helped by another connection that is not
+//! used. Where there is none, or one is doubted, the connector tries to make one anyway, and the probe fails until it has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,72 +10,89 @@ use tokio::time::sleep;
 
 use crate::engine::reach::Store;
 use crate::regional::driver::RegionalDriver;
+use crate::regional::node_map::NodeId;
 use crate::regional::redis::{Lane, Redis};
-use crate::regional::region::ProbeResult;
+use crate::regional::region::{BreakerKind, BreakerState, ProbeResult};
 use crate::regional::replay::REPLAY_TIMEOUT_US;
 
 /// How often to check whether a probe is due.
 const PROBE_LOOK: Duration = Duration::from_millis(50);
-const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// How many calls in a row have to be answered in time.
+const PROBE_CALLS: usize = 3;
 
 impl RegionalDriver {
-    /// Logs when breakers open and close, and probes the store when that is due. Never ends.
+    /// Logs when breakers open and close, and has nodes probed when that is due. Never ends.
     pub(super) async fn probe(self: Arc<Self>) {
-        let mut was_open = [false; 3];
-        let who = match self.region.store() {
-            Store::Origin => "the origin",
-            Store::Owner => "the owner of strict limits",
-        };
+        let mut before: Vec<BreakerState> = Vec::new();
         loop {
             sleep(PROBE_LOOK).await;
-            let is_open = self.region.breakers().map(|(is_open, _)| is_open);
-            for ((name, was), is) in ["checks", "replays", "strict"].into_iter().zip(was_open).zip(is_open) {
-                if name == "strict" && !self.has_strict_checks_apart() {
-                    continue;
-                }
-                match (was, is) {
-                    (false, true) => {
-                        tracing::warn!(breaker = name, "{who} does not answer: each rule's on_outage decides")
-                    }
-                    (true, false) => tracing::warn!(breaker = name, "{who} answers again"),
-                    _ => {}
-                }
-            }
-            was_open = is_open;
-            if self.region.wants_probe(self.now()) {
-                let good = match self.redis.probe(PROBE_TIMEOUT).await {
-                    Ok(()) => self.probe_all().await,
-                    Err(_) => ProbeResult::NOTHING,
-                };
-                self.region.probed(good, self.now());
+            let breakers = self.region.breakers();
+            self.log_changes(&before, &breakers);
+            before = breakers;
+            for node in self.region.wants_probes(self.now()) {
+                // One that hangs must not keep others waiting.
+                tokio::spawn(self.clone().probe_node(node));
             }
         }
     }
 
-    /// A server that answers PING may still refuse the script, or take too long for it.
-    async fn probe_all(&self) -> ProbeResult {
-        let strict = self.is_strictly_served().await;
-        let checks = match self.region.store() {
-            Store::Origin => self.is_served(Lane::Checks, self.deadline).await,
-            Store::Owner => strict,
+    fn log_changes(&self, before: &[BreakerState], now: &[BreakerState]) {
+        let who = match self.region.store() {
+            Store::Origin => "the origin",
+            Store::Owner => "the owner of strict limits",
         };
+        for BreakerState { kind, node, is_open, .. } in now {
+            if *kind == BreakerKind::Strict && !self.has_strict_checks_apart() {
+                continue;
+            }
+            let was = before.iter().find(|was| (was.kind, &was.node) == (*kind, node));
+            let (breaker, node) = (kind.word(), node.as_deref());
+            match (was.is_some_and(|was| was.is_open), *is_open) {
+                (false, true) => {
+                    tracing::warn!(breaker, node, "{who} does not answer: each rule's on_outage decides")
+                }
+                (true, false) => tracing::warn!(breaker, node, "{who} answers again"),
+                _ => {}
+            }
+        }
+    }
+
+    async fn probe_node(self: Arc<Self>, node: NodeId) {
         let patient = Duration::from_micros(REPLAY_TIMEOUT_US).max(self.deadline);
-        ProbeResult { checks, strict, replays: self.is_served(Lane::Replays, patient).await }
+        let (checks, replays) =
+            tokio::join!(self.probe_checks(node), self.serves(&self.redis, node, Lane::Replays, patient));
+        let (checks, strict) = checks;
+        self.region.probed(node, ProbeResult { checks, strict, replays }, self.now());
     }
 
-    async fn is_served(&self, lane: Lane, within: Duration) -> bool {
-        self.serves(&self.redis, lane, within).await
+    /// Whether checks are served, and whether those of strict limits are: an owner whose replicas do not acknowledge decides
+    /// nothing.
+    async fn probe_checks(&self, node: NodeId) -> (bool, bool) {
+        let redis = self.replicated.as_ref().unwrap_or(&self.redis);
+        let checks = self.serves(&self.redis, node, Lane::Checks, self.deadline);
+        match (self.region.store(), self.strict_deadline) {
+            (_, None) => {
+                let is_served = checks.await;
+                (is_served, is_served)
+            }
+            (Store::Owner, Some(within)) => {
+                let is_served = self.serves(redis, node, Lane::Checks, within).await;
+                (is_served, is_served)
+            }
+            (Store::Origin, Some(within)) => tokio::join!(checks, self.serves(redis, node, Lane::Checks, within)),
+        }
     }
 
-    /// Whether checks of strict limits are served: an owner whose replicas do not acknowledge decides nothing.
-    async fn is_strictly_served(&self) -> bool {
-        let within = self.strict_deadline.unwrap_or(self.deadline);
-        let Some(replicated) = &self.replicated else { return self.is_served(Lane::Checks, within).await };
-        self.serves(replicated, Lane::Checks, within).await
-    }
-
-    async fn serves(&self, redis: &Redis, lane: Lane, within: Duration) -> bool {
-        let served = redis.try_call(lane, &self.region.trial(), within).await;
-        served.inspect_err(|error| self.warn(error)).is_ok()
+    /// Whether a node serves several calls in a row, each in time. A server that answers PING may still refuse the script, or
+    /// take too long for it.
+    async fn serves(&self, redis: &Redis, node: NodeId, lane: Lane, within: Duration) -> bool {
+        let trial = self.region.trial(node);
+        for _ in 0..PROBE_CALLS {
+            if let Err(error) = redis.try_call(node, lane, &trial, within).await {
+                self.warn(&error);
+                return false;
+            }
+        }
+        true
     }
 }

@@ -7,6 +7,7 @@ use redis::Value;
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId, Reply};
+use crate::regional::node_map::NodeId;
 use crate::regional::redis::codec::{self, BeatReply, Invocation};
 use crate::regional::redis::{Lane, OriginError, Redis, Script};
 use crate::regional::region::CellField;
@@ -39,10 +40,10 @@ impl Redis {
         codec::decode(call, &value).map_err(|_| OriginError::BadReply)
     }
 
-    /// Finds out whether a call would be served: a server that answers PING may still refuse the script. The answer is
+    /// Finds out whether a node would serve a call: a server that answers PING may still refuse the script. The answer is
     /// not read.
-    pub async fn try_call(&self, lane: Lane, call: &Call, within: Duration) -> Result<(), OriginError> {
-        self.serve(lane, call, within).await.map(drop)
+    pub async fn try_call(&self, node: NodeId, lane: Lane, call: &Call, within: Duration) -> Result<(), OriginError> {
+        self.script_at(node, lane, &ORIGIN, &codec::encode(call), within).await.map(drop)
     }
 
     async fn serve(&self, lane: Lane, call: &Call, within: Duration) -> Result<Value, OriginError> {

@@ -4,14 +4,32 @@
 //! many of them go in one call. It is two letters from `a` to `p`, one for each half of the first byte of the key's digest:
 //! those spread evenly over the nodes of a Cluster, however many there are.
 
+use crate::engine::reach::Store;
 use crate::regional::call::OriginKey;
-
-/// Slots of a Cluster.
-const SLOTS: u16 = 16_384;
+use crate::regional::node_map::SLOTS;
+use crate::regional::redis::codec::processes_key;
+use crate::regional::redis::voice::voice_key;
 
 /// The slot of every cell of a key.
 pub(crate) fn cluster_slot(key: &OriginKey) -> u16 {
     crc16(&tag_letters(key.tag())) % SLOTS
+}
+
+/// The slot of what heartbeats are about.
+pub(crate) fn beat_slot(store: Store) -> u16 {
+    slot_of_name(processes_key(store).as_bytes())
+}
+
+/// The slot of the region's voice: who speaks, what is mentioned, what is handed on.
+pub(crate) fn voice_slot() -> u16 {
+    slot_of_name(&voice_key("voice"))
+}
+
+/// The slot of a name: Redis hashes only what stands between the first braces, if that is anything.
+pub(super) fn slot_of_name(name: &[u8]) -> u16 {
+    let tag = name.split(|byte| *byte == b'{').nth(1);
+    let tag = tag.filter(|rest| rest.contains(&b'}')).and_then(|rest| rest.split(|byte| *byte == b'}').next());
+    crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(name)) % SLOTS
 }
 
 /// A tag as it stands in names.

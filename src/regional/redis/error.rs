@@ -72,13 +72,18 @@ impl OriginError {
                 // The server is a replica now, or does not know us any more. A new connection asks again for the master
                 // and the login.
                 "READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS" => LinkState::TakeOut,
-                // Perhaps the password file has another user by now, or the slots have moved.
-                "NOPERM" | "MOVED" | "CLUSTERDOWN" => LinkState::Replace,
+                // Perhaps the password file has another user by now.
+                "NOPERM" => LinkState::Replace,
                 _ => LinkState::Keep,
             },
             OriginError::Timeout { .. } => LinkState::Replace,
             OriginError::Down | OriginError::BadReply | OriginError::Unreplicated { .. } => LinkState::Keep,
         }
+    }
+
+    /// The slot of a Cluster is with another node, or on its way there. That says nothing bad about either.
+    pub(crate) fn is_misdirected(&self) -> bool {
+        matches!(self, OriginError::Refused { code, .. } if matches!(code.as_str(), "MOVED" | "ASK" | "TRYAGAIN"))
     }
 
     /// Adds the server that the failure is about.
@@ -88,6 +93,12 @@ impl OriginError {
             OriginError::Broken(text) => OriginError::Broken(format!("{text} ({address})")),
             other => other,
         }
+    }
+}
+
+impl From<std::io::Error> for OriginError {
+    fn from(fault: std::io::Error) -> OriginError {
+        OriginError::Broken(fault.to_string())
     }
 }
 
@@ -133,7 +144,7 @@ mod tests {
             (refused("NOAUTH"), "auth", LinkState::TakeOut),
             (refused("NOPERM"), "auth", LinkState::Replace),
             (refused("TRYAGAIN"), "cluster", LinkState::Keep),
-            (refused("CLUSTERDOWN"), "cluster", LinkState::Replace),
+            (refused("CLUSTERDOWN"), "cluster", LinkState::Keep),
         ] {
             assert_eq!((error.reason(), error.verdict()), (reason, verdict), "{error}");
         }

@@ -1,8 +1,11 @@
-//! The connections in use, and the task that keeps them there.
+//! The connections to a server in use, and the task that keeps them there.
 //!
 //! Each lane has one connection or none, and a call takes what is there. Whoever notices that a connection is of no use
 //! takes it out at once. One that is only doubted serves until another has taken its place. The connector fills lanes
 //! that lack a connection, with a growing pause between attempts. No call ever waits for it.
+//!
+//! A connection is doubted when the server owes an answer and nothing at all has come for a while. An answer that takes its
+//! time is no reason for another connection: that would not be answered any sooner.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,32 +14,32 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwapOption;
 use futures_util::future::join_all;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clock::wall_time;
 use crate::regional::redis::backoff::Backoff;
 use crate::regional::redis::dial::dial;
 use crate::regional::redis::error::{LinkState, OriginError};
+use crate::regional::redis::failures::{Failures, LastError};
 use crate::regional::redis::link::Link;
 use crate::regional::redis::settings::RedisSettings;
 
 /// A lane is only well if its connections hold for this long. If they break sooner, the pauses go on growing, even if
 /// connecting works.
 const STEADY: Duration = Duration::from_secs(1);
-/// A call that times out casts doubt on a connection of at least this age. In place of a younger one, a new one would
-/// do no better.
+/// A connection of at least this age is doubted. In place of a younger one, a new one would do no better.
 const DOUBTED_AFTER: Duration = Duration::from_secs(5);
+/// And only if nothing has come over it for this long, or for as long as the caller has waited, though an answer is owed.
+const SILENCE: Duration = Duration::from_millis(500);
 /// How often a call that is late looks whether it is still worth waiting.
 const LATE_LOOK: Duration = Duration::from_millis(20);
 /// How long a call that is late waits for its connection when another has taken its place.
 const LATE_AFTER_REPLACED: Duration = Duration::from_millis(100);
-/// The longest pause between attempts while a lane is empty.
+/// The longest pause between attempts while a lane is empty, or nothing comes over its connection: another server may have
+/// taken over.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The longest pause between attempts while every lane has a connection, though one is doubted.
+/// The longest pause between attempts while every lane has a connection that is answered, if only with refusals.
 const PAUSE_OF_DOUBT_MAX: Duration = Duration::from_secs(5);
-/// A failure that lasts is logged again after this time.
-const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// One of the connections. They are apart so that a check never waits behind a replay, and a heartbeat behind neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +62,15 @@ pub(super) struct Live {
     pub link: Link,
     /// Tells it from the connections that had its lane before.
     id: u64,
-    since: Instant,
     since_wall: SystemTime,
     is_doubted: AtomicBool,
+}
+
+impl Live {
+    /// The server owes an answer, and has said nothing for a while.
+    fn is_silent(&self) -> bool {
+        self.link.signs().silence() >= SILENCE
+    }
 }
 
 /// How the connections are.
@@ -69,25 +78,14 @@ pub(super) struct Live {
 pub struct ConnectionStatus {
     /// Where Redis is, without password.
     pub address: String,
-    /// Since when every lane has its connection; `None` while one has none.
+    /// Since when every lane has its connection; `None` while one has none. In a Cluster: since when a node has them all.
     pub connected_since: Option<SystemTime>,
-    /// A connection in use has failed a call, and another is sought. In a Cluster it may be a single node.
+    /// Nothing comes over a connection in use, and another is sought; or a node of a Cluster has none.
     pub is_doubted: bool,
-    /// Connections made since the start, three at first.
+    /// Connections made since the start, three to a server at first.
     pub connections: u64,
     /// The last failure of a connection or an attempt at one, which may be long past.
     pub last_error: Option<LastError>,
-}
-
-/// A failure of a connection, or of an attempt at one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastError {
-    /// The whole failure as the log shows it, without passwords.
-    pub text: String,
-    /// [`OriginError::reason`]: one word, as in metrics.
-    pub reason: &'static str,
-    /// When it happened, by the wall clock.
-    pub at: SystemTime,
 }
 
 /// The connections in use, one for each lane.
@@ -101,19 +99,14 @@ pub(super) struct Lanes {
     feed: ArcSwapOption<Live>,
     /// Wakes the connector: a lane lacks a connection that is not doubted.
     is_lacking: Notify,
+    /// Told of every call that fails: the slots of a Cluster may have moved.
+    trouble: Arc<Notify>,
     connections: AtomicU64,
-    failures: Mutex<Failures>,
-}
-
-#[derive(Default)]
-struct Failures {
-    last: Option<LastError>,
-    /// The last failure that was logged, and when.
-    logged: Option<(String, Instant)>,
+    failures: Failures,
 }
 
 impl Lanes {
-    pub(super) fn new(settings: RedisSettings, served: &'static [Lane]) -> Arc<Lanes> {
+    pub(super) fn new(settings: RedisSettings, served: &'static [Lane], trouble: Arc<Notify>) -> Arc<Lanes> {
         Arc::new(Lanes {
             settings,
             served,
@@ -122,8 +115,9 @@ impl Lanes {
             beats: ArcSwapOption::empty(),
             feed: ArcSwapOption::empty(),
             is_lacking: Notify::new(),
+            trouble,
             connections: AtomicU64::new(0),
-            failures: Mutex::default(),
+            failures: Failures::default(),
         })
     }
 
@@ -155,10 +149,7 @@ impl Lanes {
     ) -> Result<T, OriginError> {
         let answer = tokio::time::timeout(within, asking).await.unwrap_or(Err(OriginError::Timeout { within }));
         match &answer {
-            // In a Cluster, one node that answers says nothing about another.
-            Ok(_) if !live.link.is_cluster() && live.is_doubted.load(Ordering::Relaxed) => {
-                live.is_doubted.store(false, Ordering::Relaxed);
-            }
+            Ok(_) if live.is_doubted.load(Ordering::Relaxed) => live.is_doubted.store(false, Ordering::Relaxed),
             Ok(_) => {}
             Err(error) => self.judge(lane, live, error),
         }
@@ -202,13 +193,14 @@ impl Lanes {
     }
 
     fn judge(&self, lane: Lane, live: &Live, error: &OriginError) {
-        let is_young = live.since.elapsed() < DOUBTED_AFTER;
+        self.trouble.notify_one();
+        let signs = live.link.signs();
+        let is_heard = |within: Duration| signs.age() < DOUBTED_AFTER || signs.silence() < SILENCE.max(within);
         match error.verdict() {
             LinkState::Keep => {}
-            LinkState::Replace if is_young && matches!(error, OriginError::Timeout { .. }) => {}
-            // The other nodes of a Cluster may be well.
-            LinkState::TakeOut if !live.link.is_cluster() => self.take_out(lane, live.id, error),
-            LinkState::Replace | LinkState::TakeOut => {
+            LinkState::Replace if matches!(error, OriginError::Timeout { within } if is_heard(*within)) => {}
+            LinkState::TakeOut => self.take_out(lane, live.id, error),
+            LinkState::Replace => {
                 if !live.is_doubted.swap(true, Ordering::Relaxed) {
                     self.note(error);
                     self.is_lacking.notify_one();
@@ -228,29 +220,18 @@ impl Lanes {
         }
     }
 
-    /// Puts a connection into use, unless the lane has one that serves better: see [`Link::is_whole`].
-    pub(super) async fn offer(self: &Arc<Lanes>, lane: Lane, link: Link) {
-        if self.slot(lane).load().is_some() {
-            let is_whole = tokio::time::timeout(self.settings.connect_timeout, link.is_whole()).await;
-            if !matches!(is_whole, Ok(Ok(true))) {
-                return;
-            }
-        }
-        self.install(lane, link);
-    }
-
     /// Puts a connection into use. Calls that are under way on the one before may finish there.
     fn install(self: &Arc<Lanes>, lane: Lane, link: Link) {
         let id = self.connections.fetch_add(1, Ordering::Relaxed);
         let gone = link.gone();
-        let live =
-            Live { link, id, since: Instant::now(), since_wall: wall_time(), is_doubted: AtomicBool::new(false) };
+        let live = Live { link, id, since_wall: wall_time(), is_doubted: AtomicBool::new(false) };
         self.slot(lane).store(Some(Arc::new(live)));
         tracing::info!("connected to Redis at {} ({lane:?})", self.settings.place);
         let lanes = Arc::downgrade(self);
         tokio::spawn(async move {
             gone.await;
             if let Some(lanes) = Weak::upgrade(&lanes) {
+                lanes.trouble.notify_one();
                 lanes.take_out(lane, id, &OriginError::Broken("it was closed".into()));
             }
         });
@@ -263,6 +244,7 @@ impl Lanes {
     /// Keeps the lanes filled, for good.
     pub(super) async fn keep_connected(self: Arc<Lanes>) {
         let mut backoff = Backoff::default();
+        let mut has_failed = false;
         loop {
             let full_since = Instant::now();
             while !self.served.iter().any(|lane| self.is_lacking(*lane)) {
@@ -272,33 +254,58 @@ impl Lanes {
                 backoff.reset();
             }
             let is_empty = self.served.iter().any(|lane| self.slot(*lane).load().is_none());
-            let longest = if is_empty { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
+            let is_silent = |lane: &Lane| self.slot(*lane).load().as_ref().is_some_and(|live| live.is_silent());
+            let is_urgent = is_empty || self.served.iter().any(is_silent);
+            let longest = if is_urgent { PAUSE_MAX } else { PAUSE_OF_DOUBT_MAX };
             tokio::time::sleep(backoff.next(longest, rand::random())).await;
-            join_all(self.served.iter().map(|lane| self.fill(*lane))).await;
+            has_failed = !self.fill_all(has_failed || !is_empty).await;
         }
     }
 
-    async fn fill(self: &Arc<Lanes>, lane: Lane) {
-        // Another may have filled it during the pause.
+    /// Fills the lanes that lack a connection. With `one_first`, one of them finds out whether the server takes connections.
+    /// False if that fails.
+    async fn fill_all(self: &Arc<Lanes>, one_first: bool) -> bool {
+        if !one_first {
+            return join_all(self.served.iter().map(|lane| self.fill(*lane))).await.iter().all(|is_filled| *is_filled);
+        }
+        for lane in self.served {
+            if !self.fill(*lane).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes a connection for a lane that lacks one. False if that fails.
+    async fn fill(self: &Arc<Lanes>, lane: Lane) -> bool {
+        // It may have been filled, or be heard of again.
         if !self.is_lacking(lane) {
-            return;
+            return true;
         }
         match dial(&self.settings).await {
-            Ok(link) => self.offer(lane, link).await,
-            Err(error) => self.note(&error),
+            Ok(link) => self.install(lane, link),
+            Err(error) => {
+                self.note(&error);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether every lane has its connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.served.iter().all(|lane| self.slot(*lane).load().is_some())
+    }
+
+    /// Closes all connections, for good: the server has nothing to do with us any more. The connector has to be stopped before.
+    pub(super) fn close(&self) {
+        for live in self.served.iter().filter_map(|lane| self.slot(*lane).swap(None)) {
+            live.link.close();
         }
     }
 
-    /// Remembers a failure, and logs it unless it was logged just before.
-    pub(super) fn note(&self, error: &OriginError) {
-        let text = error.to_string();
-        let mut failures = self.failures.lock();
-        let is_logged = |(logged, at): &(String, Instant)| *logged == text && at.elapsed() < LOGGED_EVERY;
-        if !failures.logged.as_ref().is_some_and(is_logged) {
-            tracing::warn!("Redis at {}: {text}", self.settings.place);
-            failures.logged = Some((text.clone(), Instant::now()));
-        }
-        failures.last = Some(LastError { text, reason: error.reason(), at: wall_time() });
+    fn note(&self, error: &OriginError) {
+        self.failures.note(&self.settings.place, error);
     }
 
     pub(super) fn status(&self) -> ConnectionStatus {
@@ -313,7 +320,7 @@ impl Lanes {
             address: self.settings.place.to_string(),
             connected_since,
             connections: self.connections.load(Ordering::Relaxed),
-            last_error: self.failures.lock().last.clone(),
+            last_error: self.failures.last(),
         }
     }
 }

@@ -1,22 +1,18 @@
 //! TLS with Redis: whom to trust, and who we are.
 //!
-//! We dial a single server and the sentinels ourselves, with the configuration made here. The client library dials the
-//! nodes of a Cluster, from the same files; [`certificates`] hands them over. With either, a name that does not match
-//! can be let go ([`AnyName`]), while issuer, dates and signatures are still verified.
+//! A name that does not match can be let go ([`AnyName`]), while issuer, dates and signatures are still verified.
 
 use std::sync::Arc;
 
-use redis::{ClientTlsConfig, TlsCertificates};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use crate::regional::redis::settings::tls_files::TlsFiles;
 
-/// The configuration for our own dials. Fails with a text that says what can't be used.
+/// The configuration for dials. Fails with a text that says what can't be used.
 pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(roots(files.ca.as_deref())?);
@@ -39,16 +35,6 @@ pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, String> {
         CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().map_err(|fault| unusable(&fault))?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|fault| unusable(&fault))?;
     builder.with_client_auth_cert(chain, key).map_err(|fault| unusable(&fault))
-}
-
-/// The files as the client library takes them. It looks for cryptography that the process has set, so this sets it.
-pub(super) fn certificates(files: &TlsFiles) -> TlsCertificates {
-    if CryptoProvider::get_default().is_none() {
-        // This fails only if another thread was faster with the same.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
-    let client_tls = files.client.clone().map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-    TlsCertificates { client_tls, root_cert: files.ca.clone() }
 }
 
 fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {

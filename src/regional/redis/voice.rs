@@ -18,14 +18,14 @@ static VOICE: Script = Script::new(include_str!("scripts/voice.lua"));
 const ENTRIES_READ_MAX: usize = 16;
 
 /// The name of one of the keys. In a Cluster all of them are in one slot.
-fn key(what: &str) -> Vec<u8> {
+pub(super) fn voice_key(what: &str) -> Vec<u8> {
     format!("tidegate:{VERSION}:{what}:{{tidegate:{VERSION}:exchange}}").into_bytes()
 }
 
 impl Redis {
     /// Makes a call of the region's voice.
     pub(crate) async fn speak(&self, call: &VoiceCall, within: Duration) -> Result<VoiceReply, OriginError> {
-        let keys = ["voice", "mentions", "feed"].map(key);
+        let keys = ["voice", "mentions", "feed"].map(voice_key);
         let args = arguments(call);
         let value = self.script(Lane::Replays, &VOICE, &keys, &args, within).await?;
         reply(value).ok_or(OriginError::BadReply)
@@ -37,9 +37,9 @@ impl Redis {
         let mut read = redis::cmd("XREAD");
         // 0 would mean for ever.
         read.arg("COUNT").arg(ENTRIES_READ_MAX).arg("BLOCK").arg(wait.as_millis().max(1) as u64);
-        read.arg("STREAMS").arg(key("feed")).arg(format!("{}-{}", after.ms, after.number));
-        let mut answers = self.commands(Lane::Feed, vec![read], wait * 2).await?;
-        items(answers.pop().unwrap_or(Value::Nil)).ok_or(OriginError::BadReply)
+        read.arg("STREAMS").arg(voice_key("feed")).arg(format!("{}-{}", after.ms, after.number));
+        let value = self.command(Lane::Feed, &voice_key("feed"), &read, wait * 2).await?;
+        items(value).ok_or(OriginError::BadReply)
     }
 }
 

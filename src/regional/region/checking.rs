@@ -13,7 +13,7 @@ use crate::engine::table::ledger::KeyAnswer;
 use crate::engine::{QuestionKind, StoreQuestion};
 use crate::regional::call::{Ask, COUNT_MAX, Call, CallKey, Measure, Need, OriginKey, Reply};
 use crate::regional::gathering::ReadyRequest;
-use crate::regional::redis::cluster_slot::cluster_slot;
+use crate::regional::node_map::NodeId;
 use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState, random};
 use crate::regional::wait_queue::{AskOutcome, QueuedRequest, WaitId};
 use crate::rules::limit::Terms;
@@ -61,6 +61,8 @@ pub(super) struct CheckCall {
     pub(super) call: Call,
     /// One of the keys is strict, so that the breaker for strict checks hears how the call ends.
     pub(super) is_strict: bool,
+    /// Which node it is for.
+    pub(super) node: NodeId,
     /// When it was made, in monotonic time: the spacing counts from here.
     pub(super) sent_us: u64,
 }
@@ -125,10 +127,6 @@ impl Region {
         calls
     }
 
-    fn cluster_slot(&self, key: &OriginKey) -> u16 {
-        if self.options.is_cluster { cluster_slot(key) } else { 0 }
-    }
-
     fn check_call(&self, state: &mut RegionState, mut asks: Vec<CheckAsk>, charges: bool, now: Now) -> OutgoingCall {
         let mut keys: Vec<CheckKey> = Vec::new();
         let mut parts: Vec<CallKey> = Vec::new();
@@ -179,12 +177,13 @@ impl Region {
         }
         let call = self.call(state, charges, parts, wire_asks);
         let is_strict = keys.iter().any(|key| key.is_strict);
-        let check = CheckCall { keys, asks, call: call.clone(), is_strict, sent_us: now.mono_us };
+        let node = keys.first().map_or(NodeId::NOBODY, |key| self.node_of(state, &key.origin));
+        let check = CheckCall { keys, asks, call: call.clone(), is_strict, node, sent_us: now.mono_us };
         let id = self.enter_call(state, PendingCall::CheckCall(check));
         state.checks_under_way += 1;
         // The origin gets its full time: a caller in a hurry gives up by itself, which says nothing about Redis.
         let within_us = until_us.saturating_sub(now.mono_us).max(self.options.deadline_us);
-        OutgoingCall { id, operation: CallPurpose::Check, call, is_strict: is_strict && charges, within_us }
+        OutgoingCall { id, operation: CallPurpose::Check, node, call, is_strict: is_strict && charges, within_us }
     }
 
     /// Lets requests go on that wait for a key: together, unless the key denies them by now.
@@ -194,8 +193,7 @@ impl Region {
         let mut going = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(waiting) = state.wait_queue.waiting.get(&id) else { continue };
-            let is_given_up = state.check_breaker(waiting.store_request.is_strict, self.store()).is_open();
-            if is_given_up {
+            if self.is_given_up(state, &waiting.keys, waiting.store_request.is_strict) {
                 effects.told.push((id, AskOutcome::NoAnswer));
             } else if waiting.store_request.questions.iter().any(|asked| self.is_paused(asked, now)) {
                 effects.told.push((id, AskOutcome::Again));

@@ -7,7 +7,7 @@
 use crate::clock::Now;
 use crate::engine::table::resend_walk::ResendWalk;
 use crate::regional::region::sorting::Sorted;
-use crate::regional::region::{Region, RegionState};
+use crate::regional::region::{BreakerKind, Region, RegionState};
 use crate::regional::replay::ReplayBatch;
 
 /// How many cells all processes together tell again in a second. At some three microseconds each, an eighth of the time of an
@@ -44,7 +44,7 @@ impl Region {
 
     /// When the next message may go that heals, if one may go at all.
     pub(super) fn heals_at_us(&self, state: &RegionState) -> Option<u64> {
-        let may_go = !state.replays.is_open() && state.telling.window.room() > 0;
+        let may_go = !state.nodes.are_all_given_up(BreakerKind::Replays) && state.telling.window.room() > 0;
         state.telling.healing.filter(|_| may_go).map(|healing| healing.next_us)
     }
 

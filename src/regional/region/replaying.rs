@@ -13,10 +13,12 @@ use crate::clock::Now;
 use crate::engine::table::SlotRef;
 use crate::engine::table::cell::HeldAt;
 use crate::engine::table::ledger::UnsentKey;
+use crate::regional::breaker::CallEnd;
 use crate::regional::call::{CallKey, OriginKey, Reply};
+use crate::regional::node_map::NodeId;
 use crate::regional::region::healing::Healing;
 use crate::regional::region::sorting::Sorted;
-use crate::regional::region::{CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
+use crate::regional::region::{BreakerKind, CallPurpose, Effects, OutgoingCall, PendingCall, Region, RegionState};
 use crate::regional::replay::{CELLS_MAX, REPLAY_TIMEOUT_US, ReplayBatch, ToldKey};
 use crate::regional::send_window::{SendWindow, WindowBounds};
 
@@ -26,6 +28,9 @@ const SURVEY_INTERVAL_US: u64 = 1_000_000;
 const LATE_US: u64 = 60_000_000;
 /// How many urgent keys wait for room at most. The others go with the next flush.
 const URGENT_MAX: usize = 4096;
+
+/// How many keys are parked for nodes that are given up, or released, in one go: requests need the state.
+const PARKED_AT_ONCE: usize = 2048;
 
 /// A place where the store may hold something that this process has told of a key.
 pub(crate) type CellField = (OriginKey, HeldAt);
@@ -47,6 +52,8 @@ pub(super) struct Replays {
     pub(super) pending_hits: u64,
     /// Messages under way, but for those that only heal.
     news_under_way: usize,
+    /// Keys that were parked for a node, and are to go back into the queue.
+    released: Vec<SlotRef>,
     /// `None`: the origin has lost nothing.
     pub(super) healing: Option<Healing>,
 }
@@ -62,6 +69,7 @@ impl Replays {
             farewells: 0,
             pending_hits: 0,
             news_under_way: 0,
+            released: Vec::new(),
             healing: None,
         }
     }
@@ -69,7 +77,21 @@ impl Replays {
     /// The last flush has told everything that there was.
     fn is_through(&self) -> bool {
         let is_going = self.sorted.as_ref().is_some_and(Sorted::is_going);
-        self.due == 0 && self.farewells == 0 && self.urgent.is_empty() && !is_going
+        self.due == 0 && self.farewells == 0 && self.urgent.is_empty() && self.released.is_empty() && !is_going
+    }
+
+    /// Nothing is left to be told, whatever was lost.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_through() && self.healing.is_none()
+    }
+
+    /// Keys that were parked may be told again.
+    pub(super) fn release(&mut self, parked: Vec<SlotRef>) {
+        self.released.extend(parked);
+    }
+
+    pub(super) fn is_any_released(&self) -> bool {
+        !self.released.is_empty()
     }
 }
 
@@ -78,6 +100,8 @@ impl Replays {
 pub(super) struct ReplayCall {
     /// Whose totals it tells, by which names.
     about: Vec<(ToldKey, OriginKey)>,
+    /// Which node it is for.
+    node: NodeId,
     cells: usize,
     sent_us: u64,
     /// It only tells again what the origin has lost.
@@ -103,7 +127,7 @@ impl Region {
 
     /// Begins a flush: everything that waits by now is to be told. In a Cluster, what its turn has come for.
     pub(super) fn begin_flush(&self, state: &mut RegionState, now: Now) {
-        if !self.is_any_unsent(state) && state.telling.news_under_way == 0 {
+        if !self.is_any_unsent(state) && state.telling.news_under_way == 0 && !state.is_any_parked() {
             state.behind_since_us = None;
         } else {
             state.behind_since_us.get_or_insert(now.mono_us);
@@ -130,14 +154,16 @@ impl Region {
     /// Sends what there is room for.
     pub(super) fn send_some(&self, state: &mut RegionState, now: Now) -> Effects {
         let mut effects = Effects::default();
-        if state.replays.is_open() {
+        if state.nodes.are_all_given_up(BreakerKind::Replays) {
             // Urgent keys wait with the rest, and go with the next flush.
             self.ledger().forget_urgent();
             state.telling.urgent.clear();
             return effects;
         }
+        self.put_back(state);
         self.sort_some(state, now);
-        loop {
+        let parked_before = state.nodes.parked();
+        while state.nodes.parked() < parked_before + PARKED_AT_ONCE {
             let room = state.telling.window.room();
             if room == 0 || !self.send_next(state, room, &mut effects, now) {
                 break;
@@ -155,6 +181,18 @@ impl Region {
         effects
     }
 
+    /// Puts keys that were parked into the queue again: they go with this flush.
+    fn put_back(&self, state: &mut RegionState) {
+        let telling = &mut state.telling;
+        for _ in 0..PARKED_AT_ONCE {
+            let Some(at) = telling.released.pop() else { break };
+            self.ledger().unacknowledged(at);
+            if telling.sorted.is_none() {
+                telling.due += 1;
+            }
+        }
+    }
+
     /// Sends one message, or two if the last key is too much for one. False if there is nothing to say.
     fn send_next(&self, state: &mut RegionState, room: usize, effects: &mut Effects, now: Now) -> bool {
         let cells = room.min(CELLS_MAX);
@@ -167,9 +205,27 @@ impl Region {
         }
         let is_any = !batch.is_empty();
         for message in batch.into_messages() {
-            effects.calls.push(self.replay(state, message, is_healing, now));
+            let node = message.parts.first().map_or(NodeId::NOBODY, |part| self.node_of(state, &part.key));
+            if state.nodes.is_given_up(node, BreakerKind::Replays) {
+                self.leave_for_later(state, node, message);
+            } else {
+                effects.calls.push(self.replay(state, node, message, is_healing, now));
+            }
         }
         is_any
+    }
+
+    /// Keeps what can't be told to a node now.
+    fn leave_for_later(&self, state: &mut RegionState, node: NodeId, message: ReplayBatch) {
+        let mut here = Vec::with_capacity(message.keys.len());
+        for key in message.keys {
+            match key {
+                ToldKey::Here(at) => here.push(at),
+                // Their number has a bound, and so they wait where they were.
+                ToldKey::Gone(farewell) => self.ledger().put_farewell_back(*farewell),
+            }
+        }
+        state.nodes.park(node, here.into_iter());
     }
 
     /// What is urgent, and then what is due.
@@ -236,17 +292,24 @@ impl Region {
         batch
     }
 
-    fn replay(&self, state: &mut RegionState, message: ReplayBatch, is_healing: bool, now: Now) -> OutgoingCall {
+    fn replay(
+        &self,
+        state: &mut RegionState,
+        node: NodeId,
+        message: ReplayBatch,
+        is_healing: bool,
+        now: Now,
+    ) -> OutgoingCall {
         let ReplayBatch { keys, parts, cells } = message;
         let about = keys.into_iter().zip(parts.iter().map(|part| part.key)).collect();
         let call = self.call(state, false, parts, Vec::new());
         state.telling.window.sent(cells);
         state.telling.news_under_way += usize::from(!is_healing);
-        let replay = ReplayCall { about, cells, sent_us: now.mono_us, is_healing, is_late: false };
+        let replay = ReplayCall { about, node, cells, sent_us: now.mono_us, is_healing, is_late: false };
         let id = self.enter_call(state, PendingCall::Replay(replay));
         // A store that may take long over a check may take as long over a replay.
         let within_us = REPLAY_TIMEOUT_US.max(self.options.deadline_us);
-        OutgoingCall { id, operation: CallPurpose::Replay, call, is_strict: false, within_us }
+        OutgoingCall { id, operation: CallPurpose::Replay, node, call, is_strict: false, within_us }
     }
 
     /// Counts what is pending, once a second, while nothing can be told or more than the last flush could tell.
@@ -255,7 +318,8 @@ impl Region {
             let state = &mut *self.state.lock();
             let is_due = now.mono_us >= state.surveyed_us + SURVEY_INTERVAL_US;
             let sorted = state.telling.sorted.as_ref().filter(|sorted| sorted.is_any_unsent());
-            if !is_due || !state.replays.is_open() && state.telling.is_through() && sorted.is_none() {
+            let is_told = state.telling.is_through() && sorted.is_none() && !state.is_any_parked();
+            if !is_due || !state.nodes.are_all_given_up(BreakerKind::Replays) && is_told {
                 return;
             }
             state.surveyed_us = now.mono_us;
@@ -269,14 +333,14 @@ impl Region {
 
     /// Takes the answer to a replay. More may go now.
     pub(super) fn replayed(&self, state: &mut RegionState, replay: ReplayCall, reply: &Reply, now: Now) -> Effects {
-        let ReplayCall { about, cells, sent_us, is_healing, is_late } = replay;
+        let ReplayCall { about, node, cells, sent_us, is_healing, is_late } = replay;
         state.telling.news_under_way -= usize::from(!is_healing);
         if is_late {
             // It counted as a failure when its time was up.
-            state.replays.answered();
+            state.nodes.answered(node, BreakerKind::Replays);
             self.leave_window(state, cells, true);
         } else {
-            state.replays.record(true, now.mono_us);
+            state.nodes.record(node, BreakerKind::Replays, CallEnd::InTime, now.mono_us);
             state.telling.window.answered(cells, now.mono_us.saturating_sub(sent_us), now.mono_us);
         }
         for ((key, origin), cells) in about.iter().zip(&reply.parts) {
@@ -285,7 +349,7 @@ impl Region {
             }
         }
         let effects = self.send_some(state, now);
-        if state.telling.news_under_way == 0 && state.telling.is_through() {
+        if state.telling.news_under_way == 0 && state.telling.is_through() && !state.is_any_parked() {
             state.behind_since_us = self.waits_since_us(state, now);
         }
         effects
@@ -296,9 +360,10 @@ impl Region {
         &self,
         state: &mut RegionState,
         mut replay: ReplayCall,
+        late: CallEnd,
         now: Now,
     ) -> (ReplayCall, Effects) {
-        state.replays.record(false, now.mono_us);
+        state.nodes.record(replay.node, BreakerKind::Replays, late, now.mono_us);
         state.unanswered_us = Some(now.mono_us);
         replay.is_late = true;
         state.telling.window.is_late();
@@ -311,11 +376,11 @@ impl Region {
     }
 
     /// A replay had no answer, and will have none: all of it is told again.
-    pub(super) fn unreplayed(&self, state: &mut RegionState, replay: ReplayCall, now: Now) -> Effects {
-        let ReplayCall { about, cells, is_healing, is_late, .. } = replay;
+    pub(super) fn unreplayed(&self, state: &mut RegionState, replay: ReplayCall, end: CallEnd, now: Now) -> Effects {
+        let ReplayCall { about, node, cells, is_healing, is_late, .. } = replay;
         state.telling.news_under_way -= usize::from(!is_healing);
         if !is_late {
-            state.replays.record(false, now.mono_us);
+            state.nodes.record(node, BreakerKind::Replays, end, now.mono_us);
         }
         self.leave_window(state, cells, is_late);
         for (key, _) in about {

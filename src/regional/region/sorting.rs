@@ -8,7 +8,7 @@ use crate::clock::Now;
 use crate::engine::table::SlotRef;
 use crate::regional::call::{CallKey, OriginKey};
 use crate::regional::region::healing::{Healing, LOOKS_MAX};
-use crate::regional::region::{Region, RegionState};
+use crate::regional::region::{BreakerKind, Region, RegionState};
 use crate::regional::replay::{ReplayBatch, ToldKey};
 use crate::regional::tag_queue::TagQueue;
 
@@ -76,7 +76,7 @@ impl Region {
         }
         for _ in 0..=self.ledger().unsent_keys() / SORTED_AT_ONCE {
             let state = &mut *self.state.lock();
-            if state.replays.is_open() {
+            if state.nodes.are_all_given_up(BreakerKind::Replays) {
                 return;
             }
             self.sort_some(state, now);

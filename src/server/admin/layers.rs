@@ -27,8 +27,7 @@ impl Service {
             let Some(regional) = store else { continue };
             let is_strict = name == LayerName::Strict;
             let down_for = regional.region().down_for_us(is_strict, regional.now()).map(Duration::from_micros);
-            let [(_, checks), _, (_, strict)] = regional.region().breakers();
-            let opened = if is_strict { strict } else { checks };
+            let opened = regional.region().times_opened(is_strict);
             layers.push(LayerFigures::new(name, down_for, opened, &regional.redis().status().address));
         }
         layers

@@ -3,11 +3,14 @@
 
 use super::SECOND_US;
 use crate::clock::Now;
+use std::sync::Arc;
+
 use crate::regional::model::Origin;
+use crate::regional::node_map::NodeMap;
 use crate::regional::region::Effects;
 use crate::regional::wait_queue::AskOutcome;
 use crate::rules::{Options, RuleText, Ruleset};
-use crate::simulate::faults::Network;
+use crate::simulate::faults::{Fault, Network};
 use crate::simulate::process::{Became, KeyHits, Process, ProcessStart};
 use crate::simulate::world::{START_MS, Setup, World};
 
@@ -80,6 +83,54 @@ fn hits_from_before_and_after_add_up_although_replies_are_lost() {
     assert!(unanswered > 1000, "{unanswered}");
 }
 
+/// Room for a few of the keys that come, so that most go and come back while something of them waits to be told: hits that are
+/// held back, what a Cluster's flush leaves for the next one, and everything after a loss.
+fn crowded(seed: u64, is_cluster: bool, fault: Option<Fault>) -> World {
+    let limit = "{requests_per_unit: 1000000, window: 1h}";
+    let mut world = World::new(Setup { is_cluster, keys_max: 3 * KEYS_MAX, ..Setup::new(seed, 3, limit) });
+    for _ in 0..4_000 {
+        let at_us = 10_000 + world.random().below(8 * SECOND_US);
+        let (process, key) = (world.random().below(3) as usize, world.random().below(150) as usize);
+        world.request_at(at_us, process, KeyHits { key, hits: 1 });
+    }
+    if let Some(fault) = fault {
+        world.fault_at(3 * SECOND_US, fault);
+    }
+    world.run_until(12 * SECOND_US);
+    world.release_held();
+    world.run_until(16 * SECOND_US);
+    world
+}
+
+#[test]
+fn nothing_is_told_twice_of_what_is_given_up() {
+    for seed in 0..20 {
+        for is_cluster in [false, true] {
+            let world = crowded(seed, is_cluster, None);
+            let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
+            let pending: u64 = (0..3).map(|process| world.pending(process)).sum();
+            assert_eq!((world.oracle.denied, pending), (0, 0), "seed {seed}, cluster {is_cluster}");
+            let (held, _) = world.origin_total();
+            assert!(held <= admitted, "seed {seed}, cluster {is_cluster}: {held} of {admitted}");
+        }
+    }
+}
+
+/// An origin that has lost its data is told again what processes still know, and nothing of it twice.
+#[test]
+fn what_was_given_up_is_not_told_twice_after_a_loss() {
+    for seed in 0..20 {
+        for is_cluster in [false, true] {
+            let world = crowded(seed, is_cluster, Some(Fault::LoseData { region: 0 }));
+            let admitted: u64 = world.oracle.admitted.iter().map(|it| it.hits).sum();
+            let (held, _) = world.origin_total();
+            let more = held.saturating_sub(admitted);
+            assert!(more <= world.oracle.unacknowledged, "seed {seed}, cluster {is_cluster}: {held} of {admitted}");
+            assert_eq!(world.keys_to_heal(), 0, "seed {seed}, cluster {is_cluster}");
+        }
+    }
+}
+
 /// A process with its origin, by hand.
 struct Pair {
     ruleset: Ruleset,
@@ -107,7 +158,12 @@ impl Pair {
             region: 0,
             regions: 1,
         };
-        Pair { process: Process::new(start, &ruleset, now), ruleset, origin: Origin::default(), now }
+        Pair {
+            process: Process::new(start, Arc::new(NodeMap::undivided("origin")), &ruleset, now),
+            ruleset,
+            origin: Origin::default(),
+            now,
+        }
     }
 
     /// Asks until it is answered. Says whether that admitted it, and what each call was for.

@@ -39,9 +39,21 @@ impl Class {
         }
     }
 
+    /// What part of the users is in the class, in thousandths.
+    fn permille(self) -> f64 {
+        match self {
+            Class::BelowHalf => 980.8,
+            Class::UpToTheLimit => 11.1,
+            Class::Above => 8.1,
+        }
+    }
+
     /// As many users as show what becomes of them.
     fn users(self, limit: u32) -> usize {
         match (self, limit) {
+            (Class::BelowHalf, 10_000..) => 30,
+            (Class::UpToTheLimit, 10_000..) => 4,
+            (Class::Above, 10_000..) => 2,
             (Class::BelowHalf, ..=100) => 400,
             (Class::BelowHalf, _) => 150,
             (Class::UpToTheLimit, ..=100) => 60,
@@ -56,8 +68,12 @@ impl Class {
 #[derive(Clone, Copy, Debug)]
 struct Shares {
     requests: u64,
+    /// What a user of the class sends in a window.
+    per_window: f64,
     /// Requests that waited for the origin, of a thousand.
     waited_permille: f64,
+    /// Calls to the origin, for each request.
+    calls: f64,
     /// Keys that replays were about, for each request.
     told: f64,
     /// The most that counted of any user, against the limit.
@@ -116,6 +132,8 @@ fn run(class: Class, processes: usize, limit: u32) -> Shares {
     let requests = sum(|outcome| outcome.requests);
     Shares {
         requests,
+        per_window: requests as f64 / class.users(limit) as f64 / (WINDOWS as f64 - 0.5),
+        calls: world.oracle.calls as f64 / requests as f64,
         waited_permille: sum(|outcome| outcome.waited) as f64 * 1000.0 / requests as f64,
         told: world.oracle.told as f64 / requests as f64,
         worst: outcomes.values().map(|outcome| outcome.worst).max().unwrap_or(0) as f64 / f64::from(limit),
@@ -129,7 +147,7 @@ fn hold(processes: usize, limit: u32) {
     let credit = limit as usize / 10 / processes;
     for class in Class::ALL {
         let shares = run(class, processes, limit);
-        let Shares { requests, waited_permille, told, worst, wrongly_denied } = shares;
+        let Shares { requests, waited_permille, told, worst, wrongly_denied, .. } = shares;
         eprintln!(
             "{processes} on {limit}, {class:?}: {requests} requests, waited {:.2} %, told {told:.3}, worst {worst:.3}",
             waited_permille / 10.0
@@ -171,4 +189,31 @@ fn small_limits_of_large_fleets_are_exact() {
     hold(3, 10);
     hold(9, 10);
     hold(20, 100);
+}
+
+/// What ordinary traffic costs the origin of a large fleet, for each request: the figures of docs/scale.md.
+#[test]
+#[ignore = "takes minutes; it prints figures"]
+fn what_large_fleets_cost_the_origin() {
+    for (processes, limit) in [(10, 1000), (100, 1000), (10, 10_000), (100, 10_000), (1000, 10_000)] {
+        let shares = Class::ALL.map(|class| (class.permille(), run(class, processes, limit)));
+        let of_all = |of: fn(&Shares) -> f64| {
+            let sum = |value: &dyn Fn(&Shares) -> f64| {
+                shares.iter().map(|(permille, shares)| permille * shares.per_window * value(shares)).sum::<f64>()
+            };
+            sum(&of) / sum(&|_| 1.0)
+        };
+        let [waited, told, calls] = [
+            of_all(|shares| shares.waited_permille / 10.0),
+            of_all(|shares| shares.told),
+            of_all(|shares| shares.calls),
+        ];
+        let below = &shares[0].1;
+        eprintln!(
+            "{processes} on {limit}: told {told:.3}, waited {waited:.2} %, calls {calls:.3}; below half told {:.3}, waited {:.2} %",
+            below.told,
+            below.waited_permille / 10.0
+        );
+        assert!(shares.iter().all(|(_, shares)| shares.wrongly_denied == 0), "{processes} on {limit}: {shares:?}");
+    }
 }

@@ -1,5 +1,7 @@
 //! What can happen, and to whom.
 
+use std::sync::Arc;
+
 use crate::engine::reach::Store;
 use crate::global::exchange::{ImportProgress, LookupTurn};
 use crate::global::import::ReadScope;
@@ -7,6 +9,7 @@ use crate::global::publish::{Publication, StatementOutcome};
 use crate::global::row::{HeardRow, OwnRow};
 use crate::global::spoken_cells::CellsRead;
 use crate::regional::call::{Call, Reply};
+use crate::regional::node_map::{NodeId, NodeMap};
 use crate::regional::region::CallId;
 use crate::regional::voice::{VoiceCall, VoiceReply};
 use crate::simulate::faults::Fault;
@@ -27,6 +30,8 @@ pub(super) struct To {
 pub(super) struct CallSending {
     /// Names it to whoever has sent it.
     pub(super) id: CallId,
+    /// The server that it goes to.
+    pub(super) node: NodeId,
     /// When it was sent: its cells are those of that moment.
     pub(super) sent_us: u64,
     /// It tells, and asks nothing.
@@ -81,16 +86,14 @@ pub(super) enum Event {
     ReplyArrives {
         to: To,
         store: Store,
-        id: CallId,
         reply: Box<Reply>,
-        /// When the call was sent.
-        sent_us: u64,
+        sending: CallSending,
     },
     /// The time of a call is up, whether it was answered or not.
     CallTimesOut {
         to: To,
         store: Store,
-        id: CallId,
+        sending: CallSending,
     },
     /// The connection of a call is closed: it has no answer, if it had none before.
     CallFails {
@@ -116,6 +119,7 @@ pub(super) enum Event {
     BeatFails {
         to: To,
         store: Store,
+        node: NodeId,
     },
     /// Copies of the origins are made, for failovers.
     Copy,
@@ -205,8 +209,30 @@ pub(super) enum Event {
     Leave {
         to: To,
     },
-    /// The probes that a process wants are made. They succeed at once, or fail while the store is frozen.
+    /// The probes that a process wants are made.
     Probe {
         process: usize,
+    },
+    /// A probe comes back, or its time is up.
+    ProbeEnds {
+        to: To,
+        store: Store,
+        node: NodeId,
+        is_success: bool,
+    },
+    /// A heartbeat is served that waited for its server: nobody waits for the answer any more.
+    BeatArrives {
+        from: To,
+        store: Store,
+        node: NodeId,
+    },
+    /// A process asks who has which slot of its origin.
+    ReadMap {
+        to: To,
+    },
+    /// The answer to that comes back; `None`: nobody has answered.
+    MapArrives {
+        to: To,
+        map: Option<Arc<NodeMap>>,
     },
 }

@@ -1,13 +1,12 @@
-//! Carries calls to the stores, and replies and heartbeats.
+//! Carries calls to the stores, and replies back.
 
 use crate::engine::reach::Store;
 use crate::regional::call::{Call, ProcessId};
 use crate::regional::region::{CallPurpose, OutgoingCall};
 use crate::regional::replay::REPLAY_AWAITED_US;
 use crate::simulate::faults::Plant;
-use crate::simulate::process::Process;
+use crate::simulate::world::World;
 use crate::simulate::world::event::{CallSending, Event, To};
-use crate::simulate::world::{BEAT_EVERY_US, BEAT_TIMEOUT_US, World};
 
 /// How long it takes until a process knows that a connection has broken.
 const CLOSED_AFTER_US: u64 = 50_000;
@@ -19,13 +18,14 @@ impl World {
     }
 
     pub(super) fn send(&mut self, process: usize, store: Store, outgoing: OutgoingCall) {
-        let OutgoingCall { id, operation, call, within_us, .. } = outgoing;
+        let OutgoingCall { id, operation, node, call, within_us, .. } = outgoing;
         self.digest.call(&call);
         let from = self.to(process);
         let network = self.setup.network;
         let is_replay = operation == CallPurpose::Replay;
         let timeout_us = self.now_us + within_us;
-        self.at(timeout_us, Event::CallTimesOut { to: from, store, id });
+        let sending = CallSending { id, node, sent_us: self.now_us, is_replay, is_repeat: false, is_served: false };
+        self.at(timeout_us, Event::CallTimesOut { to: from, store, sending });
         let mut arrivals = Vec::new();
         let delay_us = self.delay_us();
         let is_lost = self.random.permille(network.lost_calls);
@@ -44,8 +44,8 @@ impl World {
         }
         for (at_us, is_repeat) in arrivals {
             // A frozen origin serves what has come in when it wakes up.
-            let at_us = at_us.max(self.redis(process, store).frozen_until_us);
-            let sending = CallSending { id, sent_us: self.now_us, is_replay, is_repeat, is_served: false };
+            let at_us = at_us.max(self.servers(process, store).get(node).frozen_until_us);
+            let sending = CallSending { is_repeat, ..sending };
             self.at(at_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
         }
     }
@@ -61,17 +61,25 @@ impl World {
     }
 
     pub(super) fn call_arrives(&mut self, from: To, store: Store, call: &Call, sending: CallSending) {
-        let CallSending { id, sent_us, is_replay, is_repeat, is_served } = sending;
-        let frozen_until_us = self.redis(from.process, store).frozen_until_us;
+        let CallSending { id, node, is_replay, is_repeat, is_served, .. } = sending;
+        let frozen_until_us = self.servers(from.process, store).get(node).frozen_until_us;
         if self.now_us < frozen_until_us {
             self.at(frozen_until_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
             return;
         }
+        let serving = self.servers(from.process, store).of_call(call);
+        if serving != node {
+            // It is sent on to where the slot is now.
+            let (at_us, sending) = (self.now_us + 2 * self.delay_us(), CallSending { node: serving, ..sending });
+            self.at(at_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
+            self.trouble(from);
+            return;
+        }
         if let Some(times) = self.setup.service.filter(|_| !is_served) {
             let now_ns = self.now_us * 1000;
-            let home = self.redis_mut(from.process, store);
-            home.busy_until_ns = home.busy_until_ns.max(now_ns) + times.of(call);
-            let done_us = home.busy_until_ns.div_ceil(1000);
+            let server = self.servers_mut(from.process, store).get_mut(node);
+            server.busy_until_ns = server.busy_until_ns.max(now_ns) + times.of(call);
+            let done_us = server.busy_until_ns.div_ceil(1000);
             let sending = CallSending { is_served: true, ..sending };
             self.at(done_us, Event::CallArrives { from, store, call: Box::new(call.clone()), sending });
             return;
@@ -91,18 +99,20 @@ impl World {
             self.oracle.told += call.parts.len() as u64;
         }
         let time_ms = self.now_ms();
-        let is_planted = is_replay && self.random.permille(100);
-        let reply = match self.setup.plant {
-            Some(Plant::LostAcknowledgement) if is_planted => {
-                self.redis(from.process, store).origin.clone().call(call, time_ms)
+        let is_planted = is_replay && self.random.permille(100) && self.setup.plant.is_some();
+        let again = ProcessId(if is_planted { self.random.number() } else { 0 });
+        let plant = self.setup.plant.filter(|_| is_planted);
+        let server = self.servers_mut(from.process, store).get_mut(node);
+        let ((least_us, most_us), slow_until_us) = server.slow;
+        let reply = match plant {
+            Some(Plant::LostAcknowledgement) => server.origin.clone().call(call, time_ms),
+            Some(Plant::DoubleApply) => {
+                let mut twice = call.clone();
+                twice.process = again;
+                server.origin.call(&twice, time_ms);
+                server.origin.call(call, time_ms)
             }
-            Some(Plant::DoubleApply) if is_planted => {
-                let mut again = call.clone();
-                again.process = ProcessId(self.random.number());
-                self.redis_mut(from.process, store).origin.call(&again, time_ms);
-                self.redis_mut(from.process, store).origin.call(call, time_ms)
-            }
-            _ => self.redis_mut(from.process, store).origin.call(call, time_ms),
+            None => server.origin.call(call, time_ms),
         };
         if is_repeat {
             return;
@@ -111,45 +121,8 @@ impl World {
             self.at(self.now_us + CLOSED_AFTER_US, Event::CallFails { to: from, store, id });
             return;
         }
-        let at_us = self.now_us + self.delay_us();
-        self.at(at_us, Event::ReplyArrives { to: from, store, id, reply: Box::new(reply), sent_us });
-    }
-
-    pub(super) fn beat(&mut self, process: usize) {
-        for store in [Store::Origin, Store::Owner] {
-            if self.processes[process].store(store).is_none() {
-                continue;
-            }
-            if self.now_us >= self.redis(process, store).frozen_until_us {
-                self.beat_at(process, store);
-            } else {
-                let to = self.to(process);
-                self.at(self.now_us + BEAT_TIMEOUT_US, Event::BeatFails { to, store });
-            }
-        }
-        self.at(self.now_us + BEAT_EVERY_US, Event::Beat { process });
-        for tenth in 0..10 {
-            self.at(self.now_us + tenth * BEAT_EVERY_US / 10, Event::Probe { process });
-        }
-    }
-
-    fn beat_at(&mut self, process: usize, store: Store) {
-        let (now, now_ms) = (self.now(process), self.now_ms());
-        let id = self.processes[process].region.process();
-        let beat = self.redis_mut(process, store).origin.beat(id, now_ms);
-        let Process { region, owner, witness, .. } = &mut self.processes[process];
-        let region = match store {
-            Store::Origin => &*region,
-            // Nothing makes the owner lose its data.
-            Store::Owner => match owner {
-                Some(owner) => &*owner,
-                None => return,
-            },
-        };
-        region.set_live(u32::try_from(beat.live).unwrap_or(u32::MAX));
-        region.heartbeat_ended(true, now);
-        if store == Store::Origin && witness.hear_incarnation(beat.incarnation, false) {
-            region.heal();
-        }
+        let slow_us = if self.now_us < slow_until_us { self.random.between(least_us, most_us) } else { 0 };
+        let at_us = self.now_us + self.delay_us() + slow_us;
+        self.at(at_us, Event::ReplyArrives { to: from, store, reply: Box::new(reply), sending });
     }
 }

@@ -1,31 +1,52 @@
 //! Makes things go wrong.
 
 use crate::engine::reach::Store;
+use crate::regional::node_map::NodeId;
 use crate::simulate::faults::{Fault, Network, Way};
 use crate::simulate::process::{Process, SimulatedWait};
 use crate::simulate::world::event::{Event, To};
-use crate::simulate::world::{Home, LEAVE_WITHIN_US, World};
+use crate::simulate::world::{LEAVE_WITHIN_US, World};
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
         match fault {
-            Fault::Freeze { region, for_us } => self.homes[region].frozen_until_us = self.now_us + for_us,
-            Fault::FreezeOwner { for_us } => self.owner.frozen_until_us = self.now_us + for_us,
+            Fault::Freeze { region, for_us } => {
+                let until_us = self.now_us + for_us;
+                self.homes[region].servers.each(|server| server.frozen_until_us = until_us);
+            }
+            Fault::FreezeOwner { for_us } => {
+                let until_us = self.now_us + for_us;
+                self.owner.each(|server| server.frozen_until_us = until_us);
+            }
+            Fault::FreezeNode { region, node, for_us } => {
+                let until_us = self.now_us + for_us;
+                self.homes[region].servers.get_mut(NodeId(node as u32)).frozen_until_us = until_us;
+            }
+            Fault::Promote { region, node, back_us } => {
+                self.note_unacknowledged(region);
+                let then_us = self.now_us.saturating_sub(back_us);
+                // Calls that fail have processes ask who has its slots.
+                self.homes[region].servers.promote(NodeId(node as u32), then_us);
+            }
+            Fault::Slow { region, by_us, for_us } => {
+                let slow = (by_us, self.now_us + for_us);
+                self.homes[region].servers.each(|server| server.slow = slow);
+            }
+            Fault::FailProbes { region, for_us } => {
+                let until_us = self.now_us + for_us;
+                self.homes[region].servers.each(|server| server.probes_fail_until_us = until_us);
+            }
             Fault::LoseData { region } => {
                 self.note_unacknowledged(region);
                 // Heartbeats notice it.
-                self.homes[region].origin.clear();
+                self.homes[region].servers.clear();
             }
             Fault::Failover { region, back_us } => {
                 // Cells that the copy does not have yet are lost.
                 self.note_unacknowledged(region);
                 let then_us = self.now_us.saturating_sub(back_us);
-                let Home { origin, copies, .. } = &mut self.homes[region];
-                let copy = copies.iter().rev().find(|(at_us, _)| *at_us <= then_us).or(copies.front());
-                if let Some((_, copy)) = copy {
-                    *origin = copy.clone();
-                }
-                self.everyone_heals(region);
+                // Heartbeats notice that other servers answer.
+                self.homes[region].servers.fail_over(then_us);
             }
             Fault::Partition { region, way, for_us } => {
                 let until_us = self.now_us + for_us;
@@ -44,6 +65,7 @@ impl World {
                     self.processes[process].skew_ms = by_ms;
                 }
             }
+            Fault::Clock { process, by_ms } => self.processes[process].skew_ms = by_ms,
             Fault::Pause { process, for_us } => {
                 let to = self.to(process);
                 self.paused.insert(to, self.now_us + for_us);
@@ -78,7 +100,7 @@ impl World {
                 if !fields.is_empty() {
                     self.left.insert(id);
                 }
-                self.redis_mut(to.process, store).origin.leave(id, &fields);
+                self.servers_mut(to.process, store).each(|server| server.origin.leave(id, &fields));
             }
             self.say_farewell(to);
             self.leaving[to.process] = None;
@@ -99,6 +121,7 @@ impl World {
         self.leaving.push(None);
         self.plan_exchange(process);
         self.plan_polls(process);
+        self.plan_maps(process);
         self.at(self.now_us, Event::Beat { process });
     }
 
@@ -122,11 +145,6 @@ impl World {
         self.oracle.unacknowledged += under_way + pending;
     }
 
-    /// Has the region's processes heal, as if they had noticed another run id.
-    fn everyone_heals(&mut self, region: usize) {
-        self.processes_of(region).for_each(|process| self.processes[process].region.heal());
-    }
-
     fn replace(&mut self, process: usize) {
         // Requests that wait there get no answer; what a store was asked for them may still arrive.
         let waiting = std::mem::take(&mut self.processes[process].waiting);
@@ -136,6 +154,7 @@ impl World {
         self.plan_exchange(process);
         self.next_poll.retain(|(other, _), _| *other != process);
         self.plan_polls(process);
+        self.plan_maps(process);
         self.at(self.now_us, Event::Beat { process });
     }
 }

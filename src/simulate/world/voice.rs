@@ -3,9 +3,11 @@
 use crate::engine::reach::Store;
 use crate::global::spoken_cells::CellsRead;
 use crate::global::voice::Role;
-use crate::regional::call::Reply;
+use crate::regional::call::{Call, Reply};
+use crate::regional::redis::cluster_slot::voice_slot;
 use crate::regional::voice::VoiceReply;
 use crate::simulate::world::event::{Event, Talking, To};
+use crate::simulate::world::servers::Server;
 use crate::simulate::world::{MONO_START_US, World};
 
 /// How long a process waits for an answer.
@@ -87,7 +89,7 @@ impl World {
     }
 
     pub(super) fn voice_arrives(&mut self, from: To, mut talking: Talking) {
-        let frozen_until_us = self.redis(from.process, Store::Origin).frozen_until_us;
+        let frozen_until_us = self.voice_server(from.process).frozen_until_us;
         if self.now_us < frozen_until_us {
             if !talking.is_over && frozen_until_us > talking.asked_us + VOICE_TIMEOUT_US {
                 self.give_up_talking(from, talking.clone());
@@ -96,7 +98,7 @@ impl World {
             return self.at(frozen_until_us, Event::VoiceArrives { from, talking });
         }
         let now_ms = self.now_ms();
-        let reply = self.redis_mut(from.process, Store::Origin).origin.speak(&talking.call, now_ms);
+        let reply = self.voice_server_mut(from.process).origin.speak(&talking.call, now_ms);
         if !talking.call.entries.is_empty() {
             self.spread_the_word(from.process);
         }
@@ -151,14 +153,17 @@ impl World {
     }
 
     pub(super) fn cells_arrive(&mut self, from: To, reads: Vec<CellsRead>, sent_us: u64) {
-        let is_frozen = self.now_us < self.redis(from.process, Store::Origin).frozen_until_us;
+        let servers = self.servers(from.process, Store::Origin);
+        let is_frozen = |read: &CellsRead| self.now_us < servers.get(servers.of_call(&read.call)).frozen_until_us;
+        let is_frozen = reads.iter().any(is_frozen);
         if is_frozen || self.random.permille(self.setup.network.lost_replies) {
             self.at(sent_us + VOICE_TIMEOUT_US, Event::CellsAnswered { to: from, reads, replies: None });
             return;
         }
         let now_ms = self.now_ms();
-        let origin = &mut self.redis_mut(from.process, Store::Origin).origin;
-        let replies = Some(reads.iter().map(|read| origin.call(&read.call, now_ms)).collect());
+        let servers = self.servers_mut(from.process, Store::Origin);
+        let mut reply = |call: &Call| servers.get_mut(servers.of_call(call)).origin.call(call, now_ms);
+        let replies = Some(reads.iter().map(|read| reply(&read.call)).collect());
         let at_us = self.now_us + self.delay_us();
         self.at(at_us, Event::CellsAnswered { to: from, reads, replies });
     }
@@ -174,7 +179,7 @@ impl World {
     }
 
     pub(super) fn feed(&mut self, to: To) {
-        let home = self.redis(to.process, Store::Origin);
+        let home = self.voice_server(to.process);
         if self.now_us < home.frozen_until_us {
             return self.at(home.frozen_until_us, Event::Feed { to });
         }
@@ -191,10 +196,21 @@ impl World {
     pub(super) fn say_farewell(&mut self, to: To) {
         let farewell = self.exchange(to).and_then(|exchange| exchange.leave());
         let now_ms = self.now_ms();
-        let home = self.redis_mut(to.process, Store::Origin);
+        let home = self.voice_server_mut(to.process);
         if let Some(call) = farewell {
             home.origin.speak(&call, now_ms);
             self.spread_the_word(to.process);
         }
+    }
+
+    /// Who has the lease, the mentions and the feed of a process's region.
+    fn voice_server(&self, process: usize) -> &Server {
+        let servers = self.servers(process, Store::Origin);
+        servers.get(servers.of_slot(voice_slot()))
+    }
+
+    fn voice_server_mut(&mut self, process: usize) -> &mut Server {
+        let servers = self.servers_mut(process, Store::Origin);
+        servers.get_mut(servers.of_slot(voice_slot()))
     }
 }

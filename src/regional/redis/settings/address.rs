@@ -36,7 +36,7 @@ pub enum SocketType {
 }
 
 /// A server that is reached by TCP.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RedisNode {
     /// A name or an IP address, without brackets.
     pub host: String,
