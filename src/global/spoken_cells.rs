@@ -126,7 +126,7 @@ impl SpokenCells {
 
     /// Lets all cells go, and returns where this process counts them.
     pub(crate) fn clear(&mut self) -> Vec<SlotRef> {
-        std::mem::take(&mut self.cells).into_iter().flat_map(|(_, spoken)| spoken.slots).collect()
+        std::mem::take(&mut self.cells).into_values().flat_map(|spoken| spoken.slots).collect()
     }
 
     /// Lets go what is over, or has not grown for a while and needs not be told.

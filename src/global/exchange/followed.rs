@@ -91,11 +91,11 @@ impl Followed {
     /// The date from which on rows are read. `unpublished_us`: for how long nothing could be published.
     pub(super) fn since_ms(&self, beginning: Beginning, unpublished_us: u64, now: Now) -> u64 {
         let late_ms = unpublished_us.min(BEHIND_US) / 1000;
-        self.from_ms(beginning, now).saturating_sub(self.overlap_ms + late_ms)
+        self.begins_ms(beginning, now).saturating_sub(self.overlap_ms + late_ms)
     }
 
     /// The date from which on everything has been heard then.
-    pub(super) fn from_ms(&self, beginning: Beginning, now: Now) -> u64 {
+    pub(super) fn begins_ms(&self, beginning: Beginning, now: Now) -> u64 {
         let from_ms = match beginning {
             Beginning::Watermark => self.watermark_ms,
             Beginning::LookBack => self.missed.map(|missed| missed.from_ms),

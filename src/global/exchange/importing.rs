@@ -135,7 +135,7 @@ impl Exchange {
         let is_handed_on = state.role() == Role::Speaking && !state.followed.is_new();
         let Some(reading) = part else {
             hearing.beginning = Some(beginning);
-            let from_ms = state.followed.from_ms(beginning, now);
+            let from_ms = state.followed.begins_ms(beginning, now);
             hearing.handing = is_handed_on.then(|| Handing { from_ms, only_since_ms: None, sums: Vec::new() });
             hearing.found_from_ms = state.followed.found_from_ms(now);
             let unpublished_us = state.publishing.failing_us(now.mono_us);
@@ -143,7 +143,7 @@ impl Exchange {
         };
         if is_handed_on {
             let only_since_ms = Some(state.followed.since_ms(Beginning::Watermark, 0, now));
-            let from_ms = state.followed.from_ms(Beginning::Watermark, now);
+            let from_ms = state.followed.begins_ms(Beginning::Watermark, now);
             hearing.handing = Some(Handing { from_ms, only_since_ms, sums: Vec::new() });
         }
         match &reading {
