@@ -12,7 +12,6 @@ const RULES: &str = "
 domain: d
 descriptors:
   - {key: k, rate_limit: {requests_per_unit: 1000, unit: year}}
-  - {key: hot, rate_limit: {requests_per_unit: 100000, unit: year}}
 ";
 
 fn has_role(service: &Service, role: &str) -> bool {

@@ -226,8 +226,8 @@ impl Stores {
         let more = [
             ("STRICT_REDIS_URL", owner.url()),
             ("TIDEGATE_STRICT_TIMEOUT", PATIENT.1.to_owned()),
-            // A few turns, which come every second.
-            ("TIDEGATE_GLOBAL_OUTAGE_AFTER", "3s".to_owned()),
+            // A few turns, which come every second, and the time in which somebody else speaks for the region.
+            ("TIDEGATE_GLOBAL_OUTAGE_AFTER", "6s".to_owned()),
         ];
         env.extend(more.map(|(name, value)| (name.to_owned(), value)));
         let env = env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
