@@ -18,6 +18,11 @@ const LIMIT: u64 = 1 << 40;
 /// Sub-cells of an exact window.
 const SUB_CELLS: u64 = 17;
 
+/// See [`Kind::Bare`]. What it writes is as long as what a told cell takes.
+pub const BARE: &str = "redis.call('MGET', unpack(KEYS))
+for number = 1, #KEYS do redis.call('SETRANGE', KEYS[number], '8', '1234567891234567891234') end
+return ''";
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -32,6 +37,8 @@ pub enum Kind {
     /// More hits of an exact window with hits in all of its sub-cells.
     Exact,
     Bucket,
+    /// A script that reads a string and writes a part of it, and decides nothing: what any script costs at least that keeps counts.
+    Bare,
     /// What other services do: INCRBY and EXPIRE.
     Pair,
 }
@@ -65,7 +72,7 @@ impl Keys {
             Kind::Made | Kind::ColdCheck => return Ok(()),
             Kind::Exact => (0..SUB_CELLS).rev().collect(),
             Kind::WarmCheck => vec![1, 0],
-            Kind::Told | Kind::Bucket | Kind::Pair => vec![0],
+            Kind::Told | Kind::Bare | Kind::Bucket | Kind::Pair => vec![0],
         };
         for back in backs {
             for some in all.chunks(100) {
@@ -131,6 +138,17 @@ impl Keys {
             }
             let answers = 2 * some.len();
             return Sent { packed: pipeline.get_packed_pipeline(), answers, call: None, keys: some.to_vec() };
+        }
+        if self.kind == Kind::Bare {
+            let names = some.iter().map(|number| format!("tidegate:{{aa}}:{number:040}:29913878"));
+            let mut command = redis::cmd("EVALSHA");
+            command.arg(script).arg(some.len()).arg(names.collect::<Vec<_>>()).arg("process_").arg(vec![
+                b'.';
+                7 + 48
+                    * some
+                        .len()
+            ]);
+            return Sent { packed: command.get_packed_command(), answers: 1, call: None, keys: some.to_vec() };
         }
         let is_check = matches!(self.kind, Kind::WarmCheck | Kind::ColdCheck) && back == 0;
         let parts: Vec<CallKey> = some.iter().map(|number| self.part(*number, back, is_check)).collect();

@@ -182,6 +182,10 @@ pub struct Region {
     may_ask: AtomicBool,
     /// Likewise for strict limits.
     may_ask_strictly: AtomicBool,
+    /// How often that was lost.
+    times_lost: AtomicU64,
+    /// Likewise for strict limits.
+    times_lost_strictly: AtomicU64,
     /// Hits that were pending when the last flush began.
     pending_hits: AtomicU64,
 }
@@ -217,6 +221,8 @@ impl Region {
             is_stranger: AtomicBool::new(true),
             may_ask: AtomicBool::new(true),
             may_ask_strictly: AtomicBool::new(true),
+            times_lost: AtomicU64::new(0),
+            times_lost_strictly: AtomicU64::new(0),
             pending_hits: AtomicU64::new(0),
         };
         region.tell_requests(&region.state.lock());

@@ -109,14 +109,11 @@ pub(super) struct Nodes {
     nodes: BTreeMap<NodeId, NodeBreakers>,
     options: BreakerOptions,
     seed: u64,
-    /// How often breakers of nodes that are gone had opened, by kind.
-    opened_before: [u64; 3],
 }
 
 impl Nodes {
     pub(super) fn new(map: Arc<NodeMap>, options: BreakerOptions, seed: u64) -> Nodes {
-        let (nodes, opened_before) = (BTreeMap::new(), [0; 3]);
-        let mut nodes = Nodes { map: Arc::new(NodeMap::unknown()), nodes, options, seed, opened_before };
+        let mut nodes = Nodes { map: Arc::new(NodeMap::unknown()), nodes: BTreeMap::new(), options, seed };
         nodes.replace(map);
         nodes
     }
@@ -124,16 +121,9 @@ impl Nodes {
     /// Takes over who has which slot. Returns what was parked: it may go elsewhere now.
     fn replace(&mut self, map: Arc<NodeMap>) -> Vec<SlotRef> {
         let mut parked = Vec::new();
-        let opened_before = &mut self.opened_before;
         self.nodes.retain(|id, node| {
             parked.append(&mut node.parked);
-            let is_there = map.nodes().iter().any(|there| there.id == *id);
-            if !is_there {
-                for (before, kind) in opened_before.iter_mut().zip(BreakerKind::ALL) {
-                    *before += node.breaker(kind).opened;
-                }
-            }
-            is_there
+            map.nodes().iter().any(|there| there.id == *id)
         });
         for node in map.nodes() {
             let breaker = |number: u64| {
@@ -237,9 +227,14 @@ impl Region {
 
     /// Lets requests know of breakers that have changed.
     pub(super) fn tell_requests(&self, state: &RegionState) {
-        let may_ask = |is_strict| !state.nodes.are_all_given_up(self.check_kind(is_strict));
-        self.may_ask.store(may_ask(false), Ordering::Relaxed);
-        self.may_ask_strictly.store(may_ask(true), Ordering::Relaxed);
+        let is_known = !state.nodes.nodes.is_empty();
+        let strict = (&self.may_ask_strictly, &self.times_lost_strictly, true);
+        for (told, times_lost, is_strict) in [(&self.may_ask, &self.times_lost, false), strict] {
+            let may_ask = !state.nodes.are_all_given_up(self.check_kind(is_strict));
+            if told.swap(may_ask, Ordering::Relaxed) && !may_ask && is_known {
+                times_lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// How all breakers are.
@@ -257,12 +252,10 @@ impl Region {
         states
     }
 
-    /// How often breakers have opened, for strict limits or for the others.
-    pub fn times_opened(&self, is_strict: bool) -> u64 {
-        let kind = self.check_kind(is_strict);
-        let state = self.state.lock();
-        let now = state.nodes.nodes.values().map(|node| node.breaker(kind).opened).sum::<u64>();
-        now + state.nodes.opened_before[kind as usize]
+    /// How often the store was given up as a whole, for strict limits or for the others.
+    pub fn times_lost(&self, is_strict: bool) -> u64 {
+        let times_lost = if is_strict { &self.times_lost_strictly } else { &self.times_lost };
+        times_lost.load(Ordering::Relaxed)
     }
 
     /// Takes note of a heartbeat's end. When nothing else is asked, only heartbeats show how the store is.

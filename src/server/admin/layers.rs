@@ -27,8 +27,8 @@ impl Service {
             let Some(regional) = store else { continue };
             let is_strict = name == LayerName::Strict;
             let down_for = regional.region().down_for_us(is_strict, regional.now()).map(Duration::from_micros);
-            let opened = regional.region().times_opened(is_strict);
-            layers.push(LayerFigures::new(name, down_for, opened, &regional.redis().status().address));
+            let times_lost = regional.region().times_lost(is_strict);
+            layers.push(LayerFigures::new(name, down_for, times_lost, &regional.redis().status().address));
         }
         layers
     }

@@ -38,9 +38,9 @@ fn between(log: &[RequestedHits], from_us: u64, to_us: u64) -> impl Iterator<Ite
     log.iter().filter(move |it| (from_us..to_us).contains(&it.arrived_us))
 }
 
-/// How often breakers of checks have opened, in all processes.
+/// How often processes have given the store up, all together.
 fn opened(world: &World) -> u64 {
-    world.processes.iter().map(|process| process.region.times_opened(false)).sum()
+    world.processes.iter().map(|process| process.region.times_lost(false)).sum()
 }
 
 /// Three nodes, one of which is frozen. Its replica takes over later, and the old one comes back in the end.
