@@ -5,6 +5,7 @@
 //! whoever counts it mentions it when there is more to say.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use smallvec::SmallVec;
 
@@ -69,6 +70,8 @@ pub(crate) struct CellsRead {
 pub(crate) struct SpokenCells {
     /// Sorted, so that simulated runs repeat.
     cells: BTreeMap<CellName, SpokenCell>,
+    /// The last cell of a turn that had no room for all.
+    reached: Option<CellName>,
 }
 
 impl SpokenCells {
@@ -191,14 +194,20 @@ impl SpokenCells {
         }
     }
 
-    /// The rows that others should know of now, at most so many, with the slots that count them.
-    pub(crate) fn rows(&self, regions: u32, most: usize, is_meant: impl Fn(&CellName) -> bool) -> Vec<SpokenRow> {
+    /// The rows that others should know of now, at most so many, with the slots that count them. If there are more, the others
+    /// come next.
+    pub(crate) fn rows(&mut self, regions: u32, most: usize, is_meant: impl Fn(&CellName) -> bool) -> Vec<SpokenRow> {
         let mut rows = Vec::new();
-        for (cell, spoken) in &self.cells {
+        let reached = self.reached.take();
+        let behind = reached.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = self.cells.range::<CellName, _>((behind, Bound::Unbounded));
+        let before = reached.iter().flat_map(|reached| self.cells.range(..=reached));
+        for (cell, spoken) in behind.chain(before) {
             if spoken.standing(regions).is_notable(spoken.known) && is_meant(cell) {
                 let row = OwnRow { cell: cell.clone(), counts: spoken.known };
                 rows.push(SpokenRow { row, slots: spoken.slots.clone() });
                 if rows.len() >= most {
+                    self.reached = Some(cell.clone());
                     break;
                 }
             }
@@ -250,7 +259,7 @@ mod tests {
         Now { wall_ms: 7 * 60_000, mono_us: us }
     }
 
-    fn rows(cells: &SpokenCells) -> Vec<u64> {
+    fn rows(cells: &mut SpokenCells) -> Vec<u64> {
         cells.rows(REGIONS, 100, |_| true).into_iter().map(|spoken| spoken.row.counts.hits).collect()
     }
 
@@ -259,19 +268,19 @@ mod tests {
         let mut cells = SpokenCells::default();
         let Mention { cell, .. } = mention(1, 7, 100);
         assert!(cells.follow(mention(1, 7, 100), None, 0));
-        assert_eq!((rows(&cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![100], 1));
+        assert_eq!((rows(&mut cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![100], 1));
         cells.published(&cell, counts(100));
         assert_eq!(cells.reads(ProcessId(1), REGIONS, false).len(), 0, "nobody wants to know of the next hit");
         cells.follow(mention(1, 7, 400), None, 0);
-        assert_eq!(rows(&cells), Vec::<u64>::new());
+        assert_eq!(rows(&mut cells), Vec::<u64>::new());
         cells.follow(mention(1, 7, 500), None, SECOND_US);
-        assert_eq!((rows(&cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![500], 1));
+        assert_eq!((rows(&mut cells), cells.reads(ProcessId(1), REGIONS, false).len()), (vec![500], 1));
         cells.published(&cell, counts(500));
         let [read] = <[CellsRead; 1]>::try_from(cells.reads(ProcessId(1), REGIONS, false)).unwrap();
         let state = CellState { sequence: 7, sum: 510, refunds: 3, ..CellState::default() };
         let reply = Reply { parts: vec![SmallVec::from_iter([state])], verdicts: Vec::new() };
         cells.read(&read, &reply, 2 * SECOND_US);
-        assert_eq!(rows(&cells), [510]);
+        assert_eq!(rows(&mut cells), [510]);
         cells.expire(REGIONS, now(60 * SECOND_US));
         assert_eq!(cells.len(), 1, "it still has to be told");
         cells.published(&cell, Counts { hits: 510, refunds: 3 });
@@ -285,9 +294,9 @@ mod tests {
         let Mention { cell, .. } = mention(1, 7, 600);
         cells.follow(mention(1, 7, 600), Some(SlotRef::of(3)), 0);
         cells.heard(&cell, true, counts(600));
-        assert_eq!(rows(&cells), Vec::<u64>::new());
+        assert_eq!(rows(&mut cells), Vec::<u64>::new());
         cells.forget_told();
-        assert_eq!(rows(&cells), [600]);
+        assert_eq!(rows(&mut cells), [600]);
         cells.expire(REGIONS, Now { wall_ms: 9 * 60_000, mono_us: 0 });
         assert_eq!(cells.len(), 0, "its windows are over");
         cells.follow(mention(1, 7, 600), Some(SlotRef::of(3)), 0);
@@ -328,5 +337,20 @@ mod tests {
         assert!((0..CELLS_MAX as u64).all(|number| cells.follow(mention(number, 7, 600), None, 0)));
         assert!(!cells.follow(mention(CELLS_MAX as u64, 7, 600), None, 0));
         assert!(cells.follow(mention(0, 7, 700), None, 0));
+    }
+
+    /// Found by a review: the first cells in order had all the room, turn after turn.
+    #[test]
+    fn cells_for_which_there_was_no_room_come_first_in_the_next_turn() {
+        let mut cells = SpokenCells::default();
+        let mut published = Vec::new();
+        for turn in 0..4 {
+            (0..10).for_each(|number| assert!(cells.follow(mention(number, 7, 500 + turn), None, turn)));
+            for SpokenRow { row: OwnRow { cell, counts }, .. } in cells.rows(REGIONS, 4, |_| true) {
+                cells.published(&cell, counts);
+                published.push(String::from_utf8_lossy(&cell.identifier).trim_start_matches('0').parse().unwrap_or(0));
+            }
+        }
+        assert_eq!(published, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5]);
     }
 }

@@ -113,6 +113,11 @@ impl Followed {
         self.server_ms(now).unwrap_or(0).saturating_sub(self.overlap_ms)
     }
 
+    /// The server's clock as it was last heard, if that was after a moment of monotonic time.
+    pub(super) fn clock_since(&self, mono_us: u64) -> Option<u64> {
+        self.clock_ms.filter(|_| self.at_us.is_some_and(|at_us| at_us > mono_us))
+    }
+
     /// A reading has failed.
     pub(super) fn failed(&mut self, now: Now) {
         self.failed_us = Some(now.mono_us);

@@ -68,6 +68,10 @@ impl ExchangeState {
     /// to here.
     fn hear_entry(&mut self, entry: &FeedEntry, speaker: ProcessId, now: Now) -> bool {
         let Some(voice) = &mut self.voice else { return false };
+        if entry.is_farewell || voice.lease.speaker().is_some_and(|before| before != speaker) {
+            // Whoever comes next knows nothing of what was left to this one.
+            voice.spoken_for.clear();
+        }
         voice.lease.heard(speaker, entry.is_farewell, now.mono_us);
         voice.is_speaker_stuck = entry.is_stuck;
         // What was published this lately is published at the moment.

@@ -27,6 +27,8 @@ pub struct ImportProgress {
     news_ms: Vec<u64>,
     /// Everything is read from the start, and what the table was told is not forgotten yet.
     must_forget: bool,
+    /// When it began, in monotonic time.
+    began_us: u64,
     /// Where it began, if it is a reading of what has changed.
     beginning: Option<Beginning>,
     /// Rows of this region that are older may have become visible just now: if so, others have not found them by their dates,
@@ -53,6 +55,7 @@ impl ImportProgress {
             import: Import::new(region),
             news_ms: Vec::new(),
             must_forget: false,
+            began_us: 0,
             beginning: None,
             found_from_ms: 0,
             handing: None,
@@ -115,7 +118,7 @@ impl Exchange {
     pub fn doubt(&self) {
         let mut state = self.state.lock();
         state.passes.read_anew();
-        if let Some(voice) = &mut state.voice {
+        if let Some(voice) = state.voice.as_mut().filter(|voice| voice.lease.role() == Role::Speaking) {
             voice.is_doubtful = true;
         }
     }
@@ -124,6 +127,7 @@ impl Exchange {
     /// [`Exchange::not_imported`].
     pub fn reading(&self, now: Now) -> (ReadScope, ImportProgress) {
         let mut hearing = ImportProgress::new(&self.options.region);
+        hearing.began_us = now.mono_us;
         let mut state = self.state.lock();
         if state.followed.is_new() {
             state.passes.read_anew();
@@ -232,7 +236,9 @@ impl Exchange {
         let seen = state.see(std::mem::take(&mut hearing.import.seen));
         // A reading that begins at a cell, or is of some rules, does not hear all that has changed.
         let is_of_all = hearing.beginning.is_some() || *reading == (ReadScope::All { from: None });
-        let is_another_server = state.heard_until(server_ms, is_of_all.then_some(hearing.beginning), now);
+        // The speaker may have told of a later time while this was read, or of another server.
+        let until_ms = state.followed.clock_since(hearing.began_us).unwrap_or(server_ms);
+        let is_another_server = state.heard_until(until_ms, is_of_all.then_some(hearing.beginning), now);
         let lacks_something = is_another_server || hearing.beginning == Some(Beginning::Gap);
         if lacks_something {
             state.passes.read_all_soon(now.mono_us);
@@ -264,32 +270,37 @@ impl Exchange {
     }
 
     pub(super) fn take(&self, hearing: &mut ImportProgress, sum: &CellSum, now: Now) {
-        let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
-        let current = now.wall_ms / duration_ms;
-        if sequence.abs_diff(current) > 1 {
-            // The window is over already, or the clock of whoever counted it is far off.
-            return;
-        }
-        let names = self.names.read().clone();
-        let foreign = foreign_sum(sum, hearing.found_from_ms);
-        let is_news = match names.of_row(workspace, namespace).filter(|named| named.is_global(*duration_ms)) {
-            Some(named) if named.is_sensitive => self.take_hidden(identifier, sum, foreign, now),
-            Some(named) => self.take_key(named, identifier, sum, foreign, now),
-            None => {
-                self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
-                false
-            }
-        };
+        let is_news = self.take_cell(sum, hearing.found_from_ms, now);
         if is_news && sum.updated_at_ms > 0 && hearing.news_ms.len() < AGES_MAX {
             hearing.news_ms.push(sum.updated_at_ms);
         }
         if let Some(handing) = &mut hearing.handing {
-            // Others may have rules that are not known here yet.
+            // Others may have rules that are not known here yet, and clocks that are right.
             if handing.only_since_ms.is_none_or(|since_ms| is_news || sum.updated_at_ms >= since_ms) {
                 handing.sums.push(sum.clone());
             }
             if let Some(voice) = &mut self.state.lock().voice {
                 voice.spoken.heard(&sum.cell, sum.others.hits > 0, told_of(sum, hearing.found_from_ms));
+            }
+        }
+    }
+
+    /// Takes over what rows say about a cell. True if it was news.
+    fn take_cell(&self, sum: &CellSum, found_from_ms: u64, now: Now) -> bool {
+        let CellName { workspace, namespace, identifier, duration_ms, sequence } = &sum.cell;
+        let current = now.wall_ms / duration_ms;
+        if sequence.abs_diff(current) > 1 {
+            // The window is over already, or the clock of whoever counted it is far off.
+            return false;
+        }
+        let names = self.names.read().clone();
+        let foreign = foreign_sum(sum, found_from_ms);
+        match names.of_row(workspace, namespace).filter(|named| named.is_global(*duration_ms)) {
+            Some(named) if named.is_sensitive => self.take_hidden(identifier, sum, foreign, now),
+            Some(named) => self.take_key(named, identifier, sum, foreign, now),
+            None => {
+                self.counts.unknown_rows.fetch_add(1, Ordering::Relaxed);
+                false
             }
         }
     }

@@ -57,13 +57,14 @@ impl Exchange {
         {
             self.add_rows(&key, &names, &state, now, &mut rows);
         }
-        if let Some(voice) = &state.voice {
+        if let Some(mut spoken) = state.voice.as_mut().map(|voice| std::mem::take(&mut voice.spoken)) {
             let is_meant = |cell: &CellName| state.may_send(cell, now);
-            for SpokenRow { row, slots } in
-                voice.spoken.rows(self.regions(), rows_max.saturating_sub(rows.len()), is_meant)
-            {
+            for SpokenRow { row, slots } in spoken.rows(self.regions(), rows_max.saturating_sub(rows.len()), is_meant) {
                 rows.push((row.clone(), None));
                 rows.extend(slots.into_iter().map(|at| (row.clone(), Some(at))));
+            }
+            if let Some(voice) = &mut state.voice {
+                voice.spoken = spoken;
             }
         }
         Publication::new(rows)

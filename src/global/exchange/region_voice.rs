@@ -73,13 +73,15 @@ impl RegionVoice {
     }
 
     /// Puts entries into the outbox. If the feed could not keep them all anyway, nothing waits: others notice what they lack.
-    pub(super) fn send(&mut self, bodies: Vec<Vec<u8>>) {
+    /// False if they are dropped.
+    pub(super) fn send(&mut self, bodies: Vec<Vec<u8>>) -> bool {
         if self.outbox.len() + bodies.len() > FEED_KEPT {
             self.outbox.clear();
             self.recent.clear();
-            return;
+            return false;
         }
         self.outbox.extend(bodies);
+        true
     }
 
     /// Has the speaker give a sign of life if it has given none for a while.

@@ -36,8 +36,10 @@ impl ExchangeState {
         let sign = self.sign_of_life(now);
         let Some(voice) = self.voice.as_mut().filter(|voice| voice.lease.role() == Role::Speaking) else { return };
         sums.retain(|sum| voice.recent.note(sum, now.mono_us));
-        let is_doubtful = mem::take(&mut voice.is_doubtful);
-        voice.send(FeedEntry { is_doubtful, seen, covered, sums, ..sign }.into_parts());
+        let is_doubtful = voice.is_doubtful;
+        if voice.send(FeedEntry { is_doubtful, seen, covered, sums, ..sign }.into_parts()) {
+            voice.is_doubtful = false;
+        }
     }
 
     /// An entry that hands nothing on.
@@ -208,6 +210,7 @@ impl Exchange {
         let mut state = self.state.lock();
         let Some(process) = self.options.process.filter(|_| state.role() == Role::Speaking) else { return Vec::new() };
         let names = self.names.read().clone();
+        let server_ms = state.followed.server_ms(now);
         self.ledger().sweep_noted();
         for key in self.ledger().publishable(now.wall_ms) {
             let mentions = self.mentions_of(&key, &names, &state, now);
@@ -218,7 +221,9 @@ impl Exchange {
             }
         }
         let Some(voice) = &mut state.voice else { return Vec::new() };
-        voice.spoken.expire(self.regions(), now);
+        // By the clock of the server: a wrong one here must not end what all others count.
+        let wall_ms = server_ms.unwrap_or(now.wall_ms);
+        voice.spoken.expire(self.regions(), Now { wall_ms, ..now });
         voice.spoken.reads(process, self.regions(), is_cluster)
     }
 

@@ -33,7 +33,7 @@ impl Origin {
             keys.lease = Some((call.process, time_ms + LEASE_MS));
         }
         let speaker = keys.lease.map(|(holder, _)| holder);
-        if speaker != Some(call.process) {
+        if speaker != Some(call.process) || call.lease == LeaseWish::Nothing {
             let room = MENTIONS_MAX.saturating_sub(keys.mentions.len());
             let mentioned = call.mentions.len().min(room);
             keys.mentions.extend(call.mentions[..mentioned].iter().cloned());
@@ -51,11 +51,13 @@ impl Origin {
                 keys.feed.pop_front();
             }
         }
+        if call.lease == LeaseWish::GiveUp {
+            // What was mentioned is for the next speaker.
+            keys.lease = None;
+            return VoiceReply { speaker: None, mentioned: 0, mentions: Vec::new() };
+        }
         let taken = keys.mentions.len().min(MENTIONS_TAKEN_MAX);
         let mentions = keys.mentions.drain(..taken).collect();
-        if call.lease == LeaseWish::GiveUp {
-            keys.lease = None;
-        }
         VoiceReply { speaker: keys.lease.map(|(holder, _)| holder), mentioned: 0, mentions }
     }
 

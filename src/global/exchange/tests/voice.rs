@@ -166,3 +166,64 @@ fn a_table_that_lost_rows_is_told_again_what_only_followers_know() {
     }
     assert_eq!(pair.rows.total("a").hits, 60);
 }
+
+/// Found by a review: what the speaker handed on meanwhile made the server's clock seem to go back, so that everything was
+/// read again and again.
+#[test]
+fn a_follower_that_hears_the_feed_while_it_reads_everything_reads_it_once() {
+    let mut pair = Pair::start();
+    pair.follower.exchange.state.lock().passes.read_all_soon(pair.follower.now.mono_us);
+    let mut passes = 0;
+    for _ in 0..200 {
+        pair.turn();
+        pair.hear();
+        if !pair.follower.exchange.wants_reading(pair.follower.now) {
+            pair.follower.exchange.passed_import(pair.follower.now);
+            continue;
+        }
+        let began = pair.follower.now;
+        let (reading, mut hearing) = pair.follower.exchange.reading(began);
+        for row in pair.rows.read(&reading, began.wall_ms) {
+            pair.follower.exchange.hear(&mut hearing, row, began);
+        }
+        passes += u64::from(reading == ALL);
+        for _ in 0..3 {
+            pair.turn();
+            pair.hear();
+        }
+        pair.follower.exchange.imported(hearing, &reading, began.wall_ms, pair.follower.now);
+    }
+    assert_eq!((passes, pair.follower.exchange.counts.gaps.load(Ordering::Relaxed)), (1, 0));
+}
+
+/// Found by a review: the speaker left out for all what did not fit its own clock.
+#[test]
+fn a_speaker_whose_clock_is_wrong_hands_on_and_publishes_all_the_same() {
+    let mut pair = Pair::start();
+    pair.turn();
+    pair.hear();
+    pair.rows.commit("b", &[row_of_b("x", 100, pair.follower.now)], pair.follower.now.wall_ms);
+    assert!(pair.follower.ask("y", 60));
+    let skewed = |now: Now| Now { wall_ms: now.wall_ms + 3 * 3_600_000, ..now };
+    let mut rows = 0;
+    for _ in 0..5 {
+        pair.pass(1000);
+        let now = skewed(pair.speaker.now);
+        let server_ms = pair.speaker.now.wall_ms;
+        let (reading, mut hearing) = pair.speaker.exchange.reading(now);
+        for row in pair.rows.read(&reading, server_ms) {
+            pair.speaker.exchange.hear(&mut hearing, row, now);
+        }
+        pair.speaker.exchange.imported(hearing, &reading, server_ms, now);
+        pair.speak(false);
+        pair.hear();
+        pair.mention();
+        pair.speak(true);
+        pair.speaker.exchange.cells_to_read(false, now);
+        let sending = pair.speaker.exchange.collect(now);
+        rows += sending.next().map_or(0, <[OwnRow]>::len);
+        pair.speaker.exchange.published_nothing(None, now);
+    }
+    assert!(!pair.follower.ask("x", 1), "the other region has used all of it");
+    assert!(rows > 0, "what the follower has mentioned is published");
+}

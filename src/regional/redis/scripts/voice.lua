@@ -10,7 +10,7 @@
 -- ARGV[7]  how many entries the feed keeps, ARGV[8] how long it is kept
 -- ARGV[9]  how many of the arguments that follow are mentions. All after those are entries
 --
--- Answers the speaker, '' if there is none; how many mentions found room; and the mentions, if the process is the speaker.
+-- Answers the speaker, '' if there is none; how many mentions found room; and the mentions, if the process holds the lease.
 -- Only the speaker appends entries: whoever has lost the lease without knowing changes nothing.
 
 local FIRST = 10
@@ -28,7 +28,7 @@ if wish == 'hold' and (speaker == '' or speaker == process) then
   speaker = process
 end
 
-if speaker ~= process then
+if speaker ~= process or wish == 'nothing' then
   local mentioned = 0
   if count > 0 then
     mentioned = math.max(0, math.min(count, tonumber(ARGV[4]) - redis.call('LLEN', list)))
@@ -46,12 +46,13 @@ end
 if #ARGV >= FIRST + count then
   redis.call('PEXPIRE', feed, ARGV[8])
 end
+if wish == 'give up' then
+  -- What was mentioned is for the next speaker.
+  redis.call('DEL', lease)
+  return { '', 0, {} }
+end
 local mentions = redis.call('LRANGE', list, 0, ARGV[5] - 1)
 if #mentions > 0 then
   redis.call('LTRIM', list, #mentions, -1)
-end
-if wish == 'give up' then
-  redis.call('DEL', lease)
-  speaker = ''
 end
 return { speaker, 0, mentions }
