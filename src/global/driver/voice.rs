@@ -14,6 +14,8 @@ use crate::regional::voice::VoiceCall;
 
 /// How long a call may take. The speaker's lease outlasts several of these.
 const VOICE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The pause after a call that failed.
+const TALK_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait for an entry of the feed before asking again.
 const LISTEN_WAIT: Duration = Duration::from_secs(1);
 /// The pause before listening again after a failure.
@@ -35,17 +37,22 @@ impl GlobalDriver {
                 () = sleep_until(at.into()) => {}
                 () = self.wake_voice.notified() => {}
             }
-            self.talk(false).await;
+            if !self.talk(false).await {
+                // Without a connection a call fails at once, and what it had to say is still due.
+                sleep(TALK_PAUSE).await;
+            }
         }
     }
 
-    /// Makes the call that is due, if there is one.
-    pub(super) async fn talk(&self, is_turn: bool) {
-        let Some(OriginLinks { calls, .. }) = &self.origin else { return };
+    /// Makes the call that is due, if there is one. False if it fails.
+    pub(super) async fn talk(&self, is_turn: bool) -> bool {
+        let Some(OriginLinks { calls, .. }) = &self.origin else { return true };
         let asked = self.now();
-        let Some(call) = block_in_place(|| self.exchange.voice_call(is_turn, asked)) else { return };
+        let Some(call) = block_in_place(|| self.exchange.voice_call(is_turn, asked)) else { return true };
         let before = self.exchange.role();
-        match calls.speak(&call, VOICE_TIMEOUT).await {
+        let answer = calls.speak(&call, VOICE_TIMEOUT).await;
+        let is_heard = answer.is_ok();
+        match answer {
             Ok(reply) => self.exchange.voice_replied(&call, asked.mono_us, &reply, self.now()),
             Err(error) => {
                 let is_refused = error.is_forbidden();
@@ -59,7 +66,11 @@ impl GlobalDriver {
         if role != before {
             tracing::info!(role = role.word(), "who speaks with MySQL for the region has changed");
         }
-        self.wake_voice.notify_one();
+        if is_heard {
+            // There may be more to say.
+            self.wake_voice.notify_one();
+        }
+        is_heard
     }
 
     /// Gives the lease up, so that another process takes it at once.
