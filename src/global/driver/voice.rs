@@ -1,14 +1,20 @@
 //! Talks to the other processes of the region: who speaks with MySQL, what should be published, what was heard.
 
+use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::task::block_in_place;
 use tokio::time::{sleep, sleep_until};
 
 use crate::global::driver::{GlobalDriver, OriginLinks};
+use crate::global::spoken_cells::CellsRead;
 use crate::global::voice::Role;
+use crate::regional::node_map::NodeId;
+use crate::regional::redis::cluster_slot::{cluster_slot, voice_slot};
 use crate::regional::redis::{Lane, OriginError};
 use crate::regional::voice::VoiceCall;
 
@@ -87,14 +93,26 @@ impl GlobalDriver {
         else {
             return;
         };
-        self.talk(true).await;
+        let is_heard = self.talk(true).await;
+        let map = calls.maps().borrow().clone();
+        // One that has just let its time pass is not waited for again.
+        let silent = (!is_heard).then(|| map.of(voice_slot()));
+        let mut reads: BTreeMap<NodeId, Vec<CellsRead>> = BTreeMap::new();
         for read in block_in_place(|| self.exchange.cells_to_read(calls.is_cluster(), self.now())) {
-            match calls.call(Lane::Replays, &read.call, VOICE_TIMEOUT).await {
-                Ok(reply) => self.exchange.cells_read(&read, &reply, self.now()),
-                // What can't be read is published as it was mentioned.
-                Err(_) => return,
+            let node = map.of(read.call.parts.first().map_or(0, |part| cluster_slot(&part.key)));
+            if Some(node) != silent {
+                reads.entry(node).or_default().push(read);
             }
         }
+        // What can't be read is published as it was mentioned.
+        each_node(reads, |read| async move {
+            match calls.call(Lane::Replays, &read.call, VOICE_TIMEOUT).await {
+                Ok(reply) => self.exchange.cells_read(&read, &reply, self.now()),
+                Err(error) => return error.is_misdirected(),
+            }
+            true
+        })
+        .await;
     }
 
     /// Hears the feed, for good.
@@ -126,5 +144,52 @@ impl GlobalDriver {
                 "this process publishes and imports for itself: its Redis user may not do what it takes to share that"
             );
         }
+    }
+}
+
+/// Asks nodes side by side, and each of them one thing after the other until it fails: one that hangs holds nobody else up,
+/// and costs the time of one call. `ask` says whether to go on with the node.
+async fn each_node<T, F: Future<Output = bool>>(of_node: BTreeMap<NodeId, Vec<T>>, ask: impl Fn(T) -> F) {
+    let ask = &ask;
+    let asking = of_node.into_values().map(|things| async move {
+        for thing in things {
+            if !ask(thing).await {
+                return;
+            }
+        }
+    });
+    join_all(asking).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// What goes to a node was not read any more after another one had failed.
+    #[tokio::test]
+    async fn a_node_that_hangs_holds_up_no_reads_of_others() {
+        let numbers = |first: u32| (first..first + 3).collect::<Vec<_>>();
+        let of_node = BTreeMap::from([(NodeId(1), numbers(10)), (NodeId(2), numbers(20)), (NodeId(3), numbers(30))]);
+        let (asked, others) = (Mutex::new(Vec::new()), Notify::new());
+        each_node(of_node, |number| {
+            let (asked, others) = (&asked, &others);
+            async move {
+                asked.lock().push(number);
+                match number {
+                    // Fails only when the others have been asked everything.
+                    10 => others.notified().await,
+                    32 => others.notify_one(),
+                    _ => {}
+                }
+                number != 10 && number != 21
+            }
+        })
+        .await;
+        let mut asked = asked.into_inner();
+        asked.sort_unstable();
+        assert_eq!(asked, [10, 20, 21, 30, 31, 32]);
     }
 }
