@@ -22,8 +22,6 @@ use crate::regional::voice::VoiceCall;
 const VOICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The pause after a call that failed.
 const TALK_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for an entry of the feed before asking again.
-const LISTEN_WAIT: Duration = Duration::from_secs(1);
 /// The pause before listening again after a failure.
 const LISTEN_PAUSE: Duration = Duration::from_millis(200);
 /// Likewise after one that does not pass by itself.
@@ -119,7 +117,7 @@ impl GlobalDriver {
     pub(super) async fn follow(self: Arc<Self>) {
         let Some(OriginLinks { feed, .. }) = &self.origin else { return };
         loop {
-            match feed.listen(self.exchange.feed_place(), LISTEN_WAIT).await {
+            match feed.listen(self.exchange.feed_place()).await {
                 Ok(items) if items.is_empty() => {}
                 Ok(items) => {
                     for item in items {

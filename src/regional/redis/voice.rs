@@ -14,6 +14,8 @@ use crate::regional::voice::{
 
 static VOICE: Script = Script::new(include_str!("scripts/voice.lua"));
 
+/// How long to wait for an entry of the feed before asking again.
+pub(super) const LISTEN_WAIT: Duration = Duration::from_secs(1);
 /// How many entries one answer has at most.
 const ENTRIES_READ_MAX: usize = 16;
 
@@ -34,14 +36,14 @@ impl Redis {
         reply(value).ok_or(OriginError::BadReply)
     }
 
-    /// The entries of the feed after a place. Waits for one for so long if there is none. For connections that serve nothing
+    /// The entries of the feed after a place. Waits for one for a second if there is none. For connections that serve nothing
     /// else ([`Redis::start_feed`]).
-    pub(crate) async fn listen(&self, after: FeedPlace, wait: Duration) -> Result<Vec<FeedItem>, OriginError> {
+    pub(crate) async fn listen(&self, after: FeedPlace) -> Result<Vec<FeedItem>, OriginError> {
         let mut read = redis::cmd("XREAD");
         // 0 would mean for ever.
-        read.arg("COUNT").arg(ENTRIES_READ_MAX).arg("BLOCK").arg(wait.as_millis().max(1) as u64);
+        read.arg("COUNT").arg(ENTRIES_READ_MAX).arg("BLOCK").arg(LISTEN_WAIT.as_millis() as u64);
         read.arg("STREAMS").arg(voice_key("feed")).arg(format!("{}-{}", after.ms, after.number));
-        let value = self.command(Lane::Feed, &voice_key("feed"), &read, wait * 2).await?;
+        let value = self.command(Lane::Feed, &voice_key("feed"), &read, LISTEN_WAIT * 2).await?;
         items(value).ok_or(OriginError::BadReply)
     }
 }
