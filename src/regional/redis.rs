@@ -203,12 +203,17 @@ impl Redis {
     ) -> Result<Value, OriginError> {
         let node = self.nodes().get(node)?;
         let live = node.live(lane)?;
-        match self.replicas {
+        let answer = match self.replicas {
             0 => node.lanes.answer(lane, &live, within, live.link.script(script, keys, args)).await,
             replicas => {
                 let asking = live.link.replicated_script(script, keys, args, replicas, within);
                 node.lanes.answer(lane, &live, within, asking).await
             }
+        };
+        match answer {
+            // A node of a Cluster that has no slot which keys can be in says so, and that is all that it can be asked.
+            Err(error) if node.address.is_some() && error.is_misdirected() => Ok(Value::Nil),
+            answer => answer,
         }
     }
 
@@ -264,7 +269,125 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use clap::Parser;
+    use smallvec::SmallVec;
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::regional::call::{Call, CallKey, Measure, OriginKey, ProcessId};
+    use crate::regional::redis::settings::RedisFlags;
+    use crate::regional::voice::FeedPlace;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        redis: RedisFlags,
+    }
+
+    /// A node that says it has all slots, and then that keys are elsewhere. Tells of commands, and over which of its
+    /// connections they came.
+    async fn node() -> (RedisSettings, mpsc::Receiver<(usize, String)>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, told) = mpsc::channel(1000);
+        tokio::spawn(async move {
+            let number = AtomicUsize::new(0);
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, port, number.fetch_add(1, Ordering::Relaxed), tell.clone()));
+            }
+        });
+        let url = format!("127.0.0.1:{port}");
+        let flags = Flags::try_parse_from(["serve", "--redis-url", &url, "--redis-type", "cluster"]).unwrap();
+        (RedisSettings::new(&flags.redis).unwrap().unwrap(), told)
+    }
+
+    async fn serve(stream: TcpStream, port: u16, number: usize, tell: mpsc::Sender<(usize, String)>) {
+        let mut stream = BufReader::new(stream);
+        while let Some(command) = command(&mut stream).await {
+            let answer = match command.as_str() {
+                "PING" => "+PONG\r\n".to_owned(),
+                "CLUSTER" => {
+                    format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+                }
+                "EVALSHA" => "-MOVED 1 127.0.0.1:1\r\n".to_owned(),
+                "XREAD" => "*-1\r\n".to_owned(),
+                _ => "+OK\r\n".to_owned(),
+            };
+            // Some tests are not interested.
+            let _ = tell.try_send((number, command));
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The name of the next command.
+    async fn command(stream: &mut BufReader<TcpStream>) -> Option<String> {
+        let mut parts = Vec::new();
+        for _ in 0..length(stream).await? {
+            let mut part = vec![0; length(stream).await? + 2];
+            stream.read_exact(&mut part).await.ok()?;
+            parts.push(String::from_utf8_lossy(&part).trim_end().to_owned());
+        }
+        parts.into_iter().next()
+    }
+
+    async fn length(stream: &mut BufReader<TcpStream>) -> Option<usize> {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.ok()?;
+        line.trim_end().get(1..)?.parse().ok()
+    }
+
+    /// How long something may take that comes at all.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    async fn until_placed(redis: &Redis) -> NodeId {
+        redis.maps().wait_for(|map| !map.nodes().is_empty()).await.unwrap().nodes()[0].id
+    }
+
+    /// Each time others were dialled for that.
+    #[tokio::test]
+    async fn a_client_of_the_feed_asks_who_has_which_slot_over_the_connection_that_it_has() {
+        let (settings, mut told) = node().await;
+        let redis = Redis::start_feed(settings);
+        until_placed(&redis).await;
+        while redis.listen(FeedPlace::default()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut listening = None;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            redis.nodes().trouble.notify_one();
+            let (number, command) = told.recv().await.unwrap();
+            assert!(Instant::now() < until, "never asked");
+            match command.as_str() {
+                "XREAD" => listening = Some(number),
+                "CLUSTER" if listening == Some(number) => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Its probes were refused for ever, and its breakers stayed open.
+    #[tokio::test]
+    async fn a_node_without_a_slot_for_keys_is_well_if_it_says_so() {
+        let (settings, _told) = node().await;
+        let redis = Redis::start(settings);
+        let node = until_placed(&redis).await;
+        let part = CallKey { key: OriginKey([0; 20]), window_ms: 1000, measure: Measure::Sum, cells: SmallVec::new() };
+        let call = Call { process: ProcessId(1), nonce: 0, charges: false, parts: vec![part], asks: Vec::new() };
+        let answer = loop {
+            match redis.try_call(node, Lane::Checks, &call, PATIENCE).await {
+                Err(OriginError::Down) => tokio::time::sleep(Duration::from_millis(5)).await,
+                answer => break answer,
+            }
+        };
+        assert_eq!(answer, Ok(()));
+    }
 
     #[test]
     fn servers_are_known_by_what_info_says() {

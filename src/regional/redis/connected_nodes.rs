@@ -134,6 +134,11 @@ impl ConnectedNodes {
         Arc::new(ConnectedNode { id, address, lanes, connector })
     }
 
+    /// The lane over which nodes are asked who has which slot: one that every node has.
+    pub(super) fn asked_over(&self) -> Lane {
+        self.served.last().copied().unwrap_or(Lane::Beats)
+    }
+
     /// The map, now and whenever it changes.
     pub(super) fn maps(&self) -> watch::Receiver<Arc<NodeMap>> {
         self.maps.subscribe()

@@ -12,13 +12,14 @@ use tokio::time::{sleep_until, timeout};
 
 use crate::regional::map_watch::MapWatch;
 use crate::regional::node_map::SLOTS;
-use crate::regional::redis::connected_nodes::ConnectedNodes;
+use crate::regional::redis::connected_nodes::{ConnectedNode, ConnectedNodes};
 use crate::regional::redis::dial::dial;
 use crate::regional::redis::error::OriginError;
 use crate::regional::redis::lanes::Lane;
 use crate::regional::redis::settings::RedisSettings;
 use crate::regional::redis::settings::address::{RedisNode, RedisTarget};
 use crate::regional::redis::slots::{SlotRange, read_slots};
+use crate::regional::redis::voice::{LISTEN_WAIT, voice_key};
 
 /// How many nodes are asked at a time.
 const ASKED: usize = 3;
@@ -79,11 +80,19 @@ fn is_forbidden(error: &OriginError) -> bool {
 /// Asks nodes that we are connected to. `None`: nobody has answered.
 async fn known(nodes: &ConnectedNodes) -> Option<Vec<SlotRange>> {
     let mut asking = JoinSet::new();
+    let lane = nodes.asked_over();
+    // At the node that has the feed, a question waits until the read before it has ended.
+    let busy = if lane == Lane::Feed { nodes.of_key(Some(&voice_key("feed"))).ok() } else { None };
+    let is_busy = |node: &ConnectedNode| busy.as_ref().is_some_and(|busy| busy.id == node.id);
     let mut all = nodes.all();
-    while asking.len() < ASKED && !all.is_empty() {
-        let node = all.swap_remove((rand::random::<f64>() * all.len() as f64) as usize % all.len());
-        let (Ok(live), Some(address)) = (node.live(Lane::Beats), node.address.clone()) else { continue };
-        asking.spawn(async move { timeout(ANSWER_WITHIN, read_slots(&live.link, &address)).await });
+    all.sort_by_cached_key(|node| (is_busy(node), rand::random::<u64>()));
+    for node in all {
+        let (Ok(live), Some(address)) = (node.live(lane), node.address.clone()) else { continue };
+        let within = ANSWER_WITHIN + if is_busy(&node) { LISTEN_WAIT } else { Duration::ZERO };
+        asking.spawn(async move { timeout(within, read_slots(&live.link, &address)).await });
+        if asking.len() >= ASKED {
+            break;
+        }
     }
     let mut answers: Vec<(Vec<SlotRange>, usize)> = Vec::new();
     while let Some(answered) = asking.join_next().await {

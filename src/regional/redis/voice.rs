@@ -14,8 +14,13 @@ use crate::regional::voice::{
 
 static VOICE: Script = Script::new(include_str!("scripts/voice.lua"));
 
+/// How long to wait for an entry of the feed before asking again.
+pub(super) const LISTEN_WAIT: Duration = Duration::from_secs(1);
 /// How many entries one answer has at most.
 const ENTRIES_READ_MAX: usize = 16;
+
+/// In place of a speaker that can't be read. Processes have random names.
+const UNKNOWN: ProcessId = ProcessId(0);
 
 /// The name of one of the keys. In a Cluster all of them are in one slot.
 pub(super) fn voice_key(what: &str) -> Vec<u8> {
@@ -31,14 +36,14 @@ impl Redis {
         reply(value).ok_or(OriginError::BadReply)
     }
 
-    /// The entries of the feed after a place. Waits for one for so long if there is none. For connections that serve nothing
+    /// The entries of the feed after a place. Waits for one for a second if there is none. For connections that serve nothing
     /// else ([`Redis::start_feed`]).
-    pub(crate) async fn listen(&self, after: FeedPlace, wait: Duration) -> Result<Vec<FeedItem>, OriginError> {
+    pub(crate) async fn listen(&self, after: FeedPlace) -> Result<Vec<FeedItem>, OriginError> {
         let mut read = redis::cmd("XREAD");
         // 0 would mean for ever.
-        read.arg("COUNT").arg(ENTRIES_READ_MAX).arg("BLOCK").arg(wait.as_millis().max(1) as u64);
+        read.arg("COUNT").arg(ENTRIES_READ_MAX).arg("BLOCK").arg(LISTEN_WAIT.as_millis() as u64);
         read.arg("STREAMS").arg(voice_key("feed")).arg(format!("{}-{}", after.ms, after.number));
-        let value = self.command(Lane::Feed, &voice_key("feed"), &read, wait * 2).await?;
+        let value = self.command(Lane::Feed, &voice_key("feed"), &read, LISTEN_WAIT * 2).await?;
         items(value).ok_or(OriginError::BadReply)
     }
 }
@@ -96,15 +101,79 @@ fn items(value: Value) -> Option<Vec<FeedItem>> {
     entries.into_iter().map(item).collect()
 }
 
+/// `None` if nobody could say where it stands. One that says something else than a speaker does keeps its place, and has a
+/// body that is no entry: whoever hears it knows that it has missed something, and goes on after it.
 fn item(entry: Value) -> Option<FeedItem> {
     let Value::Array(parts) = entry else { return None };
-    let [Value::BulkString(id), Value::Array(fields)] = <[Value; 2]>::try_from(parts).ok()? else { return None };
-    let [Value::BulkString(_), Value::BulkString(speaker), Value::BulkString(_), Value::BulkString(body)] =
-        <[Value; 4]>::try_from(fields).ok()?
-    else {
-        return None;
-    };
+    let mut parts = parts.into_iter();
+    let Value::BulkString(id) = parts.next()? else { return None };
     let (ms, number) = std::str::from_utf8(&id).ok()?.split_once('-')?;
     let place = FeedPlace { ms: ms.parse().ok()?, number: number.parse().ok()? };
-    Some(FeedItem { place, speaker: process(&speaker)?, body })
+    let (speaker, body) = parts.next().and_then(spoken).unwrap_or((UNKNOWN, Vec::new()));
+    Some(FeedItem { place, speaker, body })
+}
+
+/// Who says what: the fields of an entry, by name, whatever else there is.
+fn spoken(fields: Value) -> Option<(ProcessId, Vec<u8>)> {
+    let Value::Array(fields) = fields else { return None };
+    let (mut speaker, mut body) = (None, None);
+    let mut fields = fields.into_iter();
+    while let (Some(Value::BulkString(name)), Some(Value::BulkString(value))) = (fields.next(), fields.next()) {
+        match name.as_slice() {
+            b"s" => speaker = process(&value),
+            b"b" => body = Some(value),
+            _ => {}
+        }
+    }
+    Some((speaker?, body?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn entry(id: &str, fields: &[&str]) -> Value {
+        Value::Array(vec![text(id), Value::Array(fields.iter().map(|field| text(field)).collect())])
+    }
+
+    fn read(entries: Vec<Value>) -> Option<Vec<FeedItem>> {
+        items(Value::Array(vec![Value::Array(vec![text("feed"), Value::Array(entries)])]))
+    }
+
+    /// One entry with other fields made the whole answer unreadable, and was read again and again.
+    #[test]
+    fn an_odd_entry_of_the_feed_keeps_its_place_and_is_gone_past() {
+        let item = |number: u64, speaker: ProcessId, body: &str| FeedItem {
+            place: FeedPlace { ms: 7, number },
+            speaker,
+            body: body.into(),
+        };
+        let found = read(vec![
+            entry("7-0", &["s", "00000000000000ff", "b", "one"]),
+            entry("7-1", &["b", "two", "later", "x", "s", "00000000000000ff"]),
+            entry("7-2", &["s", "nobody", "b", "three"]),
+            entry("7-3", &["s", "00000000000000ff"]),
+            entry("7-4", &["b"]),
+            Value::Array(vec![text("7-5"), Value::Nil]),
+            entry("7-6", &["s", "00000000000000ff", "b", "four"]),
+        ]);
+        let speaker = ProcessId(255);
+        let odd = |number: u64| item(number, UNKNOWN, "");
+        let expected = [
+            item(0, speaker, "one"),
+            item(1, speaker, "two"),
+            odd(2),
+            odd(3),
+            odd(4),
+            odd(5),
+            item(6, speaker, "four"),
+        ];
+        assert_eq!(found, Some(expected.to_vec()));
+        assert_eq!(read(vec![entry("seven", &["s", "00000000000000ff", "b", "one"])]), None);
+        assert_eq!(items(Value::Nil), Some(Vec::new()));
+    }
 }

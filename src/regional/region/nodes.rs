@@ -22,8 +22,6 @@ use crate::regional::region::{Region, RegionState};
 
 /// How long the cell of a trial lives.
 const TRIAL_TTL_MS: u64 = 1000;
-/// How many names are tried to find one whose slot a node has. Nearly all nodes have more than one slot of a thousand.
-const TRIAL_NAMES_MAX: u32 = 8192;
 
 /// What a breaker watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,16 +347,16 @@ impl Region {
         Call { process: self.options.process, nonce: 0, charges: false, parts: vec![part], asks: Vec::new() }
     }
 
-    /// A key that the node has. Its name is all zero but for a number, which no digest is.
+    /// A key that the node has; any key if it has none of the slots that keys can be in: its answer is that it has not. The
+    /// name is all zero but for the tag, which no digest is.
     fn trial_key(&self, node: NodeId) -> OriginKey {
         let map = self.state.lock().nodes.map.clone();
-        let named = |number: u32| {
+        let tagged = |tag: u8| {
             let mut key = OriginKey([0; 20]);
-            let [low, high, ..] = number.to_le_bytes();
-            (key.0[0], key.0[1]) = (low, high);
+            key.0[0] = tag;
             key
         };
-        let mut keys = (0..TRIAL_NAMES_MAX).map(named);
-        keys.find(|key| map.of(self.cluster_slot(key)) == node).unwrap_or(named(0))
+        let mut keys = (0..=u8::MAX).map(tagged);
+        keys.find(|key| map.of(self.cluster_slot(key)) == node).unwrap_or(tagged(0))
     }
 }

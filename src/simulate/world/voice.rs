@@ -155,16 +155,18 @@ impl World {
     pub(super) fn cells_arrive(&mut self, from: To, reads: Vec<CellsRead>, sent_us: u64) {
         let servers = self.servers(from.process, Store::Origin);
         let is_frozen = |read: &CellsRead| self.now_us < servers.get(servers.of_call(&read.call)).frozen_until_us;
-        let is_frozen = reads.iter().any(is_frozen);
-        if is_frozen || self.random.permille(self.setup.network.lost_replies) {
-            self.at(sent_us + VOICE_TIMEOUT_US, Event::CellsAnswered { to: from, reads, replies: None });
+        let (frozen, reads): (Vec<CellsRead>, Vec<CellsRead>) = reads.into_iter().partition(is_frozen);
+        let timeout_us = sent_us + VOICE_TIMEOUT_US;
+        if frozen.is_empty() && self.random.permille(self.setup.network.lost_replies) {
+            self.at(timeout_us, Event::CellsAnswered { to: from, reads, replies: None });
             return;
         }
         let now_ms = self.now_ms();
         let servers = self.servers_mut(from.process, Store::Origin);
         let mut reply = |call: &Call| servers.get_mut(servers.of_call(call)).origin.call(call, now_ms);
         let replies = Some(reads.iter().map(|read| reply(&read.call)).collect());
-        let at_us = self.now_us + self.delay_us();
+        // A node that hangs holds up nobody but the turn.
+        let at_us = if frozen.is_empty() { self.now_us + self.delay_us() } else { timeout_us };
         self.at(at_us, Event::CellsAnswered { to: from, reads, replies });
     }
 
