@@ -41,6 +41,25 @@ impl Frame {
         Frame::new(HEADERS, flags, stream, call_headers())
     }
 
+    /// Opens a call whose message is still to come. The first one of a connection has the peer remember its headers; later ones
+    /// take six bytes for them.
+    pub fn short_call(is_first: bool, stream: u32) -> Frame {
+        // Entries of the static table, and places in the dynamic one: the newest is 62.
+        const POST: u8 = 0x83;
+        const HTTP: u8 = 0x86;
+        let remembered = |name: u8, value: &str| [&[0x40 | name, value.len() as u8], value.as_bytes()].concat();
+        let mut payload = vec![POST, HTTP];
+        if is_first {
+            payload.extend(remembered(4, SHOULD_RATE_LIMIT));
+            payload.extend(remembered(1, "test"));
+            payload.extend(remembered(31, "application/grpc"));
+            payload.extend([&[0x40, 2], &b"te"[..], &[8], b"trailers"].concat());
+        } else {
+            payload.extend([65, 64, 63, 62].map(|place| 0x80 | place));
+        }
+        Frame::new(HEADERS, END_HEADERS, stream, payload)
+    }
+
     pub fn reset(stream: u32) -> Frame {
         const CANCEL: u32 = 8;
         Frame::new(RST_STREAM, 0, stream, CANCEL.to_be_bytes().to_vec())
